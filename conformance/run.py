@@ -74,7 +74,7 @@ class Check:
 
 
 class ReaderError(Exception):
-    """The command of the reader is missing or does not start."""
+    """The command of the reader does not start, or the run was interrupted."""
 
 
 class RecipeError(Exception):
@@ -94,6 +94,7 @@ class Processes:
 
         Raises:
             OSError: The command does not start.
+            ReaderError: The run was interrupted.
             subprocess.TimeoutExpired: The command exceeded the time limit, and was ended.
         """
         with self._lock:
@@ -252,10 +253,10 @@ def folder_of_large(kept: Path | None) -> Iterator[Path]:
 
 
 def words_of(command: str) -> list[str]:
-    """Splits a command into words by the rules of the system's shell.
+    """Splits a command into words; a word in quotation marks may contain spaces.
 
     Raises:
-        ValueError: A quotation mark is not closed.
+        ValueError: A quotation mark is not closed, or a backslash at the end escapes nothing.
     """
     if os.name != "nt":
         return shlex.split(command)
@@ -415,12 +416,11 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
         return f"expected entries and tensors in the form of the README: {error!r}"
     wanted_entries = [ordered(entry, ENTRY_FIELDS) for entry in expected["entries"]]
     if entries != wanted_entries:
-        return "entries: " + first_difference(wanted_entries, entries)
+        return "entries: " + first_difference(wanted_entries, entries, len(entries))
     wanted_tensors = by_model_and_key(expected["tensors"], tensor_fields)
     if tensors != wanted_tensors or count != len(wanted_tensors):
-        return "tensors: " + first_difference(
-            [*wanted_tensors.values()], [tensors[key] for key in wanted_tensors if key in tensors]
-        )
+        values = [*wanted_tensors.values()]
+        return "tensors: " + first_difference(values, [*map(tensors.get, wanted_tensors)], count)
     return ""
 
 
@@ -470,12 +470,18 @@ def number(value: Any) -> int:
     raise ValueError(f"expected a number, found {value!r}")
 
 
-def first_difference(expected: list[Any], found: list[Any]) -> str:
-    """Describes the first element that differs, or else the lengths of the lists."""
+def first_difference(expected: list[Any], found: list[Any], count: int) -> str:
+    """Describes the first element that differs, or else the numbers of elements.
+
+    Args:
+        expected: The expected elements.
+        found: The found elements in the same order; None for a missing one.
+        count: The number of elements in the output of the reader.
+    """
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return f"expected {one} at {index}, found {other}"
-    return f"expected {len(expected)}, found {len(found)}"
+    return f"expected {len(expected)}, found {count}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Errors: one base class and its subclasses, and the report of broken rules.
 
-`OSError` is never wrapped: a missing file, a full disk or a lack of permission reaches the caller
-unchanged.
+A missing file, a full disk or a lack of permission is an `OSError`, with two exceptions: external
+data that cannot be opened is an `ArchiveFormatError`, and a failed rollback an `ArchiveError`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ArchiveError(Exception):
     Attributes:
         rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None for other errors.
         entry: Name of the entry at fault, or None.
-        path: The file at fault; None for data in memory.
+        path: The file at fault, or the name of other data, such as `"archive in memory"`; None if
+            unknown.
 
     Example:
         try:
@@ -86,6 +87,8 @@ class ArchiveError(Exception):
     @property
     def _remedy(self) -> str:
         if self.path is None or self.rule not in MENDED_RULES:
+            return ""
+        if "://" not in self.path and not os.path.exists(self.path):  # such as data in memory
             return ""
         import shlex  # rarely used
 
@@ -183,7 +186,9 @@ class UnfinishedEditError(ArchiveError):
 
 
 class AttributesWarning(UserWarning):
-    """A file was replaced, but its owner, permissions or extended attributes could not be kept.
+    """The owner, permissions or extended attributes of a file cannot be kept when it is replaced.
+
+    The warning comes before the file is replaced: as an error, it leaves the file unchanged.
 
     Example:
         warnings.simplefilter("error", onnxarchive.AttributesWarning)
@@ -210,7 +215,7 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
-    """The `repr` of a value, cut to about 100 characters, since values in a file can be long.
+    """The `repr` of a value, cut to at most 200 characters, since values in a file can be long.
 
     Args:
         value: A string, bytes, or numbers. Numbers beyond the cut are not read.

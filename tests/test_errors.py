@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,11 @@ def test_the_innermost_file_is_named() -> None:
     assert caught.value.path == "inner"
 
 
-def test_what_convert_can_mend_names_the_command() -> None:
+def test_what_convert_can_mend_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a zip.onnxa").touch()
     assert {id for id, rule in rules().items() if rule.mended} == MENDED_RULES
     with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
         Report().broken("ALIGN-1", "expected this, found that")
@@ -47,6 +52,16 @@ def test_what_convert_can_mend_names_the_command() -> None:
     with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
         Report().broken("ZIP-7", "expected this, found that")
     assert "convert" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["archive in memory", "file object BytesIO", "key/in/a/store"])
+def test_a_command_is_named_for_files_and_urls_only(path: str) -> None:
+    with pytest.raises(ArchiveFormatError) as caught, with_path("https://host/a.onnxa"):
+        Report().broken("ALIGN-1", "expected this, found that")
+    assert "'onnxarchive convert https://host/a.onnxa NEW.onnxa'" in str(caught.value)
+    with pytest.raises(ArchiveFormatError) as caught, with_path(path):
+        Report().broken("ALIGN-1", "expected this, found that")
+    assert str(caught.value) == f"{path}: expected this, found that [ALIGN-1]"
 
 
 def test_a_name_that_is_not_found_reads_without_quotes_around_it() -> None:

@@ -4,16 +4,16 @@ python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
 A case compares several ways to do the same work. Each way is timed in a fresh process that has done
-the same work with a small file before the clock starts. The row ", process" times a whole process:
+the same work with a small file before the clock starts. A row "..., process" times a whole process:
 Python starts, imports, does the work once and ends. This library syncs the files that it writes, so
 the time of every other way includes a sync, too.
 
-The ways take turns, so that a change of the machine's speed affects all ways. A way may gain from
-memory that the way before it has freed. So every second round takes the ways in reverse, and after
-two rounds the order begins with the next way. The report shows medians, and the median, least and
-greatest ratio of the rounds. The median ratio decides if a target is met. There is no verdict if
-the spread of the ratios (greatest minus least) exceeds the distance from the median to the target,
-or if the sizes are scaled.
+A round has one or more turns. A turn measures each way once, so that a change of the machine's
+speed affects all ways. A way may gain from memory that the way before it has freed. So every second
+turn takes the ways in reverse, and after two turns the order begins with the next way. The report
+shows medians, and the median, least and greatest ratio of the rounds. The median ratio decides if a
+target is met. There is no verdict if the spread of the ratios (greatest minus least) exceeds the
+distance from the median to the target, or if the sizes are scaled.
 
 Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
 are new. All files are synced before a process starts, so that no way pays for the writes of another
@@ -31,17 +31,18 @@ Three rows show limits of the machine: "pwrite" writes the bytes of the same ten
 "copy" copies a file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and
 "map" sums all bytes of a file through a memory map.
 
---only takes names of cases, or their first words, as in `--only save`. `--only real` writes, runs,
-edits, checks and exports an archive of 20 GiB, and converts a model of that size; it needs 45 GB of
-disk, and is skipped if less is free. --quick takes less than two minutes: a tenth of the sizes,
-three rounds, fewer cases, no PyTorch, and no row ", process" for ways that have a warm row.
+--only takes names of cases, or their first words, as in `--only save`. `--only real` writes an
+archive of 20 GiB, makes a session of it, edits, checks and exports it, and converts a model of that
+size; it needs 45 GB of disk, and is skipped if less is free. --quick takes less than two minutes: a
+tenth of the sizes, three rounds, fewer cases, no PyTorch, and no row "..., process" for ways that
+have a warm row.
 --plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench_plot.py draws both
 from the file of --json.
 
 Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. Removes all its files.
 
-Exit status: 0, even if targets are missed; 1 if a way other than a peer failed; 2 for wrong use;
-130 after an interrupt.
+Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if there is too
+little free disk; 2 for wrong use; 130 after an interrupt.
 """
 
 from __future__ import annotations

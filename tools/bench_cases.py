@@ -37,7 +37,7 @@ class Measure:
         needs: The packages and programs needed in addition to this library's requirements.
         writes: True if the measure writes all bytes of the group to disk.
         clocks: What is timed (see `Clock`); each clock gives a row of figures.
-        is_raw: True if the measure shows a limit of the machine.
+        is_raw: True if the measure shows a limit of the machine, or the cost of a parsed model.
         is_peer: True if the measure is another library's; its failure does not fail the tool.
     """
 
@@ -122,7 +122,8 @@ def _start() -> Case:
     ours = partial(ways.import_package, package=OURS)
     python = "python -c 'import onnx'"
     return Case(
-        "whole processes; rows 'open' and 'import ...': only this step, the first of its process",
+        "whole processes; the rows 'open', 'import onnx' and 'import onnxarchive' time one step, "
+        "the first of its process",
         (
             Measure(
                 "import, open, views",

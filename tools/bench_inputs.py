@@ -262,7 +262,7 @@ def key_of(name: str) -> str:
 
 
 def places(folder: Path, scale: float) -> dict[str, Place]:
-    """The place of each group in a directory; `scale` multiplies the sizes of all but "warm"."""
+    """The place of each group in a directory; all but "warm" are scaled (`Group.scaled`)."""
     return {
         name: Place(folder, name, group if name == "warm" else group.scaled(scale))
         for name, group in GROUPS.items()

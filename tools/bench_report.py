@@ -158,7 +158,7 @@ def judge(target: Target, result: Result) -> Verdict:
         is_share = target.bound == "at most"
         found = ratios(found, others) if is_share else ratios(others, found)
     if not found:
-        return Verdict(target, row, reason=f"this system does not report {target.figure}")
+        return Verdict(target, row, reason=f"{target.figure} is 0 or not reported by this system")
     spread = Spread.of(found)
     rounds_met = sum(is_met(target, it) for it in found)
     reason = None

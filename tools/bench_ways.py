@@ -30,7 +30,7 @@ def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale
     begun = time.perf_counter()
     try:
         _kept = step()
-    finally:  # a command ends its process
+    finally:  # the step of `run_ls` raises SystemExit
         print(f"\n{_apart} {time.perf_counter() - begun}", flush=True)
 
 

@@ -15,8 +15,8 @@ Every figure is a median of rounds. In each round the ways take turns, each in a
 has used the device before the clock starts. Files are in the page cache: the disk is not measured.
 Memory is the peak growth of anonymous memory (RssAnon) of the process on the host.
 
-Exit status: 0; 1 if two ways gave different results; 2 if there is no CUDA device that ONNX Runtime
-or PyTorch can use. `--device cpu` tries the tool without a device, and measures the CPU.
+Exit status: 0; 1 if two ways gave different results; 2 if neither ONNX Runtime nor PyTorch can use
+the device. `--device cpu` tries the tool without a CUDA device, and measures the CPU.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     if {"onnxruntime", "torch"} <= set(missing):
-        what = "CUDA device" if arguments.device == "cuda" else "package"
-        print(f"there is no {what} that ONNX Runtime or PyTorch can use", file=sys.stderr)
+        what = f"the device {arguments.device!r}"
+        print(f"neither ONNX Runtime nor PyTorch can use {what}", file=sys.stderr)
         return NO_DEVICE
     ways = [it for it in WAYS.values() if it.name not in left_out]
     with tempfile.TemporaryDirectory(prefix="onnxarchive-cuda-", dir=arguments.directory) as folder:

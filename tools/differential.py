@@ -5,8 +5,9 @@ sizes, CRC-32s, order and extracted bytes must be the same as the library's. Wit
 archives are the accepted vectors of the conformance suite, and archives that this tool makes (the
 same bytes in every run).
 
-Prints a table, and every difference on standard error. Exit status: 0; 1 if there is a difference,
-if a reader of --require is not installed, or if the library refuses an ARCHIVE.
+Prints a table, and the differences on standard error, at most 20 for each archive and reader. Exit
+status: 0; 1 if there is a difference, if a reader of --require is not installed, or if the library
+refuses an ARCHIVE.
 """
 
 from __future__ import annotations
@@ -344,7 +345,8 @@ class Comparison:
         archives: Number of archives read.
         entries: Number of entries in all archives read.
         skipped: The archives that the reader cannot read, each with the reason.
-        differences: Every difference, one per line.
+        differences: The differences, one per line: at most `DIFFERENCES_SHOWN` for an archive, then
+            the number of the others.
     """
 
     archives: int = 0
@@ -374,7 +376,7 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
     Args:
         reader: The reader, which must be installed.
         archives: The archives.
-        scratch: An existing directory to extract to; it is empty again afterwards.
+        scratch: An existing directory to extract to; the extracted files are removed afterwards.
     """
     result = Comparison()
     readable = []

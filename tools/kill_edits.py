@@ -87,9 +87,8 @@ RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "
 _LOOKS: Final = ("read", "recover", "open for editing")
 
 BETWEEN: Final = "between edits"
-# The end of an archive: models, directory and end records.
 LOG: Final = "while an undo log was written"
-NEW_END: Final = "while a new end was written"
+NEW_END: Final = "while a new end was written"  # models, directory and end records
 ELSEWHERE: Final = (
     "elsewhere in an edit"  # before the log or after the new end is written, or in a new file
 )
@@ -803,7 +802,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=500, help="kills (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=500, help="runs (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
     parser.add_argument("--directory", help="where to make the temporary directory")
     arguments = parser.parse_args(argv)

@@ -6,9 +6,9 @@
 
 Each change disables an `if` that refuses, removes an operand of an `and` or `or`, removes a call of
 `_expect` or one pair of its compared values, or moves a bound or a limit by one. A changed reader
-judges all small vectors in this process. With `--large`, a change that no small vector notices is
-also tried on the large vectors in DIR (made by `vectors.py --large DIR`). An unnoticed change needs
-a new vector or an entry in `EQUIVALENT`.
+judges all small vectors in this process. With `--large`, a change that no small vector notices and
+that is not in `EQUIVALENT` is also tried on the large vectors in DIR (made by `vectors.py --large
+DIR`). An unnoticed change needs a new vector or an entry in `EQUIVALENT`.
 
 Takes half a minute, or ten minutes with large vectors. Exit status: 0 if the unnoticed changes are
 exactly those in `EQUIVALENT` (without `--large`: those in `EQUIVALENT` and `NOTICED_BY_LARGE`);

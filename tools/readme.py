@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the Python snippets and the commands of the README with the installed package.
 
-python3 tools/dev.py python tools/readme.py      all; needs the extras ort and ir
+python3 tools/dev.py python tools/readme.py      all; needs the extras ort, ir and remote
 python3 tools/dev.py python tools/readme.py 1    the first snippet; needs no extra
 """
 

@@ -468,14 +468,14 @@ def _bounds() -> Iterator[Vector]:
         "model-2gib",
         large=True,
     )
-    for offset, name in (
-        (0x06054B50, "end-record"),
-        (0x06064B50, "zip64-end-record"),
-        (0x07064B50, "locator"),
+    for offset, name, record in (
+        (0x06054B50, "end-record", "an end record"),
+        (0x06064B50, "zip64-end-record", "a Zip64 end record"),
+        (0x07064B50, "locator", "a Zip64 locator"),
     ):
         yield refused(
             f"header-offset-of-{name}",
-            f"The model's header offset, {offset:#010x}, is the signature of an end record.",
+            f"The model's header offset, {offset:#010x}, is the signature of {record}.",
             "ZIP-16",
             partial(_with_model_at, offset),
             "false-end",

@@ -68,14 +68,14 @@ def merged_tensor() -> tuple[bytes, Tensor]:
 
 
 def oddly_encoded() -> tuple[bytes, Tensor]:
-    """A model with longer varints than needed, numbers cut to 32 bits, and values given twice."""
+    """A model with longer varints than needed, numbers above 32 bits, and values given twice."""
     tensor = Tensor("odd", FLOAT, (2, 3), W.data)
     high = b"\x10\x81\x80\x80\x80\x10"  # data_type 2^32 + 1
     external = b"\xf0\x80\x80\x80\x00" + b"\x81\x80\x80\x80\x10" + number(14, 7)  # EXTERNAL, then 7
     dims = content(1, b"\x82\x80\x80\x80\x80\x80\x80\x80\x80\x7e") + number(1, 3)  # 2 in ten bytes
     pair = content(1, "location") + content(2, "odd")
     fields = dims + high + content(8, "odd") + content(13, pair) + external + content(2, b"\7")
-    fields = number(14, 1) + number(14, 0) + fields  # EXTERNAL and DEFAULT, before the last
+    fields = number(14, 1) + number(14, 0) + fields  # EXTERNAL, DEFAULT; `external` overrides
     length = bytes([len(fields) & 0x7F | 0x80, 0x80, 0x80, 0x80, 0x00])
     return model(b"\x2a" + length + fields + content(2, "g")), tensor
 

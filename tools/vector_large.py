@@ -54,7 +54,7 @@ def large() -> Iterator[Vector]:
     )
     yield accepted(
         "sparse",
-        "Sizes, offsets and a directory beyond 4 GiB.",
+        "A size, header offsets and a directory offset that do not fit 32 bits.",
         "ZIP64-1 ZIP64-2 ZIP64-3 ZIP64-4 ZIP64-5 ZIP-13 ZIP-14 ZIP-10",
         sparse,
         BIG,

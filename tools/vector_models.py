@@ -188,7 +188,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-in-order-without-underscores",
-        "'ab' before 'a_': the order of letters, not of bytes.",
+        "'ab' before 'a_', although the byte of '_' is less than that of 'b'.",
         "MODEL-4",
         of_order("_ab", "_a_", ""),
         "model-order",
@@ -243,7 +243,7 @@ def _bad_contents() -> Iterator[Vector]:
         ("no-graph", "without a graph", number(1, 10)),
         ("no-ir-version", "without ir_version", content(7, graph(W))),
         ("two-models", "of two ModelProtos", OF_W * 2),
-        ("zip", "that is the end record of a zip", b"PK\5\6" + b"\1" * 18),
+        ("zip", "that begins with the signature of an end record", b"PK\5\6" + b"\1" * 18),
     ):
         yield refused(
             f"further-model-{name}",

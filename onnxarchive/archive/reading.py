@@ -46,7 +46,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import is_key, is_model
+from onnxarchive.model.keys import ASSET_PREFIX, is_key, is_model
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
@@ -530,6 +530,16 @@ def read_verified(archive: Archive, name: str) -> memoryview:
     data = archive.read(name)
     check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
     return data
+
+
+def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
+    """Yields the bytes of an asset; see `verified_pieces`.
+
+    Raises:
+        TensorNotFoundError: There is no such asset.
+    """
+    archive._snapshot.asset_number(path)
+    return verified_pieces(archive, ASSET_PREFIX + path)
 
 
 def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:

@@ -25,6 +25,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -227,6 +228,17 @@ class Snapshot:
         begin = listed.header_offsets[number]
         begin -= begin % MIN_ALIGNMENT
         return begin, listed.data_offsets[number] + listed.sizes[number] - begin
+
+    def asset_number(self, path: str) -> int:
+        """The index of an asset's entry.
+
+        Raises:
+            TensorNotFoundError: There is no such asset.
+        """
+        number = self.entries.index_of.get(ASSET_PREFIX + path)
+        if number is None:
+            raise self.not_found(f"expected the path of an asset, found {shown(path)}")
+        return number
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""

@@ -144,11 +144,7 @@ class Assets(Mapping[str, bytes]):
             ChecksumError: Its bytes do not match their CRC-32.
             TensorNotFoundError: There is no such asset.
         """
-        snapshot = self._snapshot
-        number = snapshot.entries.index_of.get(ASSET_PREFIX + path)
-        if number is None:
-            raise snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
-        return snapshot.read(number)
+        return self._snapshot.read(self._snapshot.asset_number(path))
 
     def __contains__(self, path: object) -> bool:
         return isinstance(path, str) and ASSET_PREFIX + path in self._snapshot.entries.index_of

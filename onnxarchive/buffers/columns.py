@@ -83,9 +83,9 @@ def indexes(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
 
 
 def items(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Copies the item at each offset.
+    """Copies the item at each offset; the result is empty if `raw` is smaller than an item.
 
-    Where an item would pass the end of `raw`, the last item that lies within `raw` is copied.
+    If an item would pass the end of `raw`, the last item that lies within `raw` is copied instead.
     """
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-PIECE_SIZE = 8 << 20  # most bytes in one call of `write`
+PIECE_SIZE = 8 << 20  # most bytes of one piece of data
 
 
 class SupportsWrite(Protocol):

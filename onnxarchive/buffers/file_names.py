@@ -1,4 +1,4 @@
-"""File paths that mean the same on every operating system."""
+"""Plain paths: relative, separated by slashes, without a drive or `..`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _NOT_IN_PATH: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A[A-Za-z]:")
 
 
 def is_plain_path(path: str) -> bool:
-    """True if a path is as `PLAIN_PATH` describes, so that every system reads it the same way."""
+    """True if a path is as `PLAIN_PATH` describes."""
     return {"", ".", ".."}.isdisjoint(path.split("/")) and _NOT_IN_PATH.search(path) is None

@@ -1,4 +1,4 @@
-"""For speed only: stores many names as lines of one text, in a tenth of the memory of strings."""
+"""To save time and memory only: stores many names as lines of one text."""
 
 from __future__ import annotations
 

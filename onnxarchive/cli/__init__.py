@@ -41,12 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; None for the process's arguments.
 
     Returns:
-        The exit status: 0 success; 1 `check` found faults, or a comparison differences; 2 wrong
-        use, a system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143
-        terminated.
+        The exit status: 0 success; 1 `check` found faults, or `diff` or `run --compare` found
+        differences; 2 wrong use, a system error or a missing library; 3 a corrupt or unsafe file;
+        129 the terminal was closed; 130 interrupted; 143 terminated.
 
     Raises:
-        BrokenPipeError: The reader of bytes has closed the output; `run` ends with status 141.
+        BrokenPipeError: The program that reads binary output, such as that of `cat`, has ended;
+            `run` then ends with status 141.
     """
     try:
         given = sys.argv[1:] if argv is None else argv

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnxarchive
 from onnxarchive.archive.editing import change_assets
+from onnxarchive.archive.reading import Archive, asset_pieces
 from onnxarchive.cli.editing import say_size
 from onnxarchive.cli.frame import DONE, StandardOutput, say
 from onnxarchive.cli.progress import progress_bar
@@ -58,9 +59,15 @@ def _change(
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `assets cat`."""
     with onnxarchive.open(arguments.archive) as archive:
-        data = archive.assets[arguments.name]
-    StandardOutput().write(data)
+        write_asset(archive, arguments.name)
     return DONE
+
+
+def write_asset(archive: Archive, path: str) -> None:
+    """Writes an asset to standard output, in pieces; then compares the CRC-32."""
+    output = StandardOutput()
+    for piece in asset_pieces(archive, path):
+        output.write(piece)
 
 
 def named_assets(given: Iterable[str]) -> dict[str, str]:

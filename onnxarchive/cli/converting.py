@@ -165,6 +165,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
+        reason = " ".join(map(str.strip, reason.splitlines()))
         lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
     for item in conversions:
         others = _other_files(item)
@@ -197,7 +198,7 @@ def _executor(jobs: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delays the terminal's signals to the end of the block; processes started in it block them."""
+    """Delays the terminal's signals until the block ends. New processes start with them blocked."""
     held: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # only it can set handlers

@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 import onnxarchive
+from onnxarchive.cli.assets import write_asset
 from onnxarchive.cli.frame import (
     DONE,
     StandardOutput,
@@ -45,11 +46,11 @@ def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `cat`."""
     require_no_terminal()
     opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
-    output = StandardOutput()
     with opened as archive:
         if arguments.name in archive.assets:
-            output.write(archive.assets[arguments.name])
+            write_asset(archive, arguments.name)
         else:
+            output = StandardOutput()
             array = archive.tensors[arguments.name]
             text = array.astype(str) if array.dtype.hasobject else array
             header = io.BytesIO()

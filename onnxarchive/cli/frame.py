@@ -59,9 +59,12 @@ def status_of(error: type[BaseException] | None) -> int:
 def fail(error: object, status: int) -> int:
     """Prints an error to standard error and returns the exit status."""
     text = describe_error(error) if isinstance(error, OSError) else str(error)
+    path = getattr(error, "filename", None) or getattr(error, "path", None)
+    if isinstance(path, str):  # a newline in it is no new line of the message
+        text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
-    # Removes the secrets of a URL, which may have been given as a path.
+    # A URL may have been given in place of a path; its secrets are removed.
     text = _URL.sub(lambda url: shown_url(url[0]), text)
     text = "\n".join(map(printable, as_options(text).splitlines()))
     print(f"onnxarchive: {text}", file=sys.stderr)

@@ -18,9 +18,9 @@ WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 """Fields of a model that `set-metadata` sets."""
 ASSET: Final = "[NAME=]PATH"
 _ASSET_HELP = (
-    "a file; a directory, with all files below it; or a quoted pattern such as 'llm/*.json' (** "
-    "matches folders). NAME renames the file or the directory; with a pattern, NAME is the folder "
-    "of the files. Links to files are followed"
+    "a file; a directory, with all files below it except hidden ones; or a quoted pattern such as "
+    "'llm/*.json' (** matches folders). NAME renames the file or the directory; with a pattern, "
+    "NAME is the folder of the files. Links to files are followed"
 )
 
 # Commands whose archives may be remote.
@@ -39,10 +39,10 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog="Exit status: 0 success; 1 check found faults, or a comparison differences; 2 wrong "
-        "use, a system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; "
-        "141 the reader of bytes ended early; 143 terminated. With several files, the highest "
-        "status counts.",
+        epilog="Exit status: 0 success; 1 'check' found faults, or 'diff' or 'run --compare' found "
+        "differences; 2 wrong use, a system error or a missing library; 3 a corrupt or unsafe "
+        "file; 129 the terminal was closed; 130 interrupted; 141 the program that reads binary "
+        "output ended early; 143 terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
@@ -179,7 +179,7 @@ def _add_convert(commands: Any) -> None:
         type=int,
         default=DEFAULT_SIZE_THRESHOLD,
         metavar="BYTES",
-        help="store tensors of this size or more outside the model (default %(default)s)",
+        help="store initializers of this size or more outside the model (default %(default)s)",
     )
     command.add_argument(
         "--alignment",
@@ -310,8 +310,8 @@ def _add_replace_model(commands: Any) -> None:
     command.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx; its external data may be in other files or, as in a changed link or an "
-        "extracted __MODEL_PROTO, in the archive",
+        help="a .onnx, such as an edited link or a __MODEL_PROTO that was extracted and edited; "
+        "its external data may be in the archive or in other files",
     )
     command.add_argument(
         "--name",
@@ -323,7 +323,8 @@ def _add_replace_model(commands: Any) -> None:
         "--size-threshold",
         type=int,
         metavar="BYTES",
-        help="store tensors of this size or more outside the model (default: as in the archive)",
+        help="store initializers of this size or more outside the model (default: as in the "
+        "archive)",
     )
     _add_edit_options(command)
 
@@ -489,7 +490,7 @@ def _add_run(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="absolute tolerance of --compare (default 0: all bits must be equal)",
+        help="absolute tolerance of --compare (default 0)",
     )
     command.add_argument(
         "--rtol",

@@ -301,7 +301,7 @@ class _Convert:
                 )
             if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-            with attributes.collected() as lost:  # for the result: this may be another process
+            with attributes.collected() as lost:  # returned: this may be a worker process
                 conversion = convert_silently(
                     source,
                     target,

@@ -79,8 +79,8 @@ class Conversion:
             assets; else empty.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
-        warnings: Messages about files that were left out and, after `convert_many`, about file
-            attributes that were lost.
+        warnings: Messages about files and bytes of the source that were left out and, after
+            `convert_many`, about file attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None without an error, and
             for some errors of `convert_many`, such as two models with the same target.
@@ -149,8 +149,8 @@ def convert(
             or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
             model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
-            Equal tensors of different models (data type, dims, bytes) are stored once. Assets of
-            these other sources are not stored.
+            Tensors of different models with the same data type, dims and bytes are stored once.
+            Assets of these other sources are not stored.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -227,7 +227,7 @@ def convert_silently(
     other_files: bool = False,
     access: Access,
 ) -> Conversion:
-    """Converts a model, as `convert`, but issues no warning about files that were left out.
+    """Converts a model, as `convert`, but issues no warning about what was left out.
 
     Only the outcome has these messages, since the module `warnings` is not thread-safe.
     """
@@ -238,7 +238,7 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # To merge tensors, or to share them with other models, no initializer may be taken out before.
+    # Initializers that were taken out of the model cannot be merged or shared with other models.
     is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {

@@ -1,9 +1,9 @@
-"""`check_model`: `onnx.checker` on archives of any size, without reading weights.
+"""`check_model`: `onnx.checker` on archives of any size, without reading large weights.
 
 onnx checks models of 2 GiB or more only by path. External data must be in regular files without
 further hard links, in the model's directory or below; onnx does not read these files. So
-`check_model` writes the model without its weights, and a sparse file in place of the archive, to a
-temporary directory. Nothing is written to the archive's directory.
+`check_model` writes the model without large weights, and a sparse file in place of the archive, to
+a temporary directory. Nothing is written to the archive's directory.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def compare(
         theirs: Results of the other model, run on the inputs of the first (`Outcome.feed`).
         absolute: Absolute tolerance.
         relative: Relative tolerance: `relative` times the other model's number is added to
-            `absolute`. If both tolerances are 0, all bits must be equal. NaN equals only NaN.
+            `absolute`. 0.0 and -0.0 differ if both tolerances are 0. NaN equals only NaN.
 
     Raises:
         ValueError: A tolerance is negative or NaN, or the first model lacks an input of the other.

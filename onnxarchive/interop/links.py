@@ -32,9 +32,9 @@ def link(
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
     A link is valid for this archive only: move both together, and write a new link after the
     archive is replaced or edited. Edits of other models keep a link valid if they move none of the
-    link's tensors. `check_link` detects an invalid link by the metadata `onnxarchive.link`. Its
-    value is a SHA-256 over keys, offsets, sizes and CRC-32s of the tensors; unless the model id is
-    `""`, a space and the model id follow the SHA-256.
+    link's tensors. `check_link` detects an invalid link. The link has the metadata
+    `onnxarchive.link`: a SHA-256 over keys, offsets, sizes and CRC-32s of the tensors; unless the
+    model id is `""`, a space and the model id follow the SHA-256.
 
     Small tensors, and tensors that tools do not read from external data, are copied to the link; no
     other weight is copied.

@@ -91,7 +91,8 @@ def session(
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a small tensor do not match their CRC-32.
+        ChecksumError: The bytes of a tensor that is passed in the model, or downloaded, do not
+            match their CRC-32.
         ArchiveError: Another file has replaced the archive's file.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model and the tensors in it
             take 2 GiB or more.

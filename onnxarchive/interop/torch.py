@@ -17,9 +17,9 @@ PyTorch lacks some types of ONNX. Their tensors are converted:
 
 The last dimension of a FLOAT4E2M1 tensor must be even.
 
-PyTorch has no read-only tensors. A tensor made without `copy=True` is in a read-only map of the
-file: **writing into the tensor ends the process** with SIGSEGV. Reading is safe (`load_state_dict`,
-`to`, every operation that is not in place).
+PyTorch has no read-only tensors. A tensor made without `copy=True` is usually in a read-only map of
+the file: **writing into the tensor ends the process** with SIGSEGV. Reading is safe
+(`load_state_dict`, `to`, every operation that is not in place).
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
     Args:
         archive: The archive. It may be closed afterwards; the tensor keeps the map alive.
         name: Name of the initializer, as in `archive.tensors`.
-        copy: True gives a copy, which may be changed. False gives a view of the file's read-only
-            map: nothing is read, and writing into the tensor ends the process with SIGSEGV.
+        copy: True gives a copy, which may be changed. False usually gives a view of the file's
+            read-only map: nothing is read, and writing into the tensor ends the process with
+            SIGSEGV.
 
     Returns:
         The tensor, on the CPU.

@@ -136,7 +136,7 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
     if weights == "loaded":
         result = _call(function, complete_model(archive))
     elif weights == "external":
-        result = _call(function, archive.model)  # not used again
+        result = _call(function, archive.model)  # not copied: it is not used again
     else:
         hidden = _HiddenWeights(archive)
         given = copied(hidden.model)

@@ -5,5 +5,6 @@ tensors, `dtypes` describes data types, `shapes` stores shapes, `keys` derives n
 `proto` parses a model and checks it against an archive's entries. `copying`, `deduplication` and
 `renaming` change copies of a model; `changes` compares two models. `wire` reads serialized
 messages, `weights` removes the large tensors from a serialized model. `references_at_once`,
-`parsed_later` and `initializers_at_once` are for speed only. This room imports buffers.
+`parsed_later` and `initializers_at_once` are for speed only. This room imports buffers and
+errors.
 """

@@ -69,15 +69,16 @@ def deduplicate(
 
     - that are also inputs of their graph, which callers can override (up to IR version 3, all
       initializers are inputs);
-    - of strings, or with fields that this version of onnx does not know;
+    - that cannot be stored outside a model (strings, segments, unknown data types, impossible
+      shapes), or have fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that are named by quantization_annotation, a sharding_spec, training_info or an operator
       Gradient;
     - that a subgraph captures, if a subgraph shadows the name of the initializer that stays.
 
-    Initializers with equal types, shapes and first bytes are read twice: to compute CRC-32, and to
-    compare bytes. External data is read in the pieces from `resolve`. Data in the model is copied,
-    at most two tensors at a time.
+    Initializers with equal types, shapes and first bytes are read completely, to compute CRC-32;
+    those with equal CRC-32 are read again, to compare bytes. External data is read in the pieces
+    from `resolve`. Data in the model is copied, at most two tensors at a time.
 
     Args:
         model: The model. It is not changed.

@@ -1,8 +1,10 @@
 """ONNX data types: widths, numpy types, and conversion between raw data and arrays.
 
 Raw data has the layout of `TensorProto.raw_data` (onnx.proto): little-endian, row-major; elements
-of less than 8 bits are packed, the first in the low bits of the first byte. Every numpy type is
-declared little-endian, so arrays are correct on hosts of either byte order.
+of less than 8 bits are packed, the first in the low bits of the first byte.
+
+Arrays are correct on hosts of either byte order: numpy's own types are declared little-endian, and
+elements of ml_dtypes types are swapped on big-endian hosts.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class DataType(NamedTuple):
     Attributes:
         name: Name in `TensorProto.DataType`.
         number: Number in `TensorProto.DataType`.
-        dtype: Numpy type of arrays, little-endian.
+        dtype: Numpy type of arrays; little-endian if it has a byte order.
         typed_field: The field of TensorProto that holds the elements if `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
         is_viewed: True if arrays are views of the raw data; False if an element has less than 8
@@ -137,7 +139,7 @@ def of_array(array: NDArray[Any]) -> DataType:
     """The data type of a numpy array of either byte order.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type for the array.
+        UnsupportedFeatureError: ONNX has no data type of fixed width for the array.
     """
     dtype = array.dtype
     if not is_extension(dtype):
@@ -190,7 +192,7 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
     The result is a view of `array` if its memory has this layout, else a copy.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type for the array.
+        UnsupportedFeatureError: ONNX has no data type of fixed width for the array.
     """
     data_type = of_array(array)
     flat = np.ascontiguousarray(array).reshape(-1)

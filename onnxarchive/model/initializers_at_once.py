@@ -30,9 +30,9 @@ from onnxarchive.model.tensors import (
 )
 from onnxarchive.model.wire import LEN, VARINT_MASK, fields_in, fields_of, tag_of, varint
 
-SMALL_SIZE: Final = 1 << 16  # most bytes of a small tensor; small tensors are copied
+SMALL_SIZE: Final = 1 << 16  # greatest size of a small tensor in bytes; small ones are copied
 
-_MAX_REST: Final = 1 << 24  # most bytes that `take_out` copies
+_MAX_REST: Final = 1 << 24  # greatest size of the model without initializers, in bytes
 _JOINED_FIELDS: Final = 1 << 10
 _GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
 _INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, INITIALIZER, LEN)
@@ -229,7 +229,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
     Args:
         model: A serialized model.
-        least_nbytes: Size in bytes that the data of every initializer has at least.
+        least_nbytes: If the data of any initializer has fewer bytes, the result is None.
 
     Returns:
         The serialized model without initializers, and the initializers. None if an initializer is
@@ -281,7 +281,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
 
 def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
-    """How a small initializer is encoded; None if it must be serialized by itself.
+    """How a small usual initializer is encoded; None if the initializer is large or unusual.
 
     Returns:
         The size of its data in bytes, its serialized fields before the name, and those between the

@@ -130,7 +130,8 @@ class Keys:
     def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
         """Assigns a key to each tensor, like calls of `assign` in this order.
 
-        If all derived keys are distinct, as usual, they are assigned together, for speed.
+        For speed, keys are assigned together if all names are usual, and all keys distinct and
+        free.
 
         Args:
             names: Returns an iterator over the names; called again to assign keys one by one.
@@ -154,8 +155,9 @@ class Keys:
     def _numbered(self, base: str) -> str:
         """The key with the lowest free number.
 
-        Long keys are cut, and may then begin alike. No number is tried twice after the same
-        beginning, so failed tries never outnumber the keys.
+        Long keys are cut before the number is appended, so different keys may have the same
+        beginning. No number is tried twice after the same beginning, so failed tries never
+        outnumber the keys.
         """
         digits = 0
         while True:
@@ -275,9 +277,9 @@ def check_names(
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(
                 "KEY-1",
-                f"expected {MODEL_PROTO}, a name in {ASSET_PREFIX}, or a key ([A-Za-z_]"
-                f"[A-Za-z0-9_]*, at most {MAX_KEY_SIZE} bytes, not {_ASSETS!r}), found "
-                f"{shown(name)}",
+                f"expected the name of a model, a name in {ASSET_PREFIX}, or a key ([A-Za-z_]"
+                f"[A-Za-z0-9_]*, at most {MAX_KEY_SIZE} bytes, not {_ASSETS!r} in upper, lower or "
+                f"mixed case), found {shown(name)}",
                 entry=name,
             )
         if folded in seen:

@@ -48,8 +48,8 @@ def serialize(
         initializers: Further initializers of the main graph: index and serialized field of each.
 
     Raises:
-        ArchiveFormatError: The model could not be read back: it has no ir_version or graph, or is
-            too large or too deep for protobuf.
+        ArchiveFormatError: The model could not be read back: it has no ir_version or graph, has
+            too many messages, or is too large or too deep for protobuf.
     """
     data = encode(model)
     # protobuf writes messages nested more than 100 deep, but refuses to parse them.
@@ -77,8 +77,8 @@ def encode(model: onnx.ModelProto) -> bytes:
         data = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
         raise ArchiveFormatError(
-            f"expected a model that protobuf can serialize (less than 2 GiB, not counting its "
-            f"external tensors, nested at most 100 deep), found: {error}",
+            "expected a model that protobuf can serialize (less than 2 GiB, not counting its "
+            f"external tensors), found: {error}",
             rule="MODEL-2",
         ) from error
     require_size(len(data))
@@ -340,7 +340,7 @@ def _check_model(
     are_all: bool,
     named: set[str],
 ) -> TensorRefs:
-    """Checks one model; adds every location in it to `named`."""
+    """Checks one model; adds every key that an external tensor names to `named`."""
     refs: dict[str, TensorRef] = {}
     for ref in tensors.walk(model):
         tensor = ref.tensor

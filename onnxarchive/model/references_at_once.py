@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.int64]
 
 ROWS: Final = 1 << 12  # tensors read at a time; their columns fit a core's cache
-# Most bytes of all names; `Lines` of short names take up to ten times as many.
+# In bytes, all names together; `Lines` of short names take up to ten times as much.
 MAX_NAMES_SIZE: Final = 1 << 26
 
 
@@ -285,8 +285,8 @@ _UNSET: Final = -1
 class _Part(NamedTuple):
     """Columns of external initializers; `names` has the names of all initializers, one per line.
 
-    The initializers' fields are the ranges from `begins` to `ends` in the model; adjacent fields
-    are one range. `References` and `Shapes` describe the other columns.
+    The fields of the external initializers are the ranges from `begins` to `ends` in the model;
+    adjacent fields are one range. `References` and `Shapes` describe the other columns.
     """
 
     names: bytes

@@ -27,7 +27,8 @@ def renamed(
         outputs: New names of outputs of the main graph, by old name.
 
     Raises:
-        ValueError: An old name is unknown, a new name is taken, or a value would get two names.
+        ValueError: An old name is unknown, a new name is empty, taken or given twice, or a value
+            would get two names.
     """
     _require_known("input", inputs, [value.name for value in model.graph.input])
     _require_known("output", outputs, [value.name for value in model.graph.output])

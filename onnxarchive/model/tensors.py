@@ -309,6 +309,11 @@ def external_type(ref: TensorRef) -> DataType:
     tensor = ref.tensor
     data_type = stored_type(tensor)
     if data_type is None:
+        held = [field for field in ("segment", "string_data") if has_field(tensor, field)]
+        if held:
+            raise ArchiveFormatError(
+                f"{ref}: expected no data beside data_location EXTERNAL, found {', '.join(held)}"
+            )
         raise ArchiveFormatError(
             f"{ref}: expected external data of a fixed-width type and a possible shape, found "
             f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
@@ -396,7 +401,11 @@ def external_data(
         if key not in pairs:
             continue
         if _NUMBER.fullmatch(pairs[key]) is None:
-            broken("DATA-5", f"{ref}: expected {key} in decimal digits, found {shown(pairs[key])}")
+            broken(
+                "DATA-5",
+                f"{ref}: expected {key} in at most 19 decimal digits without leading zeros, found "
+                f"{shown(pairs[key])}",
+            )
         else:
             numbers[key] = int(pairs[key])
     if location is None:

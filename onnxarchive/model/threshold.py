@@ -1,4 +1,4 @@
-"""The default size threshold of external tensors; imports nothing, so all modules can use it."""
+"""The default size threshold of external tensors; all modules of the package may import it."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Walks over the messages of a model, and yields its graphs with their paths.
 
 The fields to enter come from the descriptors of ONNX's protos (`schema`), so no tensor or graph is
-missed, even in fields that later versions of ONNX add.
+missed in any field that the installed onnx knows.
 """
 
 from __future__ import annotations

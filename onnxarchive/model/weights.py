@@ -40,7 +40,7 @@ from onnxarchive.model.wire import (
 SPAN_LOCATION: Final = "\0onnxarchive/span/"
 """Prefix of the location of a stripped tensor; no file path contains a NUL character."""
 
-_COALESCED_BYTES: Final = 1 << 12  # shorter pieces are joined, longer ones are views
+_COALESCED_BYTES: Final = 1 << 12  # shorter pieces are joined, others are views
 
 _Piece: TypeAlias = bytes | memoryview
 
@@ -112,8 +112,8 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
         data: Gives the raw data of a location, or None for a tensor that stays external.
 
     Returns:
-        The filled model in pieces; `len` of each is its size in bytes. A piece of 4 KiB or more is
-        a view of `model` or of a buffer from `data`; shorter pieces are copied and joined.
+        The filled model in pieces; `len` of each is its size in bytes. Parts of 4 KiB or more are
+        views of `model` or of buffers from `data`; successive shorter parts are copied and joined.
 
     Raises:
         ArchiveFormatError: The model is malformed.
@@ -359,7 +359,7 @@ class _Edits:
         self._frames: dict[int, _Frame] = {}  # the edited messages, by the offset of their start
 
     def replace(self, frame: _Frame, begin: int, end: int, *contents: _Piece) -> None:
-        """Replaces the bytes from `begin` to `end`, whole fields of `frame`, by `contents`."""
+        """Replaces bytes of the message `frame`, from `begin` to `end`, by `contents`."""
         self._edits.append((begin, end, contents))
         frame.growth += sum(map(len, contents)) - (end - begin)
         edited: _Frame | None = frame

@@ -39,7 +39,7 @@ Field: TypeAlias = tuple[int, int, int, int, int]
 
 
 def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> Iterator[Field]:
-    """Yields the fields of one message, without fields inside groups.
+    """Yields the fields of one message; groups are skipped.
 
     Args:
         wire: Bytes that hold the message.

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 # The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# Blocks are counted from the end, so that opening reads one whole block. At 1 Gbit/s it takes a
-# millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
+# The last block ends where the file ends, so that opening reads one whole block. At 1 Gbit/s a
+# block takes a millisecond, little compared with the latency of a request. 100 GB have 763,000
+# blocks.
 BLOCK_SIZE: Final = END_SIZE
 # The largest file of ext4. Only a hostile server claims a larger size, to fill memory: the cache's
 # file has a byte for each block, and opening reads all of them.
@@ -284,9 +285,9 @@ class CachedFile(RandomAccessFile):
         return self.local.read(self._verified_offset + number, 1) == bytes([_SET])
 
     def set_verified(self, number: int) -> None:
-        """Notes for all processes that the CRC-32 of an entry is correct.
+        """Stores that the CRC-32 of an entry is correct, for all processes.
 
-        If the disk is full, nothing is noted, and the next reader compares the CRC-32 again.
+        If the disk is full, nothing is stored, and the next reader compares the CRC-32 again.
         """
         with contextlib.suppress(OSError):
             self.local.write(self._verified_offset + number, bytes([_SET]))
@@ -327,7 +328,7 @@ class PartialFile(CachedFile):
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset`; a thread writes fetched bytes to the file."""
-        # This import is slow, fails while Python exits, and is not needed by a conversion.
+        # Imported here: the import is slow and fails while Python exits; only downloads need it.
         from concurrent.futures import ThreadPoolExecutor
 
         end = min(offset + size, self.size)
@@ -373,7 +374,7 @@ class PartialFile(CachedFile):
 
 
 class _Blocks:
-    """The blocks of a file, counted from its end: the first one may be shorter.
+    """The blocks of a file. The last one ends where the file ends; the first one may be shorter.
 
     Attributes:
         count: The number of blocks.

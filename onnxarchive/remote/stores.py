@@ -158,7 +158,8 @@ class StoreOrigin:
                 self.name,
             )
         version = _version(result.meta)
-        # Reading stops at most one chunk beyond `size`.
+        # At most two chunks are read: the first has at least `size` bytes, unless the answer is
+        # shorter; a second one means that the answer is longer.
         chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
         body = await asked(self.name, lambda: anext(chunks, b""))
         rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""

@@ -4,6 +4,5 @@
 in a directory or a zip (each kind of source has its `Place`), `finder` finds the data of tensors in
 these files, `serialized` finds data in the model itself. `hugging_face` recognises the layout of
 the Hugging Face cache, `safetensors` reads the header of a safetensors file, and `recognition`
-names the kind of a file that is no archive. This room imports remote and the rooms below it, and
-uses no archive.
+names the kind of a file that is no archive. This room imports remote and the rooms below it.
 """

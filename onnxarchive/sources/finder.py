@@ -115,11 +115,16 @@ class Finder:
         """The bytes of an external tensor; None if the model contains the tensor's data."""
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
-        if tensors.held_fields(tensor) if is_external else tensor.external_data:
+        if not is_external and tensor.external_data:
             raise ArchiveFormatError(
-                "expected its data in one place, found it in the model and in external_data"
+                "expected data_location EXTERNAL beside external_data, found another value"
             )
         if is_external:
+            held = tensors.held_fields(tensor)
+            if held:
+                raise ArchiveFormatError(
+                    f"expected no data beside data_location EXTERNAL, found {', '.join(held)}"
+                )
             reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # the report would have raised
             if reference.location.startswith(weights.SPAN_LOCATION):

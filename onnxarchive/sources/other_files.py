@@ -40,7 +40,8 @@ def is_hidden(name: str) -> bool:
 def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Divides files into files to include and files to leave out.
 
-    Left out are hidden files, litter, other models, and files of weights.
+    Left out are hidden files, litter, other models, files of weights, and folders that were not
+    read.
 
     Args:
         names: Paths relative to the model's directory; a folder that was not read ends with a

@@ -24,6 +24,7 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _TORCH_PICKLE = "data.pkl"  # in the zips that later versions write
 _HEADER_SIZE = 8  # first bytes of a safetensors file: the size of its JSON
 _CONVERT = "'onnxarchive convert {} NEW.onnxa' makes an archive of it"
+_CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW' makes an archive of each"
 _EXPORT = "export its model to ONNX, then 'onnxarchive convert MODEL.onnx NEW.onnxa'"
 _EXPORT_TORCH = (
     "torch.onnx.export(model, args, 'MODEL.onnx') exports a model, and 'onnxarchive convert "
@@ -101,10 +102,11 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
 
     from onnxarchive.zipformat import foreign
 
-    convert = _CONVERT.format(shlex.quote(os.fsdecode(path)))
+    name = shlex.quote(os.fsdecode(path))
+    convert = _CONVERT.format(name)
     try:
         if os.path.isdir(path):
-            return _directory(os.listdir(os.fsdecode(path)), convert)
+            return _directory(os.listdir(os.fsdecode(path)), convert, _CONVERT_ALL.format(name))
         with MappedFile(path) as file:
             head = file.read(0, _HEAD_SIZE)
             if head.startswith(_ZIP):
@@ -117,8 +119,11 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
         return None
 
 
-def _directory(names: list[str], convert: str) -> Kind:
-    if any(name == MODEL_PROTO or _is_onnx(name) for name in names):
+def _directory(names: list[str], convert: str, convert_all: str) -> Kind:
+    count = 1 if MODEL_PROTO in names else sum(map(_is_onnx, names))
+    if count > 1:
+        return Kind(f"a directory with {count} models", convert_all, is_source=True)
+    if count:
         return Kind("a directory with a model", convert, is_source=True)
     return Kind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
 
@@ -157,7 +162,7 @@ def _by_head(head: bytes, size: int) -> Kind | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """True if bytes are UTF-8 without control characters; the last character may be incomplete."""
+    """True for UTF-8 of printable characters and `_WHITESPACE`; the last character may be cut."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

@@ -103,8 +103,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
         for (begin, next_end), name in places:
             if begin != end:
                 raise ArchiveFormatError(
-                    f"tensor {shown(name)}: expected data_offsets from {end}, where the tensor "
-                    f"before it ends, found {begin}"
+                    f"tensor {shown(name)}: expected data_offsets from {end}, without gap or "
+                    f"overlap, found {begin}"
                 )
             end = next_end
         if start + end != whole.nbytes:

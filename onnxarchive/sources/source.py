@@ -65,8 +65,7 @@ class Source:
             other models and weights; empty without `other_files`.
         warnings: Sentences about files that are left out.
         further: Further models by id, without assets.
-        small: The small initializers, possibly taken out of the model; None if nothing looked for
-            them.
+        small: The small initializers, possibly taken out of the model; None if unknown.
     """
 
     model: onnx.ModelProto
@@ -95,7 +94,7 @@ def open_model(
     other_files: bool = False,
     taken_from: int | None = None,
 ) -> Iterator[Source]:
-    """Opens a model of another tool; its files are mapped until the block ends.
+    """Opens a model of another tool; its data can be read until the block ends.
 
     Args:
         path: A `.onnx` with external data in its directory or below, or a directory or zip with one
@@ -116,7 +115,7 @@ def open_model(
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
             outside the model's directory. The error names every faulty tensor; if a symbolic link
             leads out of the directory, only the first tensor with such a link.
-        OSError: A file cannot be opened.
+        OSError: The model or a directory cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
         opening = _Opening(
@@ -196,8 +195,8 @@ class _Opening:
         if is_zip(model.view):
             if self._elsewhere is not None:  # it may be the archive that the caller has locked
                 raise ArchiveFormatError(
-                    "expected a .onnx or a directory, found an archive or another zip; "
-                    "'onnxarchive export' makes a .onnx of it"
+                    "expected a .onnx or a directory, found a zip; 'onnxarchive export' makes a "
+                    ".onnx of an archive"
                 )
             return self._zip(model.view)
         root = self._root(os.path.dirname(self._path) or os.curdir)

@@ -46,8 +46,8 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """Copies owner, permissions and attributes of a file or directory to its replacement.
 
     If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
-    (umask). If the group or an access control list cannot be kept, group and others get only the
-    permissions common to all users except the owner.
+    (umask). If the group or the POSIX access control list cannot be kept, group and others get only
+    the permissions common to all users except the owner.
 
     Args:
         descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
@@ -69,10 +69,10 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     new = os.fstat(descriptor)
     mode = stat.S_IMODE(old.st_mode)
     if new.st_uid != old.st_uid:
-        lost.append(f"owner {old.st_uid} (now {new.st_uid})")
+        lost.append(f"owner {old.st_uid} (becomes {new.st_uid})")
         mode &= (0o777 if stat.S_ISDIR(old.st_mode) else 0o666) & ~_umask()
     if new.st_gid != old.st_gid:
-        lost.append(f"group {old.st_gid} (now {new.st_gid})")
+        lost.append(f"group {old.st_gid} (becomes {new.st_gid})")
         mode = _of_all(mode & ~stat.S_ISGID)
     lost_attributes = _keep_extended(descriptor, target, has_owner=not lost)
     if _ACCESS in lost_attributes:
@@ -85,9 +85,9 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
             raise
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode != stat.S_IMODE(old.st_mode):
-        lost.append(f"mode {stat.S_IMODE(old.st_mode):#o} (now {mode:#o})")
+        lost.append(f"mode {stat.S_IMODE(old.st_mode):#o} (becomes {mode:#o})")
     if lost:
-        _warn(f"{target} was replaced, and these attributes could not be kept: {', '.join(lost)}")
+        _warn(f"these attributes of {target} cannot be kept when it is replaced: {', '.join(lost)}")
 
 
 def keep_owner(descriptor: int, old: os.stat_result) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import mmap
 import os
 import stat
@@ -21,6 +22,7 @@ Prefetch: TypeAlias = Literal["willneed", "populate"]
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # Flags of a map with all pages read in advance; None if the system has no such maps.
 POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
+_READ_SIZE = 1 << 26  # most bytes that one system call reads into memory
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -100,7 +102,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets `path` and `absolute_path`; the caller may rename the file to this path later."""
+        """Sets `path` and `absolute_path`; for a temporary file, to the path of its target."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -170,19 +172,17 @@ class MappedFile(RandomAccessFile):
             OSError: The read failed; the error names the file.
         """
         try:
-            part = self._read_once(offset, size)
+            part = self._read_once(offset, min(size, _READ_SIZE))
             if len(part) == size:
                 return part
-            parts = []
+            copy = io.BytesIO()  # gives its bytes without another copy
             while part:
-                parts.append(part)
-                offset += len(part)
-                size -= len(part)
-                part = self._read_once(offset, size)
+                copy.write(part)
+                part = self._read_once(offset + copy.tell(), min(size - copy.tell(), _READ_SIZE))
         except OSError as error:
             error.filename = self.path
             raise
-        return b"".join(parts)
+        return copy.getvalue()
 
     def has_zeros_alone(self, offset: int, size: int) -> bool:
         """True if `size` bytes from `offset` are all zeros; holes in the file are not read."""

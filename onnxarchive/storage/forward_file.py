@@ -113,7 +113,7 @@ class ForwardFile(RandomAccessFile):
 
 
 class Streams:
-    """The streams of files that are read alternately: at most two, since each holds many MiB."""
+    """The streams of files that are read alternately; few, since each holds many MiB."""
 
     _MOST = 2
 
@@ -121,7 +121,7 @@ class Streams:
         self._files: list[ForwardFile] = []
 
     def begin(self, file: ForwardFile) -> None:
-        """Adds the stream of a file; ends the oldest stream if there are too many."""
+        """Adds the stream of a file; ends the oldest beyond two, except those being iterated."""
         self._files = [*(it for it in self._files if it is not file), file]
         for other in self._files[: -self._MOST]:
             if not other._is_yielding:

@@ -27,7 +27,7 @@ _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-LOCKED_BYTE = 1 << 62  # beyond the end of every file; Windows can lock it, too
+LOCKED_BYTE = 1 << 62  # offset of the byte locked on Windows, beyond the end of every file
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
 # Exclusive locks of this process: device and inode of the file, ids of process and thread.
 _held: set[tuple[int, int, int, int]] = set()
@@ -37,7 +37,8 @@ _held: set[tuple[int, int, int, int]] = set()
 def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
     """Holds a lock that is shared by readers and excludes editors.
 
-    On a file system without locks, the block runs without a lock.
+    On Windows, it also excludes other readers. On a file system without locks, the block runs
+    without a lock.
 
     Args:
         descriptor: The open file.
@@ -89,7 +90,7 @@ def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
 
 
 def keep_exclusive(descriptor: int) -> None:
-    """Takes the exclusive lock until `unlock` or the end of the process; waits without limit.
+    """Takes the exclusive lock until `unlock` or until the file is closed; waits without limit.
 
     Does nothing on a file system without locks.
     """
@@ -98,7 +99,7 @@ def keep_exclusive(descriptor: int) -> None:
 
 
 def try_exclusive(descriptor: int) -> bool:
-    """Takes the exclusive lock until the file is closed, unless another process has it.
+    """Takes the exclusive lock until the file is closed, unless the file is locked.
 
     Returns:
         True if the lock was taken; False if the file is locked, or its file system has no locks.

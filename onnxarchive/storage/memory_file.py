@@ -19,8 +19,9 @@ class MemoryFile(RandomAccessFile):
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # `np.ndarray(buffer=view)` keeps only `view.obj`, so the owner of the buffer could
-            # resize or unmap it. Therefore `view.obj` becomes an array, which holds the buffer.
+            # `np.ndarray(buffer=view)` keeps `view.obj`, but not `view`. Without a view, the owner
+            # of the buffer could resize or unmap it. So `view.obj` becomes an array, which holds
+            # the buffer.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

@@ -92,7 +92,7 @@ class RandomAccessFile(Closing):
         return False
 
     def set_verified(self, number: int) -> None:
-        """Notes for later readers that the CRC-32 of an entry is correct."""
+        """Stores that the CRC-32 of an entry is correct, for later readers."""
 
     def discard(self) -> None:
         """Removes a cached copy whose bytes failed a check."""

@@ -98,8 +98,8 @@ def remove_abandoned(
 ) -> list[str]:
     """Removes the temporary files of processes that were killed while writing `path`.
 
-    Locked files are in use and remain; so do directories and links. A directory that cannot be
-    listed is skipped.
+    Locked files are in use and remain; so do directories, links, and all files of a directory
+    without read permission.
 
     Args:
         path: The target of the killed processes.
@@ -182,9 +182,10 @@ class Replacement:
         self._target = os.path.join(os.path.realpath(directory), name)
         if follow_links:
             self._target = os.path.realpath(path)
-        if os.path.isdir(self._target):
+        if os.path.isdir(self._path) or not name:  # no name after a slash at the end
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        if os.path.exists(self._target) and not os.path.isfile(self._target):
+        # Links in /proc lead to pipes that have no path, so this does not ask for the target.
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
         make = partial(make_file, mode=attributes.first_mode(self._old_status()))
         while True:
@@ -218,7 +219,7 @@ class Replacement:
             require: Called before the rename; if it raises, the file is discarded.
 
         Raises:
-            ArchiveError: Another process has changed the new file.
+            ArchiveError: Another process has changed the new file, or this process is a fork.
             OSError: The new file cannot be synced or renamed.
         """
         with self.commit_open(require) as file:

@@ -11,7 +11,7 @@ During an edit of a file of `old_size` bytes, the file consists of:
 The log is complete and synced before the new end is written. The new end is synced before the file
 is truncated to its new size. The truncation completes the edit; until then, the log restores the
 old file. While the log is incomplete, the bytes of the old file are unchanged. A file that does not
-end with a log is never rolled back.
+end with a complete or incomplete log is never rolled back.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def change_end(
         write: Writes the new end.
 
     Raises:
-        ArchiveError: Both the edit and the rollback failed.
+        ArchiveError: `write` wrote too few or too many bytes, this process is a fork, or both the
+            edit and the rollback failed.
         OSError: The file cannot be written. The file is unchanged, unless only the last sync
             failed: it then has the new end, which a power failure may undo.
     """

@@ -91,7 +91,7 @@ def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
         entry = Entry(
             item.name, item.header_offset, end - item.nbytes, item.nbytes, item.record.crc32
         )
-        # The entry is left out, so that no byte belongs to two entries.
+        # An entry that begins before the previous one ends is left out: no byte is in two entries.
         if entry.header_offset < previous_end:
             report.broken(
                 "ZIP-6",

@@ -43,7 +43,7 @@ def check(
     header_offsets: Sequence[int],
     report: Report,
 ) -> None:
-    """Reports false end records, and offsets that hold a signature (ZIP-16).
+    """Reports false end records, and offsets whose bytes contain a signature (ZIP-16).
 
     The offsets are those of the last local header and of the directory.
 

@@ -49,11 +49,11 @@ _FLAGS_ENCRYPTED = (
 _FLAGS_ALLOWED = records.FLAGS_COMPRESSION_LEVEL | records.FLAG_DATA_DESCRIPTOR | records.FLAG_UTF8
 
 # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
-_UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
+_UTF8_REMEDY = "make the zip with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
 
 _SIZE_LIMIT = 1 << 63  # no file has more bytes
 _HERE = "./"  # prefix of names when tar or bsdtar packs the current folder
-_MAX_SHOWN = 512  # bytes of a name in a message
+_MAX_SHOWN = 512  # characters of a name in a message
 
 # The values of a Zip64 field in order (4.5.3): names, formats, and the numbers in the header that
 # refer to the field.

@@ -81,7 +81,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
 
     Raises:
         ArchiveFormatError: The zip has no directory, or its end records are ambiguous.
-        UnsupportedFeatureError: The zip is split into several files, or encrypted.
+        UnsupportedFeatureError: The zip is split, is encrypted, or has too many entries.
     """
     end_offset, end = _find_end_record(view)
     locator_offset = end_offset - Zip64Locator.SIZE

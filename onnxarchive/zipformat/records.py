@@ -1,8 +1,8 @@
 """The records of a zip file, each declared once: signature, size, `unpack` and `pack`.
 
 Fields are in the order of PKWARE's APPNOTE.TXT 6.3.10, whose sections are cited. All numbers are
-little-endian. `unpack` checks length and signature only, and returns None if either is wrong;
-`directory` and `foreign` check the values.
+little-endian. `unpack` checks length and signature only, and returns None if either is wrong; its
+callers check the values.
 """
 
 from __future__ import annotations

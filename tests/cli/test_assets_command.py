@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from models import runnable_model
+from models import MEASURE_MEMORY, flip_byte, run_python, runnable_model
 from written import saved, write_model
 
 import onnxarchive
@@ -64,6 +64,33 @@ def test_an_asset_is_written_to_standard_output(
     assert b"expected the path of an asset, found 'labels'" in capfdbinary.readouterr().err
     assert run("assets", "cat", archive, "labels.txt", "--json") == 2
     assert capfdbinary.readouterr().out == b""
+
+
+@pytest.mark.parametrize("command", [["assets", "cat"], ["cat"]])
+def test_a_large_asset_is_written_without_a_copy(archive: Path, command: list[str]) -> None:
+    nbytes = 1 << 28
+    large = archive.with_name("large")
+    with large.open("wb") as file:
+        file.truncate(nbytes)
+    assert run("assets", "add", archive, large) == 0
+    code = f"""
+import os
+from onnxarchive.cli import main
+{MEASURE_MEMORY}
+sys.stdout = open(os.devnull, "w")
+print(growth(lambda: main(sys.argv[1:])), file=sys.__stdout__)
+"""
+    assert int(run_python(code, *command, archive, "large")) < nbytes / 8
+
+
+def test_a_damaged_asset_fails_after_it_was_written(
+    archive: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with onnxarchive.open(archive) as opened:
+        offset = opened.entries["assets/labels.txt"].data_offset
+    flip_byte(archive, offset)
+    assert run("assets", "cat", archive, "labels.txt") == 3
+    assert b"CRC-32" in capfdbinary.readouterr().err
 
 
 def test_assets_are_added_replaced_and_removed(

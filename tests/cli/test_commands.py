@@ -319,7 +319,8 @@ def test_extract_gives_a_directory_that_onnx_loads(
     ("arguments", "status", "message"),
     [
         (["ls", "missing.onnxa"], 2, "missing.onnxa: No such file or directory"),
-        (["ls", "."], 3, "found a directory with a model"),
+        (["ls", "."], 3, "found a directory with 2 models"),
+        (["ls", "no\nsuch.onnxa"], 2, r"no\nsuch.onnxa: No such file or directory"),
         (["ls", "empty"], 3, "empty: expected an ONNX archive, found an empty file"),
         (["info", "a model.onnx"], 3, "[ZIP-2]"),
         (["ls", "truncated.onnxa"], 3, "[ZIP-2]"),
@@ -335,6 +336,7 @@ def test_extract_gives_a_directory_that_onnx_loads(
         (["convert", "a model.onnx", "new.onnxa", "--asset", "../x=text"], 2, "'../x'"),
         (["convert", "a model.onnx", "new.onnxa", "--asset", "missing"], 2, "missing: No such"),
         (["convert", "a model.onnx", "/dev/full", "--force"], 2, "is not a regular file"),
+        (["convert", "a model.onnx", "new/"], 2, "new/: Is a directory"),
         (["convert", "a model.onnx", "-", "--json"], 2, "standard output"),
         (["export", "an archive.onnxa", "a model.onnx"], 2, "exists; --force replaces it"),
         (["export", "an archive.onnxa", "."], 2, ".: exists and is not a regular file"),

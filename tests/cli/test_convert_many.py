@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import model_of, weight_model
+from models import external, model_of, raw_tensor, weight_model
 from processes import is_running, started, wait_until
 from written import files_below, write_model
 
@@ -390,3 +390,14 @@ def test_names_that_are_no_utf_8_are_converted_and_printed(tmp_path: Path, capfd
         assert run(tmp_path / "tree", "--output-dir", tmp_path / "out", "--force", *options) == 0
         assert len(files_below(tmp_path / "out")) == 2
         assert capfd.readouterr().err == ""
+
+
+def test_a_failure_of_several_tensors_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "in").mkdir()
+    tensors = [external(raw_tensor(name, dims=(600,)), "missing.bin") for name in "ab"]
+    (tmp_path / "in" / "m.onnx").write_bytes(model_of(*tensors).SerializeToString())
+    assert run(tmp_path / "in", "--output-dir", tmp_path / "out") == 3
+    output = capsys.readouterr().out
+    (failure,) = [line for line in output.splitlines() if line.startswith("failed: ")]
+    assert "2 tensors have faulty data: tensor 'a'" in failure
+    assert "tensor 'b'" in failure

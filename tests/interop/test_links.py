@@ -487,7 +487,10 @@ def _two_files(model: onnx.ModelProto) -> None:
     [
         (_pair(1, "128"), "expected offset 64 and length 65536.*found 128 and 65536"),
         (_pair(2, "65532"), "expected offset 64 and length 65536.*found 64 and 65532"),
-        (_pair(1, "-64"), "expected offset in decimal digits, found '-64'"),
+        (
+            _pair(1, "-64"),
+            "expected offset in at most 19 decimal digits without leading zeros, found '-64'",
+        ),
         (_document, "expected doc_string '', found 'new'"),
         (_rename, "expected name 'layer.0/weight', found 'other'"),
         (_reshape, r"expected dims \[1024, 16\], found \[16, 1024\]"),

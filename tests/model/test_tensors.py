@@ -359,6 +359,17 @@ def test_strings_segments_and_unknown_types_stay_in_the_model() -> None:
     assert tensors.stored_type(typed(raw_tensor("w"))) is BY_NUMBER[TensorProto.FLOAT]
 
 
+def test_an_external_tensor_that_holds_data_is_refused_by_its_fields() -> None:
+    tensor = external(raw_tensor("w"), "key")
+    assert tensors.external_type(_ref(tensor)) is BY_NUMBER[TensorProto.FLOAT]
+    tensor.segment.begin = 0
+    with pytest.raises(ArchiveFormatError, match=r"'w'.*EXTERNAL, found segment$"):
+        tensors.external_type(_ref(tensor))
+    tensor.string_data.append(b"a")
+    with pytest.raises(ArchiveFormatError, match=r"'w'.*EXTERNAL, found segment, string_data$"):
+        tensors.external_type(_ref(tensor))
+
+
 # external_data
 
 
@@ -411,7 +422,8 @@ def test_decimal_numbers_are_read(number: str, value: int) -> None:
 )
 def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) -> None:
     ref = _ref(external(raw_tensor("w"), "key", **{field: number}))
-    with pytest.raises(ArchiveFormatError, match=r"'w'.*decimal digits") as caught:
+    says = r"'w'.*in at most 19 decimal digits without leading zeros, found"
+    with pytest.raises(ArchiveFormatError, match=says) as caught:
         tensors.external_data(ref, Report())
     assert caught.value.rule == "DATA-5"
     assert field in str(caught.value)

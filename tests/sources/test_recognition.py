@@ -32,12 +32,18 @@ def _directory(path: Path) -> None:
     _onnx(path / "model.onnx")
 
 
+def _directory_of_two(path: Path) -> None:
+    _directory(path)
+    _onnx(path / "another.onnx")
+
+
 def _safetensors(path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 
 
 CONVERT = "'onnxarchive convert {} NEW.onnxa'"
+CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
 EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
 # How each is made, what it is called, what helps, and whether `convert` looks for a model in it.
 KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
@@ -45,6 +51,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "model without suffix": (_onnx, "an ONNX model", CONVERT, True),
     "m.zip": (lambda path: _zip(path, "sub/m.onnx"), "a plain zip with a model", CONVERT, True),
     "directory": (_directory, "a directory with a model", CONVERT, True),
+    "models": (_directory_of_two, "a directory with 2 models", CONVERT_ALL, True),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
     "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
     "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),

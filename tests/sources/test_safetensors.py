@@ -164,9 +164,18 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "offsets backwards": (file_of({"a": entry(4, 0)}, bytes(4)), "two offsets"),
     "a broken offset": (file_of({"a": entry(0, 4.0)}, bytes(4)), "two offsets"),  # type: ignore[arg-type]
     "another size": (file_of({"a": entry(0, 8)}, bytes(8)), "expected 4 bytes for F32.*found 8"),
-    "a gap": (file_of({"a": A, "b": entry(5, 9)}, bytes(9)), "tensor 'b': .*from 4.*found 5"),
-    "a gap before all": (file_of({"a": entry(4, 8)}, bytes(8)), "tensor 'a': .*from 0.*found 4"),
-    "an overlap": (file_of({"a": A, "b": entry(2, 6)}, bytes(6)), "'b': .*from 4.*found 2"),
+    "a gap": (
+        file_of({"a": A, "b": entry(5, 9)}, bytes(9)),
+        "'b': .*from 4, without gap or overlap, found 5",
+    ),
+    "a gap before all": (
+        file_of({"a": entry(4, 8)}, bytes(8)),
+        "'a': .*from 0, without gap or overlap, found 4",
+    ),
+    "an overlap": (
+        file_of({"a": A, "b": entry(2, 6)}, bytes(6)),
+        "'b': .*from 4, without gap or overlap, found 2",
+    ),
     "cut data": (file_of({"a": A}, bytes(3)), "expected a file of .* bytes, as its header"),
     "more data": (file_of({"a": A}, bytes(5)), "expected a file of .* bytes, as its header"),
     "no boolean": (file_of({"a": entry(0, 1, "BOOL")}, b"\2"), "tensor 'a'.*0 and 1, found 2"),

@@ -491,9 +491,9 @@ def lost(path: Path) -> Iterator[list[str]]:
     with pytest.warns(AttributesWarning) as caught:
         yield said
     (message,) = {str(warning.message) for warning in caught}
-    start = f"{path} was replaced, and "
-    assert message.startswith(f"{start}these attributes could not be kept: ")
-    said += message.removeprefix(f"{start}these attributes could not be kept: ").split(", ")
+    start = f"these attributes of {path} cannot be kept when it is replaced: "
+    assert message.startswith(start)
+    said += message.removeprefix(start).split(", ")
 
 
 @pytest.mark.sweep
@@ -521,7 +521,7 @@ def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_war
     assert watch.moments
     status = path.stat()
     assert (status.st_uid, status.st_gid) == (OTHER, OTHERS)
-    expected = [f"owner {OWNER} (now {OTHER})", f"group {TEAM} (now {OTHERS})"]
+    expected = [f"owner {OWNER} (becomes {OTHER})", f"group {TEAM} (becomes {OTHERS})"]
     assert said[:2] == expected
     assert ("system.posix_acl_access" in said) == (listed in (acl_of_named, acl_that_masks))
     kept = stat.S_IMODE(status.st_mode)
@@ -538,7 +538,7 @@ def test_a_member_of_the_group_keeps_the_group_and_what_it_may(path: Path) -> No
         onnxarchive.save(model("new"), path)
     status = path.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (MEMBER, TEAM, 0o644)
-    assert said == [f"owner {OWNER} (now {MEMBER})", "mode 0o664 (now 0o644)"]
+    assert said == [f"owner {OWNER} (becomes {MEMBER})", "mode 0o664 (becomes 0o644)"]
 
 
 @root
@@ -566,9 +566,9 @@ def test_a_list_that_is_lost_is_no_reason_to_give_its_mask_to_the_group(path: Pa
         onnxarchive.save(model("new"), path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert said == [
-        f"owner {OWNER} (now {MEMBER})",
+        f"owner {OWNER} (becomes {MEMBER})",
         "system.posix_acl_access",
-        "mode 0o664 (now 0o600)",
+        "mode 0o664 (becomes 0o600)",
     ]
 
 
@@ -591,7 +591,7 @@ def test_a_list_that_cannot_be_set_leaves_no_list_of_the_directory(
         onnxarchive.save(model("new"), path)
     watch.look("in the end")
     assert watch.grants == []
-    assert said == ["system.posix_acl_access", "mode 0o664 (now 0o600)"]
+    assert said == ["system.posix_acl_access", "mode 0o664 (becomes 0o600)"]
     assert os.listxattr(path) == []
 
 
@@ -602,7 +602,7 @@ def test_a_bit_that_the_system_drops_in_silence_is_reported(path: Path) -> None:
     path.chmod(0o2640)
     with user(OTHER, OTHERS), lost(path) as said:
         onnxarchive.save(model("new"), path)
-    assert said == [f"group {TEAM} (now {OTHERS})", "mode 0o2640 (now 0o600)"]
+    assert said == [f"group {TEAM} (becomes {OTHERS})", "mode 0o2640 (becomes 0o600)"]
 
 
 @root
@@ -710,7 +710,7 @@ def test_on_the_command_line_a_warning_is_a_line(
         assert main(["convert", *arguments]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("onnxarchive: warning: ")
-    assert f"{path} was replaced, and these attributes could not be kept" in line
+    assert f"these attributes of {path} cannot be kept when it is replaced" in line
     assert path.stat().st_uid == OTHER
 
 
@@ -730,4 +730,4 @@ def test_what_a_worker_of_an_executor_could_not_keep_is_in_its_outcome(path: Pat
         (lost,) = onnxarchive.convert_many([source], path.parent, pool)
     assert lost.error is None
     (warning,) = lost.warnings
-    assert warning.startswith(f"{path} was replaced, and these attributes could not be kept")
+    assert warning.startswith(f"these attributes of {path} cannot be kept when it is replaced")

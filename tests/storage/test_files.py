@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,26 @@ def test_a_read_that_gives_less_is_continued(
     with MappedFile(source) as file:
         assert file.read(100, 50) == CONTENT[100:150]
         assert file.read(len(CONTENT) - 50, 100) == CONTENT[-50:]
+
+
+def test_a_read_in_several_parts_holds_one_copy(
+    tmp_path: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, limit = 1 << 27, 1 << 24
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(size)
+    name = "pread" if reading == "pread" else "read"
+    original: Callable[..., bytes] = getattr(os, name)
+    monkeypatch.setattr(
+        os, name, lambda descriptor, size, *offset: original(descriptor, min(size, limit), *offset)
+    )
+    with MappedFile(tmp_path / "sparse") as mapped:
+        tracemalloc.start()
+        try:
+            assert len(mapped.read(0, size)) == size
+            assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+        finally:
+            tracemalloc.stop()
 
 
 def test_pieces_are_no_larger_than_they_should_be(

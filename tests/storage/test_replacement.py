@@ -290,6 +290,24 @@ def test_another_name_of_the_target_keeps_what_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_bytes() == b"old"
 
 
+def test_a_path_that_ends_with_a_slash_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        Replacement(f"{tmp_path / 'new'}/")
+    assert caught.value.filename == f"{tmp_path / 'new'}/"
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="only Linux has /proc")
+def test_a_pipe_that_has_no_path_is_refused_as_one() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(FileExistsError, match="is not a regular file"):
+            Replacement(f"/proc/self/fd/{writing}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     with pytest.raises(IsADirectoryError) as caught:

@@ -3,8 +3,9 @@
 pip install 'onnxarchive[remote]' distributed
 python many_models.py s3://bucket/models s3://bucket/archives --scheduler tcp://scheduler:8786
 
-Each worker streams from store to store. Credentials come from the environment of the workers, or
-are sent to them as `storage_options`. Archives that exist are skipped, so a run can be repeated.
+Each worker streams from store to store. Credentials come from the environment of this process and
+of the workers; or give `convert_many` the argument `storage_options`, which it sends to them.
+Archives that exist are skipped, so a run can be repeated.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 pip install 'onnxarchive[ort,remote]'
 python object_store.py s3://bucket/models
 
-Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on) or from
+Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on); each function also takes
 `storage_options`. `gs://` and `az://` work the same way.
 """
 

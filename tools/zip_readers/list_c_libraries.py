@@ -74,7 +74,7 @@ def digest_of(read: Callable[..., int], file: c_void_p) -> str:
 
 
 def by_minizip(path: str, extracts: bool) -> Iterator[Entry]:
-    """Lists the entries of an archive, and reads their data."""
+    """Lists the entries of an archive; reads their data if `extracts`."""
     library = ctypes.CDLL("libminizip.so.1")
     library.unzOpen64.restype = c_void_p
     file = c_void_p(library.unzOpen64(path.encode()))
@@ -101,7 +101,7 @@ def by_minizip(path: str, extracts: bool) -> Iterator[Entry]:
 
 
 def by_libzip(path: str, extracts: bool) -> Iterator[Entry]:
-    """Lists the entries of an archive, and reads their data."""
+    """Lists the entries of an archive; reads their data if `extracts`."""
     library = ctypes.CDLL("libzip.so.4")
     library.zip_open.restype = library.zip_fopen_index.restype = c_void_p
     library.zip_get_num_entries.restype = library.zip_fread.restype = ctypes.c_int64

@@ -21,7 +21,7 @@ HEAD = """\
 """
 
 CODE = """
-#define NFC_MAX 1024 /* code points of a text that is decided */
+#define NFC_MAX 1024 /* most code points of a text; a longer one counts as not normalized */
 
 static int nfc_in(const uint32_t (*ranges)[3], size_t count, uint32_t c, uint32_t *value) {
     size_t low = 0, high = count;
@@ -95,7 +95,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-/* Takes well-formed UTF-8; the form of onnxa_options.is_normalized. Decomposes the text, orders
+/* Takes well-formed UTF-8; can be used as onnxa_options.is_normalized. Decomposes the text, orders
  * and composes its marks, and compares the result with the text. */
 static int nfc_is_normalized(void *context, const char *name, size_t length) {
     uint32_t text[NFC_MAX], full[4 * NFC_MAX];
@@ -125,8 +125,8 @@ static int nfc_is_normalized(void *context, const char *name, size_t length) {
     for (i = 0; i < size; i++) {
         uint32_t c = full[i], pair = 0;
         unsigned class_of_c = nfc_class(c);
-        /* A mark is blocked if a mark of its class or a higher one, or a starter, lies between it
-           and the last starter. */
+        /* A code point is blocked from the last starter if a mark of its class or of a higher one
+           lies between them. */
         if (has_starter && (composed == starter + 1 || (last && last < class_of_c)))
             pair = nfc_compose(full[starter], c);
         if (pair) {
@@ -204,9 +204,9 @@ def main() -> None:
     full = [(point, *it, *[0] * (4 - len(it))) for point, it in decompositions()]
     sys.stdout.write(
         HEAD.format(version=unicodedata.unidata_version)
-        + "\n/* First, last, 1. */"
+        + "\n/* Ranges of assigned code points: first, last, 1 (not used). */"
         + table("nfc_assigned", ranges(is_assigned), 3)
-        + "\n/* First, last, combining class. */"
+        + "\n/* Ranges of a combining class other than 0: first, last, class. */"
         + table("nfc_classes", ranges(combining_class), 3)
         + "\n/* A code point, and its full canonical decomposition, filled up by 0. */"
         + table("nfc_decompositions", full, 5)

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* First, last, 1. */
+/* Ranges of assigned code points: first, last, 1 (not used). */
 static const uint32_t nfc_assigned[][3] = {
 {0,0x377,1},{0x37A,0x37F,1},{0x384,0x38A,1},{0x38C,0x38C,1},{0x38E,0x3A1,1},{0x3A3,0x52F,1},
 {0x531,0x556,1},{0x559,0x58A,1},{0x58D,0x58F,1},{0x591,0x5C7,1},{0x5D0,0x5EA,1},{0x5EF,0x5F4,1},
@@ -146,7 +146,7 @@ static const uint32_t nfc_assigned[][3] = {
 {0x100000,0x10FFFD,1},
 };
 
-/* First, last, combining class. */
+/* Ranges of a combining class other than 0: first, last, class. */
 static const uint32_t nfc_classes[][3] = {
 {0x300,0x314,0xE6},{0x315,0x315,0xE8},{0x316,0x319,0xDC},{0x31A,0x31A,0xE8},{0x31B,0x31B,0xD8},
 {0x31C,0x320,0xDC},{0x321,0x322,0xCA},{0x323,0x326,0xDC},{0x327,0x328,0xCA},{0x329,0x333,0xDC},
@@ -1006,7 +1006,7 @@ static const uint32_t nfc_compositions[][3] = {
 {0x115B8,0x115AF,0x115BA},{0x115B9,0x115AF,0x115BB},{0x11935,0x11930,0x11938},
 };
 
-#define NFC_MAX 1024 /* code points of a text that is decided */
+#define NFC_MAX 1024 /* most code points of a text; a longer one counts as not normalized */
 
 static int nfc_in(const uint32_t (*ranges)[3], size_t count, uint32_t c, uint32_t *value) {
     size_t low = 0, high = count;
@@ -1080,7 +1080,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-/* Takes well-formed UTF-8; the form of onnxa_options.is_normalized. Decomposes the text, orders
+/* Takes well-formed UTF-8; can be used as onnxa_options.is_normalized. Decomposes the text, orders
  * and composes its marks, and compares the result with the text. */
 static int nfc_is_normalized(void *context, const char *name, size_t length) {
     uint32_t text[NFC_MAX], full[4 * NFC_MAX];
@@ -1110,8 +1110,8 @@ static int nfc_is_normalized(void *context, const char *name, size_t length) {
     for (i = 0; i < size; i++) {
         uint32_t c = full[i], pair = 0;
         unsigned class_of_c = nfc_class(c);
-        /* A mark is blocked if a mark of its class or a higher one, or a starter, lies between it
-           and the last starter. */
+        /* A code point is blocked from the last starter if a mark of its class or of a higher one
+           lies between them. */
         if (has_starter && (composed == starter + 1 || (last && last < class_of_c)))
             pair = nfc_compose(full[starter], c);
         if (pair) {

@@ -15,9 +15,9 @@
  *
  * What it promises, for any bytes:
  * - It reads nothing outside the memory, and has no undefined behaviour.
- * - If another process changes the memory meanwhile, the answers may be wrong. But each number is
- *   read once, then checked and used, so that all reads still lie within the memory.
- * - It compares each size with the memory before it reads or allocates. It takes memory in
+ * - If another process changes the memory meanwhile, the answers may be wrong. But a length that
+ *   is read again is checked again, so that all reads still lie within the memory.
+ * - It compares each size with that of the memory before it reads or allocates. It takes memory in
  *   proportion to the central directory and to the external tensors, up to a limit of yours.
  * - To read n bytes it takes time in proportion to n log n, whatever the content.
  * - Its recursion is at most about a hundred calls deep.
@@ -26,8 +26,8 @@
  * You open the file, check that it is a regular one (FILE-1), and map it. If a mapped file is
  * truncated, touching the lost pages ends the process (SIGBUS).
  *
- * Elements are little-endian, and begin at a multiple of 64 bytes of the file. So in a map, or in
- * a buffer that is itself aligned, you may cast the pointer on a little-endian machine.
+ * The data of a tensor is little-endian, and begins at a multiple of 64 bytes of the file. So in a
+ * map, or in a buffer that is itself aligned, you may cast the pointer on a little-endian machine.
  */
 #ifndef ONNXA_H
 #define ONNXA_H
@@ -56,7 +56,7 @@ typedef enum onnxa_status {
 
 typedef struct onnxa_error {
     onnxa_status status;
-    const char *rule;               /* the id of a broken rule, such as "ZIP-6"; NULL if none is */
+    const char *rule;               /* the id of a broken rule, such as "ZIP-6", or NULL */
     char message[200];              /* what is wrong, in ASCII; holds no text of the file */
     char entry[ONNXA_MAX_NAME + 1]; /* the name of the entry, "" if none is concerned */
     char tensor[256];               /* the begin of the tensor's name, "" if none is concerned */
@@ -74,10 +74,10 @@ typedef struct onnxa_options {
     int (*is_normalized)(void *context, const char *name, size_t length);
     void *context; /* given to the three functions above */
     /* Undecided names: 0 refuses them by ASSET-1, as the specification demands; 1 accepts them,
-     * for callers that give names to no file system. */
+     * for callers that make no files with these names. */
     int accept_undecided_names;
     /* Limits for files that are not trusted; 0 means none. */
-    size_t max_memory;        /* bytes allocated at once */
+    size_t max_memory;        /* total bytes allocated at any time */
     uint64_t max_model_bytes; /* sizes of all models together */
 } onnxa_options;
 
@@ -112,7 +112,7 @@ struct onnxa_model {
 
 /* An external tensor of a model. */
 struct onnxa_tensor {
-    const char *name; /* as in the model: any bytes, without a NUL at the end, maybe none */
+    const char *name; /* as in the model: any bytes, or none; no NUL at the end */
     size_t name_length;
     const onnxa_model *model;
     const onnxa_entry *entry; /* its data; the name of the entry is the key */
@@ -297,7 +297,7 @@ static onnxa_status onnxa__refuse(onnxa_error *error, const char *rule, const on
 static onnxa_status onnxa__no_memory(const onnxa *a, onnxa_error *error, uint64_t size) {
     if (a->options.max_memory && size > a->options.max_memory - a->allocated)
         return onnxa__fail(error, ONNXA_LIMIT, NULL, NULL,
-                           "% bytes of memory are needed beyond the limit of the caller, %", size,
+                           "% more bytes of memory exceed the limit of the caller, % bytes", size,
                            a->options.max_memory);
     return onnxa__fail(error, ONNXA_NO_MEMORY, NULL, NULL, "% bytes cannot be allocated", size, 0);
 }
@@ -327,12 +327,16 @@ static void onnxa__release(onnxa *a, void *memory, size_t count, size_t size) {
         free(memory);
 }
 
+static size_t onnxa__next_block_size(const onnxa *a) {
+    return a->tensor_count < 64 ? 4096 : 65536; /* 64 dims are 512 bytes */
+}
+
 /* Memory for `count` dims that stays where it is until the archive is closed. */
 static int64_t *onnxa__allocate_dims(onnxa *a, size_t count) {
     size_t header = (sizeof(onnxa__block) + 7) / 8 * 8, bytes = count * sizeof(int64_t);
     onnxa__block *block = a->blocks;
     if (!block || block->size - block->used < bytes) {
-        size_t size = a->tensor_count < 64 ? 4096 : 65536; /* 64 dims are 512 bytes */
+        size_t size = onnxa__next_block_size(a);
         block = (onnxa__block *)onnxa__allocate(a, size, 1);
         if (!block) return NULL;
         block->next = a->blocks;
@@ -450,8 +454,8 @@ static onnxa_status onnxa__read_ends(onnxa *a, onnxa_error *error) {
                                  saturated, 0);
         if (!locator || a->size < ONNXA__ALL_ENDS)
             return onnxa__refuse(error, "ZIP64-1", NULL,
-                                 "the values of the end record are saturated, without a Zip64 "
-                                 "locator before it",
+                                 "the values of the end record are saturated, without a Zip64 end "
+                                 "record and a locator before it",
                                  0, 0);
         a->ends = a->size - ONNXA__ALL_ENDS;
         if (onnxa__u32(locator + 4) || onnxa__u32(locator + 16) != 1)
@@ -606,8 +610,7 @@ static onnxa_status onnxa__check_name(const onnxa *a, onnxa_entry *entry, onnxa_
         if (length < prefix) return ONNXA_OK;
         if (length == prefix || length - prefix > 64 || !onnxa__is_lower(name[prefix]))
             return onnxa__refuse(error, "MODEL-4", entry,
-                                 "expected an id of 1 to 64 bytes that begins with a to z, found % "
-                                 "bytes",
+                                 "an id of % bytes, expected 1 to 64, the first one from a to z",
                                  length - prefix, 0);
         for (i = prefix; i < length; i++)
             if (!onnxa__is_lower(name[i]) && !onnxa__is_digit(name[i]) && name[i] != '_')
@@ -791,8 +794,9 @@ static onnxa_status onnxa__check_names(onnxa *a, onnxa_error *error) {
                                  0);
         if (right->name[length] == '/')
             return onnxa__refuse(error, "NAME-2", right,
-                                 "the first % bytes of this name are that of another entry", length,
-                                 0);
+                                 "down-cased, the first % bytes of this name are the name of "
+                                 "another entry",
+                                 length, 0);
     }
     return ONNXA_OK;
 }
@@ -851,8 +855,8 @@ static onnxa_status onnxa__check_places(onnxa *a, onnxa_error *error) {
             next - begin - entry->size < least ||
             next - begin - entry->size > least + ONNXA__MAX_PADDING)
             return onnxa__refuse(error, "ZIP-6", entry,
-                                 "the entry at % and its data do not fill the space up to %", begin,
-                                 next);
+                                 "the space from % to % does not fit the local header and the data",
+                                 begin, next);
         entry->data_offset = next - entry->size;
         if (entry->data_offset % 64)
             return onnxa__refuse(error, "ALIGN-1", entry,
@@ -893,7 +897,7 @@ static onnxa_status onnxa__check_tail(const onnxa *a, onnxa_error *error) {
         if (a->data[at] == 0x50 && a->data[at + 1] == 0x4B &&
             onnxa__reads_as_end(a->data + at, (size_t)(a->size - at)))
             return onnxa__refuse(error, "ZIP-16", NULL,
-                                 "the bytes at % read as an end record", at, 0);
+                                 "the bytes at % are a false record", at, 0);
     if (onnxa__holds_signature(offset) || onnxa__holds_signature(a->directory_offset))
         return onnxa__refuse(error, "ZIP-16", NULL,
                              "the last header offset, %, or that of the directory, %, holds a "
@@ -927,7 +931,9 @@ static onnxa_status onnxa__check_header(const onnxa *a, const onnxa_entry *entry
         size_t field;
         if (onnxa__u16(extra) != 1 || onnxa__u16(extra + 2) > left - 4)
             return onnxa__refuse(error, "ZIP-14", entry,
-                                 "the local header does not begin with a whole Zip64 field", 0, 0);
+                                 "the extra fields of the local header do not begin with a "
+                                 "complete Zip64 field",
+                                 0, 0);
         field = onnxa__u16(extra + 2);
         if (field != 16 || onnxa__u64(extra + 4) != entry->size ||
             onnxa__u64(extra + 12) != entry->size)
@@ -1116,7 +1122,7 @@ static int onnxa__content(int message, uint64_t number) {
 #undef ONNXA__FIELD
 }
 
-static int onnxa__holds_whole_numbers(onnxa__slice packed, int content) {
+static int onnxa__holds_complete_numbers(onnxa__slice packed, int content) {
     size_t length = (size_t)(packed.end - packed.at);
     uint64_t ignored;
     if (content == ONNXA__FIXED32) return length % 4 == 0;
@@ -1153,19 +1159,20 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
             continue;
         }
         if (!onnxa__varint(&in, 5, &tag))
-            return onnxa__refuse(error, "MODEL-3", entry, "no whole tag at byte % of the model",
+            return onnxa__refuse(error, "MODEL-3", entry,
+                                 "the tag at byte % of the model is incomplete or too long",
                                  (uint64_t)(tag_at - begin), 0);
         field.number = tag >> 3;
         field.wire = (unsigned)(tag & 7);
         if (field.wire > 5 || field.number > 0x1FFFFFFF || (!field.number && !in_group))
             return onnxa__refuse(error, "MODEL-3", entry,
-                                 "the tag % at byte % of the model has no such field number or "
+                                 "the tag % at byte % of the model has an invalid field number or "
                                  "wire type",
                                  tag, (uint64_t)(tag_at - begin));
         if (field.wire == 4) {
             if (!in_group || open[depth].group != field.number)
                 return onnxa__refuse(error, "MODEL-3", entry,
-                                     "a group ends at byte % of the model that does not begin",
+                                     "an unmatched end of a group at byte % of the model",
                                      (uint64_t)(tag_at - begin), 0);
             depth--;
             continue;
@@ -1174,7 +1181,7 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
             if (!onnxa__step(&in, field.wire, &field))
                 return onnxa__refuse(error, "MODEL-3", entry,
                                      "the field at byte % of the model exceeds the message around "
-                                     "it",
+                                     "it, or has a varint of too many bytes",
                                      (uint64_t)(tag_at - begin), 0);
             if (field.wire == 0 && !depth && field.number == 1) versions = 1;
             if (field.wire != 2 || in_group) continue;
@@ -1182,10 +1189,10 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
             if (content == ONNXA__BYTES) continue;
             if (content == ONNXA__VARINTS || content == ONNXA__FIXED32 ||
                 content == ONNXA__FIXED64) {
-                if (onnxa__holds_whole_numbers(field.content, content)) continue;
+                if (onnxa__holds_complete_numbers(field.content, content)) continue;
                 return onnxa__refuse(error, "MODEL-3", entry,
-                                     "the packed field at byte % of the model does not hold whole "
-                                     "numbers",
+                                     "the packed field at byte % of the model has a number that is "
+                                     "incomplete or too long",
                                      (uint64_t)(tag_at - begin), 0);
             }
             if (++a->messages > ONNXA__MAX_MESSAGES)
@@ -1392,7 +1399,7 @@ static void onnxa__merge_tensor(onnxa__tensor *tensor, onnxa__slice message) {
         case 13: /* external_data */
             if (has_length) onnxa__add_pair(tensor, field.content);
             break;
-        case 14: /* data_location: DEFAULT 0, EXTERNAL 1; other numbers are as unknown fields */
+        case 14: /* data_location: DEFAULT 0, EXTERNAL 1; any other counts as an unknown field */
             if (is_varint && (field.value & 0xFFFFFFFFu) <= 1)
                 tensor->is_external = (int)(field.value & 1);
             break;
@@ -1452,7 +1459,7 @@ static onnxa_status onnxa__append(onnxa__walk *walk, const onnxa__tensor *tensor
     }
     if (rank) {
         dims = onnxa__allocate_dims(a, rank);
-        if (!dims) return onnxa__no_memory(a, walk->error, 65536);
+        if (!dims) return onnxa__no_memory(a, walk->error, onnxa__next_block_size(a));
         memcpy(dims, tensor->dims, rank * sizeof *dims);
     }
     added = &a->tensors[a->tensor_count];
@@ -1491,8 +1498,8 @@ static onnxa_status onnxa__finish_tensor(onnxa__walk *walk, const onnxa__tensor 
     if (tensor->location.count != 1 || tensor->offset.count > 1 || tensor->length.count > 1 ||
         tensor->checksum.count > 1 || tensor->other.count)
         return onnxa__refuse_tensor(walk, "DATA-4", NULL, tensor,
-                                    "external_data has % pairs location, and % with unknown keys",
-                                    tensor->location.count, tensor->other.count);
+                                    "external_data has no location, or an unknown or repeated key",
+                                    0, 0);
     entry = onnxa__find(a, tensor->location.value.at, tensor->location.value.length);
     if (!entry || entry->kind != ONNXA_TENSOR_DATA)
         return onnxa__refuse_tensor(walk, "DATA-1", NULL, tensor,
@@ -1507,10 +1514,11 @@ static onnxa_status onnxa__finish_tensor(onnxa__walk *walk, const onnxa__tensor 
         return onnxa__refuse_tensor(walk, "TENSOR-1", entry, tensor,
                                     "the data type % is not one of external tensors",
                                     tensor->data_type, 0);
-    if (tensor->rank > ONNXA_MAX_DIMS || tensor->has_negative_dim)
-        return onnxa__refuse_tensor(walk, "TENSOR-2", entry, tensor,
-                                    "% dims, % of them negative or more; expected at most 64",
-                                    tensor->rank, (uint64_t)tensor->has_negative_dim);
+    if (tensor->rank > ONNXA_MAX_DIMS)
+        return onnxa__refuse_tensor(walk, "TENSOR-2", entry, tensor, "% dims, expected at most %",
+                                    tensor->rank, ONNXA_MAX_DIMS);
+    if (tensor->has_negative_dim)
+        return onnxa__refuse_tensor(walk, "TENSOR-2", entry, tensor, "a dim is negative", 0, 0);
     limit = (uint64_t)INT64_MAX / (bits < 8 ? 1 : bits / 8);
     for (i = 0; i < tensor->rank; i++) {
         uint64_t dim = (uint64_t)tensor->dims[i];
@@ -1543,8 +1551,9 @@ static onnxa_status onnxa__finish_tensor(onnxa__walk *walk, const onnxa__tensor 
     return onnxa__append(walk, tensor, entry);
 }
 
-/* The walk of section 8.1. All fields `number` in `parent` are merged to one message. If the field
- * is not repeated, `parent` is the message around it; if it is, `parent` is one occurrence. */
+/* The walk of section 8.1. Tensors, sparse tensors and graphs: all fields of `parent` with this
+ * number are merged into one message. For a field that is not repeated, `parent` is the message
+ * around it; for a repeated field, the bytes of one occurrence, from the tag on. */
 
 static onnxa_status onnxa__walk_tensor(onnxa__walk *walk, onnxa__slice parent, uint64_t number) {
     onnxa__tensor tensor;
@@ -1575,7 +1584,7 @@ static onnxa_status onnxa__walk_sparse(onnxa__walk *walk, onnxa__slice parent, u
 
 static onnxa_status onnxa__walk_graph(onnxa__walk *walk, onnxa__slice parent, uint64_t number);
 
-/* The attributes in the fields `number` of a node or a function. */
+/* Walks the attributes of a node or a function: the fields of `parent` with this number. */
 static onnxa_status onnxa__walk_attributes(onnxa__walk *walk, onnxa__slice parent,
                                            uint64_t number) {
     onnxa__field attribute, field;

@@ -4,7 +4,7 @@
  *     ./onnxa_read [--open] ARCHIVE
  *
  * Makes the full check. --open only opens the archive, and leaves sha256 out. The exit status is 0
- * for any verdict, and 2 if there is none. For POSIX systems. */
+ * if a JSON object was printed, otherwise 2. For POSIX systems. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 
@@ -22,7 +22,8 @@
 
 /* ---- JSON ---- */
 
-/* The length of the maximal subpart of a UTF-8 sequence at `at`; sets *whole if it is all of it. */
+/* The length of the maximal subpart of a UTF-8 sequence at `at`. Sets *whole to 1 if the subpart is
+ * a complete sequence, otherwise to 0. */
 static size_t subpart(const uint8_t *at, size_t length, int *whole) {
     uint8_t low = 0x80, high = 0xBF;
     size_t size = 1, expected = at[0] < 0x80 ? 1 : at[0] < 0xE0 ? 2 : at[0] < 0xF0 ? 3 : 4;

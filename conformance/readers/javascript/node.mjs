@@ -12,7 +12,7 @@ export async function fileSource(path) {
   try {
     const stat = await handle.stat();
     if (!stat.isFile()) throw notRegular();
-    if (!Number.isSafeInteger(stat.size)) throw new LimitError('the file is larger than 2^53 bytes');
+    if (!Number.isSafeInteger(stat.size)) throw new LimitError('the file has 2^53 bytes or more');
     return new FileSource(handle, stat.size);
   } catch (error) {
     await handle.close();

@@ -1,6 +1,6 @@
-// A reader of ONNX archives, version 1, for browsers and servers. It needs nothing but the language, and `fetch` for
-// `httpSource`. The parts: errors, sources, checksums, end records, directory, local headers, names, the models,
-// tensors, and the archive that puts them together.
+// A reader of ONNX archives, version 1, for browsers and servers. It needs only the language and
+// TextDecoder, and `fetch` for `httpSource`. The parts: errors, sources, checksums, end records,
+// directory, local headers, names, the models, tensors, and the archive that puts them together.
 //
 // A source is { size, read(offset, length) -> Promise<Uint8Array> }. Offsets and sizes are plain numbers: one that
 // comes from a field of 64 bits and exceeds 2^53 is inexact, but still beyond the end of any file, and so refused.
@@ -221,7 +221,8 @@ export class Sha1 {
   /** Ends the message and returns its SHA-1 in hexadecimal digits. */
   digest() {
     const bits = BigInt(this.#length) * 8n;
-    const tail = new Uint8Array(((119 - (this.#length % 64)) % 64) + 9); // 0x80, zeros up to a block less 8, length
+    // 0x80, then zeros, then the length in the last 8 bytes of a block
+    const tail = new Uint8Array(((119 - (this.#length % 64)) % 64) + 9);
     tail[0] = 0x80;
     viewOf(tail).setBigUint64(tail.length - 8, bits);
     this.update(tail);
@@ -305,7 +306,8 @@ async function readEndRecords(source) {
       refuse('ZIP64-1', null, 'all or none of the counts, the size and the offset saturated', 'some of them');
     }
     if (!hasLocator || tailSize < ALL_END_RECORDS) {
-      refuse('ZIP64-1', null, 'a Zip64 locator before an end record with saturated values', 'none');
+      const expected = 'Zip64 end record and locator before an end record with saturated values';
+      refuse('ZIP64-1', null, expected, 'not both');
     }
     ({ diskCount, count, size, offset } = readZip64EndRecords(tail, source.size));
     if (count < SATURATED16 && size < SATURATED32 && offset < SATURATED32) {
@@ -387,7 +389,7 @@ function readsAs(tail, at) {
   }
 }
 
-/** Whether an offset, written in 4 bytes, or in 8 if it does not fit, holds a signature of an end record. */
+/** Whether an offset, in 4 bytes, or in 8 if it does not fit, holds a signature of ZIP-16. */
 function holdsSignature(offset) {
   const view = new DataView(new ArrayBuffer(8));
   view.setBigUint64(0, BigInt(offset), true);
@@ -431,7 +433,7 @@ const anyText = new TextDecoder('utf-8', { ignoreBOM: true });
 /** Bytes as text for a message, cut to 80 characters. */
 const show = (bytes) => quote(anyText.decode(bytes.subarray(0, 81)));
 
-/** All entries of the directory, whose bytes are given, in order. */
+/** Parses and checks the bytes of the directory; returns all entries in order. */
 function parseDirectory(directory, { count, offset }) {
   const view = viewOf(directory);
   const entries = [];
@@ -684,7 +686,8 @@ function checkNames(entries, directory) {
     if (name.startsWith(before) && (name.length === before.length || name[before.length] === '\0')) {
       const readable = name.replaceAll('\0', '/');
       const what = name.length === before.length ? 'twice' : `and the folder ${quote(before.replaceAll('\0', '/'))}`;
-      refuse('NAME-2', readable, 'names that differ in any case, none a folder', `${quote(readable)} ${what}`);
+      const expected = 'names that differ in more than case, none of them a folder of another';
+      refuse('NAME-2', readable, expected, `${quote(readable)} ${what}`);
     }
   }
 }
@@ -757,7 +760,10 @@ const SCHEMA = compileSchema(`
   SimpleShardedDimProto: varint dim_value 1, bytes dim_param 2, varint num_shards 3
 `);
 
-/** Messages by name, each an array of fields by number: { name, wire, repeated, message }; `wire` of one element. */
+/**
+ * Messages by name, each an array of fields by number: { name, wire, repeated, message }. `wire` is
+ * the wire type of one element that is not packed.
+ */
 function compileSchema(text) {
   const wires = { varint: 0, fixed64: 1, bytes: 2, fixed32: 5 };
   const messages = new Map();
@@ -777,9 +783,9 @@ const MAX_MESSAGES = 4194304;
 const MAX_DIMS = 64;
 const EXTERNAL_KEYS = ['location', 'offset', 'length', 'checksum'];
 
-// What is kept of a message while it is parsed; null for most messages, which are skipped. `number` takes a number,
-// `string` the range of a string in the model; `part` returns what keeps the message of a field, the same object again
-// if the field is not repeated.
+// What is kept of a message while it is parsed; null for most messages, of which nothing is kept.
+// `number` takes a number, `string` the range of a string in the model; `part` returns what keeps
+// the message of a field, the same object again if the field is not repeated.
 
 class KeptModel {
   hasVersion = false;
@@ -847,7 +853,7 @@ class KeptTensor {
       case 'data_type':
         this.dataType = low | 0;
         break;
-      case 'data_location': // a number that is not defined is that of an unknown field
+      case 'data_location': // any other value counts as an unknown field
         if (low <= 1) this.isExternal = low === 1;
         break;
       default:
@@ -1170,7 +1176,7 @@ function measure(dims, bits, key) {
     count *= dim;
     if (dim !== 0n) extent *= dim;
   }
-  if (extent >= 1n << 63n) refuse('TENSOR-2', key, 'an extent below 2^63 bytes', extent);
+  if (extent >= 1n << 63n) refuse('TENSOR-2', key, 'dims that give less than 2^63 bytes', extent);
   return { count, size: ceilBytes(count * bits) };
 }
 

@@ -1,7 +1,7 @@
 """An independent reader of ONNX archives, written from the text of the specification alone.
 
-It makes the full check: every rule of `spec/rules.toml`. It reads the data of each entry once, in
-pieces. The central directory, all models and one piece at a time are in memory.
+It makes the full check: every rule of `spec/rules.toml`. It holds the central directory and all
+models in memory, and reads other data in pieces.
 
     python3 onnxa_reader.py [--open] PATH
 
@@ -46,7 +46,7 @@ _TAIL_SIZE = 65_633  # last bytes of the file, which hold no false end record
 _SIGNATURES_OF_END = (b"PK\5\6", b"PK\6\6", b"PK\6\7")
 _FALSE_END = re.compile(
     rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: disks 0, equal counts
-    rb"|PK\x06\x07.{16}PK\x05\x06"  # one after a locator
+    rb"|PK\x06\x07.{16}PK\x05\x06"  # a locator, then the signature of an end record
     rb"|PK\x06\x07\0{4}.{8}\x01\0{3}"  # a locator: disk 0, one disk
     rb"|PK\x06\x06\x2c\0{7}",  # a Zip64 end record: size 44
     re.DOTALL,
@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The name, which is UTF-8 in an archive."""
+        """The name as text."""
         return self.raw_name.decode("utf-8", "replace")
 
     @property
@@ -273,7 +273,7 @@ class _Source:
 
 
 def _check(source: _Source, is_full: bool) -> Archive:
-    """Opens the archive in the order of section 9.2; a full check then reads all other data."""
+    """Opens the archive roughly in the order of section 9.2; a full check then reads the rest."""
     directory, tail = _read_end(source)
     entries = _read_directory(source, directory)
     _check_names(entries)
@@ -369,11 +369,11 @@ def _read_end64(before: bytes, file_size: int) -> list[int]:
     """Reads both counts, the size and the offset from the Zip64 end record.
 
     Args:
-        before: The bytes before the end record: this record and its locator.
+        before: The bytes before the end record: the Zip64 end record and its locator.
         file_size: The size of the file.
     """
     if len(before) != _END64.size + _LOCATOR.size:
-        _refuse("ZIP64-1", "bytes before the end record", "76 of Zip64 or more", len(before))
+        _refuse("ZIP64-1", "bytes before the end record", "76 or more (Zip64 records)", len(before))
     signature, disk, offset, disks = _LOCATOR.unpack(before[_END64.size :])
     _expect("ZIP64-1", "signature of the Zip64 locator", b"PK\6\7", signature)
     _expect("ZIP-3", "disk and number of disks in the Zip64 locator", (0, 1), (disk, disks))
@@ -461,14 +461,14 @@ def _check_false_ends(
     found = _FALSE_END.search(tail)
     if found and start + found.start() < directory.end:
         what = f"at byte {start + found.start()}"
-        _refuse("ZIP-16", what, "nothing that reads as an end record", found.group())
+        _refuse("ZIP-16", what, "no false record", found.group())
     for what, offset in (
         ("header offset of the last entry", last_header_offset),
         ("offset of the directory", directory.offset),
     ):
         data = offset.to_bytes(4 if offset < _FULL32 else 8, "little")
         if any(signature in data for signature in _SIGNATURES_OF_END):
-            _refuse("ZIP-16", what, "no signature of an end record", data)
+            _refuse("ZIP-16", what, "no signature of the end records", data)
 
 
 def _unpadded(entry: Entry) -> int:
@@ -731,7 +731,7 @@ class _TensorProto(_Sink):
 
 
 # The fields of onnx.proto that hold messages or repeated numbers; "*" marks repeated ones. All
-# others are skipped, whether onnx.proto defines them or not.
+# other fields are read without a schema.
 _SCHEMA: dict[str, str] = {
     "ModelProto": (
         "7 GraphProto, 8 OperatorSetIdProto*, 14 StringStringEntryProto*, "
@@ -924,14 +924,14 @@ def _varint(view: memoryview, position: int, end: int, most: int = 10) -> tuple[
 
 
 def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None) -> None:
-    """Checks that the last number of a packed field is complete."""
+    """Checks that the numbers of a packed field are complete, and no varint is too long."""
     if wire_type == _VARINT:
         whole = start == stop or view[stop - 1] < 0x80
         whole = whole and not _TOO_LONG_VARINT.search(view, start, stop)
     else:
         whole = (stop - start) % (4 if wire_type == _FIXED32 else 8) == 0
     if not whole:
-        _corrupt(start, "a packed field of complete numbers", "only part of the last one")
+        _corrupt(start, "complete numbers in a packed field", "one that is incomplete or too long")
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:

@@ -6,8 +6,8 @@ import * as ort from 'onnxruntime-web';
 const REQUESTS = 6; // at once: the most connections that browsers open to a server
 
 /**
- * Makes a session of the archive at a URL. Downloads the directory, the model and the model's weights by range
- * requests, and checks each CRC-32.
+ * Makes a session of the archive at a URL. Downloads the directory, all models and the weights of
+ * the chosen model by range requests, and checks each CRC-32.
  *
  * `model` is the id of the model, or '' for the default one. Other options are those of ONNX Runtime.
  */
