@@ -224,9 +224,13 @@ def _difference(
             )
         is_same = tensor == original.tensor
         return None if is_same else f"{original}: expected the archive's data, found other data"
-    if tensors.held_fields(tensor) if is_external else tensor.external_data:
+    if is_external and (held := tensors.held_fields(tensor)):
         return (
-            f"{original}: expected its data in one place, found it in the link and in external_data"
+            f"{original}: expected no data beside data_location EXTERNAL, found {', '.join(held)}"
+        )
+    if not is_external and tensor.external_data:
+        return (
+            f"{original}: expected data_location EXTERNAL beside external_data, found another value"
         )
     entry, data = archive.entries[key], archive.read(key)  # also checks the local header
     try:

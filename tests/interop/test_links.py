@@ -495,8 +495,11 @@ def _two_files(model: onnx.ModelProto) -> None:
         (_rename, "expected name 'layer.0/weight', found 'other'"),
         (_reshape, r"expected dims \[1024, 16\], found \[16, 1024\]"),
         (_retype, "expected data_type FLOAT, found INT32"),
-        (_weight_in_both, "'layer.0/weight'.*found it in the link and in external_data"),
-        (_weight_in_both_as_floats, "'layer.0/weight'.*in the link and in external_data"),
+        (
+            _weight_in_both,
+            "'layer.0/weight'.*no data beside data_location EXTERNAL, found raw_data",
+        ),
+        (_weight_in_both_as_floats, "no data beside data_location EXTERNAL, found float_data"),
         (_other_bias, r"'layer.0/bias'.*expected the archive's data, found other data"),
         (
             _bias_outside,
@@ -525,7 +528,10 @@ def test_a_change_of_a_link_is_found(link: Path, change: Any, says: str) -> None
     [
         (_short_weight, "expected 65536 bytes for FLOAT of shape [1024, 16], found 4"),
         (_other_weight, "expected the bytes of its entry, found others"),
-        (_weight_in_both_as_default, "found it in the link and in external_data"),
+        (
+            _weight_in_both_as_default,
+            "expected data_location EXTERNAL beside external_data, found another value",
+        ),
     ],
 )
 def test_other_bytes_in_a_link_are_found(archive: Path, link: Path, change: Any, says: str) -> None:
