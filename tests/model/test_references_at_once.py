@@ -176,6 +176,12 @@ def test_many_bytes_of_names_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch
         assert (read_references(model, sizes_of(model)) is not None) == is_read
 
 
+@pytest.mark.parametrize("held", [raw_tensor("a\nb"), string_tensor("\n")])
+def test_names_with_newlines_are_read_one_by_one(held: TensorProto) -> None:
+    for model in (model_of(held, tensor_of("w")), model_of(tensor_of("w\n"))):
+        assert read_references(model, sizes_of(model)) is None
+
+
 def test_large_tensors_are_read_at_once() -> None:
     tensor = tensor_of()
     del tensor.dims[:]
