@@ -48,7 +48,8 @@ ALSO_OF_FAILED = COUNTS[-1:]
 
 
 def pytest_configure() -> None:
-    """Restores SIGCHLD, which a parent process may ignore: tests need exit statuses."""
+    """Restores signals that a parent process may ignore: tests need exit statuses and Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
