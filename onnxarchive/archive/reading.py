@@ -46,7 +46,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX, is_key, is_model
+from onnxarchive.model.keys import is_key, is_model
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
@@ -422,7 +422,7 @@ class Archive(Closing):
                     for number in models:
                         if current is snapshot:
                             verify(number)
-                        else:  # an edit has overwritten the models, which were intact until then
+                        else:  # an edit by this object has verified, then overwritten the models
                             counter.add(entries.sizes[number])
             except ArchiveFormatError:
                 with self._unedited(snapshot):  # an edit may have overwritten them meanwhile
@@ -516,7 +516,7 @@ def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memory
         ChecksumError: The bytes have changed.
     """
     for name, data in zip(names, archive._read_all(names), strict=True):
-        if archive._file.is_complete:  # other bytes were verified when they were fetched
+        if archive._file.is_complete:  # if not, the bytes were verified when they were fetched
             check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
         yield data
 
@@ -533,13 +533,19 @@ def read_verified(archive: Archive, name: str) -> memoryview:
 
 
 def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
-    """Yields the bytes of an asset; see `verified_pieces`.
+    """Yields the bytes of an asset: in pieces if the file is mapped, else as one copy.
 
     Raises:
+        ChecksumError: The bytes do not match their CRC-32; raised after the last piece.
         TensorNotFoundError: There is no such asset.
     """
-    archive._snapshot.asset_number(path)
-    return verified_pieces(archive, ASSET_PREFIX + path)
+    name = archive.entries.names[archive._snapshot.asset_number(path)]
+    if not archive._file.is_mapped:
+        yield memoryview(archive.assets[path])
+        return
+    archive._fetch_missing([name])
+    with with_path(archive.path), discarding_faults(archive._file):
+        yield from verified_pieces(archive, name)
 
 
 def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
@@ -554,7 +560,7 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
 
 
 class StreamedEntry:
-    """Data of an entry, in pieces; each iteration compares the local header and the CRC-32.
+    """Data of an entry, in pieces; each pass over them compares the local header and the CRC-32.
 
     Attributes:
         nbytes: Its size in bytes.

@@ -11,6 +11,7 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeat
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.urls import is_url, shown_url
+from onnxarchive.sources.other_files import is_litter
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
@@ -120,7 +121,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
 
 
 def _directory(names: list[str], convert: str, convert_all: str) -> Kind:
-    count = 1 if MODEL_PROTO in names else sum(map(_is_onnx, names))
+    count = 1 if MODEL_PROTO in names else sum(_is_onnx(it) and not is_litter(it) for it in names)
     if count > 1:
         return Kind(f"a directory with {count} models", convert_all, is_source=True)
     if count:

@@ -22,7 +22,7 @@ Prefetch: TypeAlias = Literal["willneed", "populate"]
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # Flags of a map with all pages read in advance; None if the system has no such maps.
 POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
-_READ_SIZE = 1 << 26  # most bytes that one system call reads into memory
+_READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -102,7 +102,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets `path` and `absolute_path`; for a temporary file, to the path of its target."""
+        """Sets `path` and `absolute_path`; `Replacement` passes the target of its new file."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -121,7 +121,7 @@ class MappedFile(RandomAccessFile):
             LockedError: The file remained locked.
             OSError: The file system has no exclusive locks.
         """
-        descriptor = self._require_open()  # while referenced, no other file gets its number
+        descriptor = self._require_open()  # this reference keeps the descriptor open
         kind = locking.exclusive if is_exclusive else locking.shared
         with contextlib.ExitStack() as lock:
             try:
@@ -214,14 +214,14 @@ class MappedFile(RandomAccessFile):
         Raises:
             OSError: The write failed; the error names the file.
         """
-        descriptor = self._require_open()  # while referenced, no other file gets its number
+        descriptor = self._require_open()  # this reference keeps the descriptor open
         try:
             write_at(descriptor.number, offset, data)
         except OSError as error:
             error.filename = self.path
             raise
         finally:
-            del descriptor  # a kept error must not keep the file open
+            del descriptor  # else the traceback of a kept error would keep the file open
 
     def view(self) -> memoryview:
         """A read-only view of the whole mapped file; the map is closed with the last view.
@@ -289,7 +289,7 @@ class MappedFile(RandomAccessFile):
         even after a rename. Either may lead to another file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
-        descriptor = self._require_open()  # while referenced, no other file gets its number
+        descriptor = self._require_open()  # this reference keeps the descriptor open
         with contextlib.suppress(OSError):  # no /proc
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -66,6 +67,24 @@ def test_cat_gives_a_tensor_or_an_asset(
         assert cat(url, name) == cat(local, name)
         size = expected[name].size * expected[name].itemsize
         assert cat(local, name)[-size:] == np.ascontiguousarray(expected[name]).tobytes()
+
+
+def test_an_asset_that_was_damaged_on_its_way_is_fetched_anew(
+    web: WebServer, url: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    content = ASSETS["folder/big.bin"]
+    correct = web.change
+    web.change = lambda _, answer: dataclasses.replace(
+        answer, body=[part.replace(content[:64], bytes(64)) for part in answer.body]
+    )
+    arguments = "cat", url, "folder/big.bin", "--cache-dir", tmp_path
+    assert run(*arguments) == 3
+    output, errors = capsysbinary.readouterr()
+    assert output == b""
+    assert b"m.onnxa: entry 'assets/folder/big.bin': expected" in errors
+    web.change = correct
+    assert run(*arguments) == 0
+    assert capsysbinary.readouterr().out == content
 
 
 def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Captured) -> None:

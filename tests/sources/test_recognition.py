@@ -30,6 +30,7 @@ def _onnx(path: Path) -> None:
 def _directory(path: Path) -> None:
     path.mkdir()
     _onnx(path / "model.onnx")
+    (path / "._model.onnx").touch()  # made by macOS on other file systems
 
 
 def _directory_of_two(path: Path) -> None:
