@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).resolve().parent
-RECIPES = SUITE.parent / "tools"
-# Name of a file in the directory of the large vectors. It is written once all of them are made, and
-# holds the digest of their recipes.
+TOOLS = SUITE.parent / "tools"
+# Name of a file in the directory of the large vectors. The file is written after all large vectors,
+# and holds `digest_of_makers()`.
 MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
 TENSOR_FIELDS = ("model", "key", "name", "data_type", "dims", "sha256")
@@ -77,7 +77,7 @@ class ReaderError(Exception):
     """The command of the reader does not start, or the run was interrupted."""
 
 
-class RecipeError(Exception):
+class LargeVectorError(Exception):
     """The large vectors cannot be made."""
 
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # readers print anything
     try:
         return run_suite(argv)
-    except RecipeError as error:
+    except LargeVectorError as error:
         print(f"the large vectors cannot be made: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -268,10 +268,10 @@ def words_of(command: str) -> list[str]:
 
 
 def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
-    """Makes the large vectors, unless the same recipes have made them before.
+    """Makes the large vectors, unless the same programs have made them before.
 
     Raises:
-        RecipeError: The recipes failed, or a file could not be written.
+        LargeVectorError: `tools/vectors.py` failed, or a file could not be written.
     """
     wanted = [
         vector[field]
@@ -280,7 +280,7 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
         for field in ("file", "expected")
         if field in vector
     ]
-    marker, made_from = built / MADE_FROM, digest_of_recipes()
+    marker, made_from = built / MADE_FROM, digest_of_makers()
     is_marked = marker.is_file() and marker.read_bytes() == made_from.encode()
     if is_marked and all((built / file).exists() for file in wanted):
         return
@@ -288,7 +288,7 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
     try:
         marker.unlink(missing_ok=True)
         done = subprocess.run(
-            [sys.executable, RECIPES / "vectors.py", "--large", built],
+            [sys.executable, TOOLS / "vectors.py", "--large", built],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -296,16 +296,16 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
         )
         if done.returncode != 0:
             said = done.stderr.decode(errors="backslashreplace").strip().splitlines()
-            raise RecipeError("; ".join([f"exit status {done.returncode}", *said[-1:]]))
+            raise LargeVectorError("; ".join([f"exit status {done.returncode}", *said[-1:]]))
         marker.write_text(made_from, encoding="ascii")
     except OSError as error:
-        raise RecipeError(str(error)) from error
+        raise LargeVectorError(str(error)) from error
 
 
-def digest_of_recipes() -> str:
-    """The SHA-256 of the manifest and all recipes, in hexadecimal digits."""
+def digest_of_makers() -> str:
+    """The SHA-256 of the manifest and the programs that make vectors, in hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in (SUITE / "manifest.json", *sorted(RECIPES.glob("vector*.py"))):
+    for path in (SUITE / "manifest.json", *sorted(TOOLS.glob("vector*.py"))):
         data = path.read_bytes()
         digest.update(b"%d %s %d\n" % (len(path.name), path.name.encode(), len(data)))
         digest.update(data)
@@ -403,7 +403,7 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
         message = printed.get("message")
         return f"{vector['about']} Expected {' or '.join(vector['rules'])}, found {rule}: {message}"
     if is_late:
-        return ""  # the manifest lists no entries of a file that is refused later
+        return ""  # the manifest has no `entries` for a file that breaks a rule
     expected = expectation(vector, check.built)
     if check.is_partial:
         printed = {field: expected[field] for field in ("entries", "tensors")} | printed

@@ -1,7 +1,8 @@
 """Errors: one base class and its subclasses, and the report of broken rules.
 
-A missing file, a full disk or a lack of permission is an `OSError`, with two exceptions: external
-data that cannot be opened is an `ArchiveFormatError`, and a failed rollback an `ArchiveError`.
+A missing file, a full disk or a lack of permission raises an `OSError`, except in two cases:
+external data that cannot be opened raises an `ArchiveFormatError`, and a failed rollback raises an
+`ArchiveError`.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class UnfinishedEditError(ArchiveError):
 class AttributesWarning(UserWarning):
     """The owner, permissions or extended attributes of a file cannot be kept when it is replaced.
 
-    The warning comes before the file is replaced: as an error, it leaves the file unchanged.
+    The warning is issued before the file is replaced: if a filter turns the warning into an error,
+    the file stays unchanged.
 
     Example:
         warnings.simplefilter("error", onnxarchive.AttributesWarning)

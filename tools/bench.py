@@ -4,19 +4,24 @@ python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
 A case compares several ways to do the same work. Each way is timed in a fresh process that has done
-the same work with a small file before the clock starts. A row "..., process" times a whole process:
-Python starts, imports, does the work once and ends. This library syncs the files that it writes, so
-the time of every other way includes a sync, too.
+the same work with a small file before the clock starts. Two kinds of rows have no such warm-up. A
+row "..., process" times a whole process: Python starts, imports, does the work once and ends. The
+rows of the case `start` time whole processes, or the first step of a process. This library syncs
+the files that it writes, so the time of every other way includes a sync, too.
 
 A round has one or more turns. A turn measures each way once, so that a change of the machine's
 speed affects all ways. A way may gain from memory that the way before it has freed. So every second
-turn takes the ways in reverse, and after two turns the order begins with the next way. The report
-shows medians, and the median, least and greatest ratio of the rounds. The median ratio decides if a
-target is met. There is no verdict if the spread of the ratios (greatest minus least) exceeds the
-distance from the median to the target, or if the sizes are scaled.
+turn takes the ways in reverse, and after two turns the order begins with the next way.
 
-Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
-are new. All files are synced before a process starts, so that no way pays for the writes of another
+For each way the report shows medians of the rounds, and the time of the first way divided by the
+time of this way: the median, least and greatest ratio of the rounds. A target limits a ratio of two
+rows, or a figure of one row. The median decides if the target is met. There is no verdict if the
+spread (greatest minus least) exceeds the distance from the median to the target, or if the sizes
+are scaled.
+
+Before a process starts, its input files are read into the page cache, unless they are sparse or
+belong to `real`; --cold drops input files from the cache instead (posix_fadvise). Output files are
+new. All files are synced before a process starts, so that no way pays for the writes of another
 way. A virtual machine may return free memory to the host; getting memory back may then take longer
 than the work itself: try a smaller --scale.
 
@@ -295,10 +300,11 @@ class Run:
         return measure.clocks[:1] if self._is_quick else measure.clocks
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
-        """Measures one way; adds the figures to `taken`, or the failure to `result`."""
+        """Runs a measure; adds its figures to `taken`, or its failure to `result`."""
         place = self._places[measure.group]
         try:
-            for clock in reversed(self._clocks(measure)):  # whole processes first: they warm memory
+            # "process" runs first: "warm" gains from the memory that "process" has freed.
+            for clock in reversed(self._clocks(measure)):
                 with self._ready(measure, result.case):
                     if clock == "warm":
                         figures = run_warm(result.name, measure.name, self._folder, self._scale)

@@ -286,7 +286,7 @@ CASES: Final[Mapping[str, Case]] = {
         times=3,
     ),
     "view-many": Case(
-        "open and a view of each tensor; others: load and an array of each tensor",
+        "open and get each tensor (onnx.load: load only)",
         (*_views("many"), _PARSED),
         (
             Target("at most", 0.6, "safetensors"),
@@ -344,7 +344,7 @@ CASES: Final[Mapping[str, Case]] = {
         moves_bytes=True,
     ),
     "view-large": Case(
-        "open and a view of each tensor; others: load and an array of each tensor",
+        "open and get each tensor (onnx.load: load only)",
         _views("large"),
         (
             Target("at most", 0.1, "onnx_ir"),

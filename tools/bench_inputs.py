@@ -6,7 +6,7 @@ their first elements differ. The tensors are the initializers of a model with on
 chain has a matrix product for each tensor.
 
 Functions import their packages themselves: the time of a whole process includes its imports, and a
-process that measures another library must not import this one.
+process that measures another library must not import onnxarchive.
 """
 
 from __future__ import annotations

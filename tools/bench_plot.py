@@ -21,7 +21,7 @@ from bench_cases import CASES, MODEL, PROCESS
 from bench_report import GB, MIB, duration
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "spec" / "images"
-# The cases in speed.svg; tools/bench.py prints all of them.
+# The cases in speed.svg; tools/bench.py prints all cases.
 COMPARED: Final = (
     "view-large",
     "view-many",

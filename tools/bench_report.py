@@ -46,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """The spread of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     @property
@@ -104,7 +104,7 @@ class Result:
         size: The number and size of the tensors, in words.
         nbytes: Bytes of all tensors.
         rounds: The figures of each row, in the order of the rounds.
-        amounts: The number of tensors or bytes of each measure; empty if `case` does not grow.
+        amounts: The amount of `case.grows` in each measure; empty if `case.grows` is None.
         left_out: The measures left out, each with the reason.
         failures: The measures that failed, each with the last lines of output.
         is_scaled: True if the sizes are smaller than those that the targets are for.
@@ -317,7 +317,10 @@ def growth(result: Result) -> dict[str, list[Point]]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """Exponent of the time (1: linear), from 1/100 of the largest size on; None for one size."""
+    """The exponent with which the time grows (1: linear); None for fewer than two sizes.
+
+    Sizes below 1/100 of the largest size do not count.
+    """
     upper = [it for it in points if it.amount * 100 >= points[-1].amount]
     x = [math.log(it.amount) for it in upper]
     y = [math.log(it.seconds.median) for it in upper]

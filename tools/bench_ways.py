@@ -1,7 +1,8 @@
-"""The ways of tools/bench.py: how this library, its peers and the machine do the same work.
+"""The ways of tools/bench.py to do the same work: this library, its peers, and plain system calls.
 
-A way is a function of a place. It imports a library, prepares the work and returns the timed step.
-`whole` runs one way in a process of its own, so this module imports almost nothing.
+A way is a function that takes a `Place`, the files of a group of tensors. A way imports a library,
+prepares the work and returns the timed step. `whole` runs in a new process whose imports are timed,
+so this module imports almost nothing.
 
 Every step that writes files syncs them, as this library does.
 """

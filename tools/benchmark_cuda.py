@@ -52,7 +52,7 @@ GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 LAYERS: Final = 64
 ITEM_NBYTES: Final = 4
-MIN_WIDTH: Final = 16  # ONNX Runtime gets smaller weights inside the model
+MIN_WIDTH: Final = 16  # weights below 1 KiB would be passed to ONNX Runtime in the model
 WARM_NBYTES: Final = 64 * MIB
 SAMPLING_INTERVAL: Final = 0.002
 
@@ -188,7 +188,7 @@ def _try(package: str, device: str) -> tuple[str | None, str | None]:
 
 
 def _warm_onnxruntime(device: str) -> str:
-    """Uses the device once and returns ONNX Runtime's version; raises if the device is unusable."""
+    """Uses the device once; describes ONNX Runtime. Raises if the device is unusable."""
     import onnxruntime as ort
 
     provider = PROVIDERS[device]
@@ -207,7 +207,7 @@ def _warm_onnxruntime(device: str) -> str:
 
 
 def _warm_torch(device: str) -> str:
-    """Uses the device once and returns PyTorch's version; raises if the device is unusable."""
+    """Uses the device once; describes PyTorch and the device. Raises if the device is unusable."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -3,7 +3,7 @@
 
 python3 tools/dev.py python tools/check_packages.py
 
-Installs the wheel into a new environment for each version of Python on PATH or below `~/.pyenv`:
+For each of `VERSIONS` on PATH or below `~/.pyenv`, installs the wheel into a new environment:
 first without extras, then with all extras. Reports missing versions.
 """
 
@@ -72,7 +72,7 @@ def check(python: str, wheel: Path, directory: Path) -> None:
     compilerless = os.environ | {"PATH": str(directory / "bin"), "CC": "false", "CXX": "false"}
     for extras, snippets in (("", ["1"]), ("[all]", [])):
         run(*install, f"{wheel}{extras}", environment=compilerless)
-        # -I: import the installed package, not the one in this directory.
+        # -I ignores PYTHONPATH, so the snippets import the installed package.
         run(installed, "-I", README, *snippets, environment=compilerless)
 
 

@@ -137,7 +137,7 @@ def write_zips(path: Path) -> None:
         name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
     )
     model = model_of([tensor])
-    # The model is the last entry, and this is its last field: the directory follows directly.
+    # The signatures end the model, the last entry. So the directory directly follows them.
     model.metadata_props.add(key="signatures", value="PK\5\6PK\6\6PK\6\7PK\3\4PK\1\2" * 5)
     assets = {"inner.zip": zipped, "last": SIGNATURES * 4096}
     onnxarchive.save(model, path, size_threshold=0, assets=assets)
@@ -145,13 +145,13 @@ def write_zips(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreeFields:
-    """Values of the unrestricted header fields of an entry.
+    """Values of an entry's header fields that the rules leave free, wholly or in part.
 
     Attributes:
         made_by: The lower byte of "version made by".
         external: The external attributes.
-        time: The modification time, in both headers.
-        date: The modification date, in both headers.
+        time: The modification time, in the local header and in the directory record.
+        date: The modification date, in the local header and in the directory record.
     """
 
     made_by: int = 45
@@ -161,7 +161,7 @@ class FreeFields:
 
 
 def free_fields() -> list[FreeFields]:
-    """Values for free fields: each bit alone, and combinations with a meaning."""
+    """Permitted values to test, most of them with one field changed."""
     ms_dos = [bits for bits in range(0x28) if bits & ~0x27 == 0]
     return [
         *(FreeFields(made_by=version) for version in range(256)),

@@ -123,8 +123,8 @@ class Collected(Report):
 def run_directory(data: bytes) -> bool:
     """Returns True if end records, directory and local headers break no rule.
 
-    Reading on after a broken rule and stopping at the first must give the same verdict. The entries
-    of an accepted file must leave no gaps, and Python's zipfile must find the same entries.
+    The verdict must be the same whether reading stops at the first broken rule or continues. The
+    entries of an accepted file must leave no gaps, and Python's zipfile must find the same entries.
     """
     collected = Collected()
     _read_directory(data, collected)
@@ -181,7 +181,7 @@ def run_wire(data: bytes) -> bool:
         graphs = None
         require(
             model is None or _may_refuse(error),
-            f"protobuf parses this, this library refuses it: {error}",
+            f"protobuf parses the bytes, but the library refuses them: {error}",
         )
     if model is not None and graphs is not None:
         require(bool(graphs) == model.HasField("graph"), f"{graphs} graphs")
@@ -217,7 +217,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
     except ArchiveError as error:
         require(
             model is None or _may_refuse(error),
-            f"protobuf parses this, this library refuses it: {error}",
+            f"protobuf parses the bytes, but the library refuses them: {error}",
         )
         return
     stripped = _parsed(found.model)
@@ -268,7 +268,7 @@ def _location(tensor: TensorProto) -> Any:
 
 
 def _require_raw(tensor: TensorProto, data: bytes) -> None:
-    """Requires raw data to equal the elements in the data field of a tensor."""
+    """Requires `data` to hold the elements of a tensor, in the form of `raw_data`."""
     if tensor.HasField("raw_data"):
         expected: bytes = tensor.raw_data
     elif tensor.float_data or tensor.double_data:
@@ -352,8 +352,8 @@ def is_archive(path: Path) -> bool:
 
     A full check must find a broken rule if and only if opening, reading or verifying fails. The
     check must find the same broken `DATA_RULES` as this tool. Python's zipfile must read the same
-    entries from an accepted file. Checking and opening must agree on interrupted edits. A rollback
-    must leave an archive or change nothing.
+    entries from an accepted file. Checking and opening must agree on interrupted edits. A recovery
+    must end with a file that breaks no rule, or fail and change nothing.
     """
     broken: set[str] | None = None
     try:

@@ -2,7 +2,7 @@
 
 Each run starts `onnxarchive convert` as a process and kills the process (SIGKILL). The moments of
 the kills are spread evenly from the start of a conversion to shortly after its usual end. In every
-other run the target exists already, as an older archive. After each run the target must be
+second run the target exists already, as an older archive. After each run the target must be
 unchanged or complete. A complete target breaks no rule, and has the same bytes as after an
 undisturbed conversion. A killed run may leave one temporary file beside the target, nothing else.
 

@@ -6,7 +6,7 @@ tensor; a save of the whole archive; a recovery. Meanwhile a reader process read
 process reports the beginning and the end of each operation. One writer or both are killed (SIGKILL)
 at a random moment: in an edit, while waiting for the lock, or between edits. While the other
 processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the other
-processes are killed, too, and `recover` runs once more.
+processes are killed, too, and `recover` runs.
 
 Afterwards the directory must contain only the archive, and the archive must break no rule. There
 must be one order of all edits and reads in which each takes effect between its reported beginning
@@ -83,7 +83,7 @@ EDITS: Final = {
 IMPATIENCE: Final = 0.01  # seconds that impatient edits wait for the lock
 # The operation after a kill, while the remaining writers go on.
 RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "save", "nothing")
-# Operations that do not change an archive.
+# Operations that do not change the `State` of an archive.
 _LOOKS: Final = ("read", "recover", "open for editing")
 
 BETWEEN: Final = "between edits"
@@ -111,7 +111,7 @@ class Traits(NamedTuple):
         padding: Bytes of the doc_string.
         has_added: True if the last tensor of the model is `ADDED`.
         has_asset: True if a save with this number writes an asset.
-        is_referring: True if `replace_model` gets tensors that refer to the archive.
+        is_referring: True if the `weights` of an edit refer to the archive, except `ADDED`.
     """
 
     padding: int
@@ -533,7 +533,7 @@ def write_on(
 
 
 def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
-    """In an endless loop, reads an open archive twice with the same result, then reads anew.
+    """In an endless loop, compares two reads of an open archive, then opens and reads it again.
 
     Only the last read is reported as an operation.
     """
@@ -541,7 +541,7 @@ def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
         with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path) as archive:
             before = read_state(archive)
             yield
-            require(read_state(archive) == before, f"{before} has changed since it was opened")
+            require(read_state(archive) == before, f"the open archive changed, expected {before}")
         attempt(Operation(READER, number, "read"), say, path)
         yield
         time.sleep(0.003)

@@ -85,7 +85,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
         "a socket, or a folder on Windows: the suite has none"
     ),
-    "_json_number: value < 1 << 53: bound moved": ("both forms of the number are permitted"),
+    "_json_number: value < 1 << 53: bound moved": ("numbers may be JSON numbers or strings"),
     "_read_end: before[-_LOCATOR.size:].startswith(b'PK\\x06\\x07'): dropped": (
         "ZIP-5 is broken, too: the directory does not end where the end record begins"
     ),
@@ -285,7 +285,7 @@ def is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
 
 
 def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Check) -> str | None:
-    """Name of the first vector that a reader judges wrongly, or None if all verdicts are right.
+    """Name of the first vector for which a reader's output is wrong, or None if there is none.
 
     If the reader cannot be imported, returns a message instead of a name.
     """

@@ -1,8 +1,8 @@
 """Makes zip records and protobuf messages byte by byte, for valid and damaged archives.
 
-Fields have the values that the specification requires unless a recipe overrides them, so a recipe
-states only the faults of its file. Needs only Python; shares no code with the library, which the
-vectors test.
+Each field has the value that the specification requires, unless the caller overrides the field. So
+the recipes in the other `vector_*.py` state only the faults of a file. Needs only Python; shares no
+code with the library, which the vectors test.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def zip64_field(*values: int) -> bytes:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Data of zero bytes, not held in memory."""
+    """Data of `nbytes` zeros, not held in memory."""
 
     nbytes: int
 
@@ -127,7 +127,7 @@ class Entry:
         name: Name in the directory.
         data: Data of the entry.
         alignment: Value of the alignment field; the data offset is a multiple of this value.
-        both: Overridden fields of both headers.
+        both: Overridden fields of the local header and of the directory record.
         local: Overridden fields of the local header.
         record: Overridden fields of the directory record.
         local_name: Name in the local header; None for `name`.

@@ -1,4 +1,4 @@
-"""Vectors that break, or barely meet, one condition. Those of other modules may break several."""
+"""Vectors for single conditions of a reader: files that barely meet or break one condition."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _first_changed(**changes: object) -> Image:
 def _names() -> Iterator[Vector]:
     composed = (
         ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
-        ("blocked", "a\u0305\u0301", "a mark that an earlier mark of its class blocks"),
+        ("blocked", "a\u0305\u0301", "a mark that is blocked by an earlier mark of the same class"),
         ("two-marks", "\u1ea1\u0301", "a mark that is composed, and one that is not"),
     )
     for name, text, about in composed:
@@ -143,7 +143,7 @@ def _names() -> Iterator[Vector]:
 
 
 def _fixed(wire_type: int, nbytes: int) -> bytes:
-    """An unknown field of a fixed wire type, with only `nbytes` bytes of its value."""
+    """An unknown field of wire type `FIXED_64` or `FIXED_32`, with a value of `nbytes` bytes."""
     return v.varint(1001 << 3 | wire_type) + b"\1" * nbytes
 
 
@@ -247,7 +247,7 @@ def _external_data() -> Iterator[Vector]:
     )
     yield refused(
         "two-sources-not-external",
-        "A tensor with its data inside also names the entry of another tensor.",
+        "A tensor whose data is in the model also has the location of another tensor.",
         "DATA-7",
         partial(of_proto, model(graph(W, inside)), W),
         "two-sources",
@@ -344,7 +344,7 @@ def _missed() -> Iterator[Vector]:
     longer = replace(W, key="w" * 100)
     yield refused(
         "count-one-more-of-long-records",
-        "The end record counts one record too many; the directory is large enough for it.",
+        "The end record counts one record too many, but the directory has room for this count.",
         "ZIP-4",
         lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
         "count",

@@ -122,7 +122,7 @@ def conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "free-fields",
-        "Unusual values in all fields that a reader ignores.",
+        "An entry with unusual but permitted versions, time, date and attributes.",
         "ZIP-7 ZIP-10 ZIP-11",
         lambda: changed(
             0,

@@ -1,4 +1,4 @@
-"""The vectors of files with false end records, which mislead readers that search for one."""
+"""The vectors about false records, which mislead readers that search for the end records."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def holding(data: bytes) -> Tensor:
 
 
 def at_distance(record: bytes, distance: int) -> Tensor:
-    """A tensor with this record, which begins `distance` bytes before the end of the archive."""
+    """A tensor that holds `record`; the record begins `distance` bytes before the archive's end."""
     behind = len(to_bytes(archive(holding(bytes(1 << 17))))) - 64 - (1 << 17)
     rest = distance - behind - len(record)
     return holding(bytes((1 << 17) - rest - len(record)) + record + bytes(rest))
 
 
 def of_tensor(data: bytes) -> Callable[[], Image]:
-    """An archive with a tensor of these bytes."""
+    """Returns a function that makes an archive with a tensor of these bytes."""
     return lambda: archive(holding(data))
 
 
 def of_model(data: bytes) -> Callable[[], Image]:
-    """An archive whose model ends with these bytes, in an unknown field."""
+    """Returns a function that makes an archive; the model ends with `data`, in an unknown field."""
     return lambda: archive(W, proto=model(graph(W), more=content(1000, data)))
 
 
@@ -65,7 +65,7 @@ def of_asset(data: bytes) -> Image:
 
 
 def false_ends() -> Iterator[Vector]:
-    """The vectors of files with false end records."""
+    """The vectors about false records."""
     yield from _conforming()
     records = (
         ("end-record", end_record(), "an end record"),

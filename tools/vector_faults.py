@@ -45,12 +45,12 @@ from vector_parts import (
 
 
 def image_with(**changes: object) -> Callable[[], Image]:
-    """Returns a function that makes the plain archive with these attributes of the image."""
+    """Returns a function that makes the image of `plain` with these attributes replaced."""
     return lambda: replace(plain(), **changes)  # type: ignore[arg-type]
 
 
 def entry_with(index: int, **changes: object) -> Callable[[], Image]:
-    """Returns a function that makes the plain archive with these attributes of one entry."""
+    """Returns a function that makes the image of `plain` with attributes of one entry replaced."""
     return lambda: changed(index, **changes)
 
 
@@ -374,7 +374,7 @@ def _bad_order() -> Iterator[Vector]:
     )
     yield refused(
         "gap-before-directory-long",
-        "More bytes before the directory than a local header can have.",
+        "A gap of 32,768 bytes before the directory, longer than the longest padding.",
         "ZIP-6 ZIP-7",
         image_with(before_directory=long_gap),
         "gaps",
@@ -395,7 +395,7 @@ def _bad_order() -> Iterator[Vector]:
     )
     yield refused(
         "gap-between-entries-long",
-        "More bytes between two entries than a local header can have.",
+        "A gap of 32,768 bytes between two entries, longer than the longest padding.",
         "ZIP-6 ZIP-7",
         entry_with(1, before=long_gap),
         "gaps",
@@ -690,14 +690,14 @@ def _bad_records() -> Iterator[Vector]:
     )
     yield refused(
         "crc",
-        "The CRC-32 of a tensor is wrong in both headers.",
+        "The CRC-32 of a tensor is wrong in the local header and in the directory record.",
         "ZIP-15",
         entry_with(0, both={"crc32": lambda crc: crc ^ 1}),
         "crc",
     )
     yield refused(
         "crc-zero",
-        "The CRC-32 of a tensor is zero in both headers.",
+        "The CRC-32 of a tensor is zero in the local header and in the directory record.",
         "ZIP-15",
         entry_with(0, both={"crc32": 0}),
         "crc",
@@ -835,7 +835,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive with an entry of this name; the location of a tensor is this name."""
+        """Returns a function that makes an archive with an entry and a location of this name."""
 
         def source() -> Image:
             text = name.decode(errors="replace")

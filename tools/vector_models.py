@@ -43,7 +43,8 @@ def several_models() -> Iterator[Vector]:
 def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-share-a-tensor",
-        "Two models share a tensor under two names, and have one more tensor each; an asset.",
+        "Two models share a tensor under two names, and each model has another tensor; the archive "
+        "also has an asset.",
         "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         lambda: with_models(
             (W, Tensor("d"), V, LABELS),
@@ -117,7 +118,7 @@ def _conforming() -> Iterator[Vector]:
 
 
 def _named(name: bytes, data: bytes = NO_TENSOR) -> Callable[[], Image]:
-    """An archive of a tensor, an entry of this name before the model, and the model."""
+    """Returns a function that makes an archive with an entry of this name before the model."""
 
     def image() -> Image:
         made = archive(W)
@@ -174,9 +175,9 @@ def _bad_names() -> Iterator[Vector]:
 
 
 def _bad_places() -> Iterator[Vector]:
-    def of_order(*names: str) -> Callable[[], Image]:
-        """An archive with models in this order: "" is the default model, "_a" the model "a"."""
-        entries = [Entry(MODEL_PROTO + it.encode(), OF_W) for it in names]
+    def of_order(*suffixes: str) -> Callable[[], Image]:
+        """Returns a function that makes an archive of models with these suffixes, in this order."""
+        entries = [Entry(MODEL_PROTO + it.encode(), OF_W) for it in suffixes]
         return lambda: Image([W.entry, *entries])
 
     yield refused(
@@ -232,7 +233,7 @@ def _bad_places() -> Iterator[Vector]:
 
 def _bad_contents() -> Iterator[Vector]:
     def further(data: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive of a tensor and a further model; `changes` are made to the model's entry."""
+        """Returns a function that makes an archive with `data` and `changes` in a further model."""
         image = with_models((W,), OF_W, {"a": data})
         image.entries[1] = replace(image.entries[1], **changes)  # type: ignore[arg-type]
         return lambda: image
@@ -297,7 +298,7 @@ def _with_padding(image: Image) -> Image:
 
 def _bad_tensors() -> Iterator[Vector]:
     def with_further(*tensors: Tensor) -> Callable[[], Image]:
-        """An archive of W and V: the default model refers to W, a further model has `tensors`."""
+        """Returns a function that makes an archive of W and V; a further model has `tensors`."""
         return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
 
     yield refused(

@@ -129,7 +129,7 @@ def attribute(field_number: int, *values: bytes) -> bytes:
 
 
 def everywhere() -> tuple[bytes, tuple[Tensor, ...]]:
-    """A model with a tensor in every field that can hold a tensor, and these tensors."""
+    """Returns a model and its tensors: one tensor in every field that can hold a tensor."""
     names = ("init", "t", "ts1", "ts2", "g", "gs", "sv", "si", "spa", "spv", "fa", "fn", "ti", "ta")
     tensors = {it: Tensor(f"{it}_key", data=it.encode().ljust(8)) for it in names}
     proto = {key: tensor.proto for key, tensor in tensors.items()}
@@ -205,7 +205,7 @@ def plain() -> Image:
 
 
 def changed(index: int, **changes: object) -> Image:
-    """The plain archive with one entry changed: 0 `w`, 1 `v`, 2 the asset, 3 the model."""
+    """The image of `plain` with entry `index` changed: 0 `w`, 1 `v`, 2 the asset, 3 the model."""
     image = plain()
     image.entries[index] = replace(image.entries[index], **changes)  # type: ignore[arg-type]
     return image

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the vectors of the conformance suite from recipes; needs only Python.
+"""Makes the vectors of the conformance suite from the recipes in vector_*.py; needs only Python.
 
 python3 tools/vectors.py               writes conformance/vectors and conformance/manifest.json
 python3 tools/vectors.py --large DIR   writes the large vectors to DIR; files of some GiB are

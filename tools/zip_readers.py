@@ -146,7 +146,7 @@ def _can_be_loaded(library: str) -> bool:
     return True
 
 
-# Readers that extract to files, in one process per archive
+# Readers that extract to files, one archive at a time
 
 
 def output_of(*command: str | Path, piped: Path | None = None) -> str:
@@ -230,7 +230,7 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    # Split at the first line that is all dashes: the attributes of an entry may end in dashes, too.
+    # The details begin after a line of dashes. Attributes may end in dashes, but on a longer line.
     _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):

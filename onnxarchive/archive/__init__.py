@@ -1,10 +1,10 @@
 """Archives: reading, checking, writing, editing and recovery.
 
-Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the file, bytes or
-object that holds it.
-`contents` reads directory and models, `local_headers` compares local headers, `snapshot` finds the
-bytes of entries. `views` shows entries as tensors and assets, `html` as tables in notebooks;
-`views_ahead` speeds up lookups in order. `rules` checks an archive.
+Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the source of the
+archive: a file, bytes, a file object or a remote object. `contents` reads directory and models,
+`local_headers` compares local headers, `snapshot` finds the bytes of entries. `views` shows entries
+as tensors and assets, `html` as tables in notebooks; `views_ahead` speeds up lookups in order.
+`rules` checks an archive.
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves

@@ -28,8 +28,8 @@ from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
-# Limit in bytes on headers and padding that are read along with the models; only a hostile archive
-# exceeds this.
+# The models of a remote archive are read by one request, unless their headers and padding exceed
+# this many bytes.
 _MAX_BESIDE = 1 << 20
 
 

@@ -73,8 +73,8 @@ class EditableArchive(Archive):
     the edit. A forked process may read, but not edit.
 
     Each method works like the function of the same name and raises the same errors; `edit` and
-    `rename` raise the errors of `onnxarchive.replace_model`. In an `edit` block, use only `edit`,
-    `rename` and assignments.
+    `rename` raise the errors of `onnxarchive.replace_model`. In an `edit` block, the methods that
+    change the archive raise a `LockedError`, except `edit` and `rename`.
 
     Example:
         with onnxarchive.open("model.onnxa", mode="r+") as archive:
@@ -94,7 +94,7 @@ class EditableArchive(Archive):
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
         self._editor = threading.RLock()  # held by the thread that edits
-        self._writing = threading.RLock()  # held from an edit of the file until it is read anew
+        self._writing = threading.RLock()  # held while the file is edited and read anew
         # Per thread: `is_editing`; in an `edit` block also the block's `model` and the asyncio
         # `task` that entered the block.
         self._draft = threading.local()
@@ -480,7 +480,8 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                file = self._local_file  # read only now: another thread may have replaced it
+                # After the lock is acquired: until then, another thread may replace `_local_file`.
+                file = self._local_file
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:

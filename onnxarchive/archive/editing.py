@@ -65,10 +65,12 @@ def replace_model(
 ) -> None:
     """Replaces or adds a model of an archive.
 
-    Unless `compact` or `copy` is True, existing entries keep their offsets and keys, and only the
-    end of the file is written: new tensors, models, directory and end records. So the time does not
-    depend on the size of the weights. Existing views stay valid. After a crash the archive is the
-    old or the new one; after some crashes, `recover` must be called first.
+    Without `compact` and `copy`, existing entries keep their offsets and keys, and only the end of
+    the file is written: new tensors, models, directory and end records. So the time does not depend
+    on the size of the weights. There is one exception: if the file system cannot share blocks, and
+    the old models and directory exceed 3 GiB, the whole file is written anew. Existing views stay
+    valid. After a crash the archive is the old or the new one; after some crashes, `recover` must
+    be called first.
 
     A tensor of the new model uses an existing entry in three cases: its location is the entry's
     key; its external data is the entry's data in the archive file (see `link`); or the entry has
@@ -84,23 +86,25 @@ def replace_model(
             model.
         compact: Whether to rewrite the archive as `save` does: with tensors in the same order as in
             the models, with keys derived from tensor names, and without tensors that no model uses.
-            An archive that is already as `save` would write it is not rewritten.
+            An archive whose tensors already meet these conditions is not rewritten.
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            takes the size of the smallest tensor outside the replaced model, but 1024 at most; and
-            if a tensor in that model is as large, one byte more than its largest tensor. For a new
-            model, or with `compact`, the tensors of all models of the archive count.
+            means 1024, or the size of the smallest tensor stored outside the replaced model if that
+            size is below 1024. But if the replaced model itself holds a tensor of this size or
+            more, None means the size of the largest such tensor, plus 1. For a new model, or with
+            `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if the replaced model has a tensor
-            outside that is no initializer; for a new model, or with `compact`, if any model of the
-            archive has one.
+            the model, not only initializers. None means True if a tensor other than an initializer
+            is stored outside the replaced model; for a new model, or with `compact`, outside any
+            model of the archive.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         ValueError: A tensor of the archive would be unused, and `compact` is False; `name` is not
-            an id; or the file has several hard links, and `copy` is False. Nothing is changed.
+            an id; or `copy` is False, and `path` is a symbolic link or has several hard links.
+            Nothing is changed.
         LockedError: The archive stayed locked until `timeout`.
         ArchiveFormatError: The file is not an archive, an external tensor matches no entry, or the
             model would break a rule.
@@ -323,7 +327,7 @@ def change_assets(
     """Adds, replaces and removes assets in one edit; raises the errors of `replace_model`, too.
 
     A new file replaces the archive, so existing views stay valid. If the file system can share
-    blocks, the files share those of all entries before the first one that changes, and only the
+    blocks, the old and the new file share all blocks before the first changed entry, and only the
     rest is written.
 
     Args:
@@ -381,6 +385,6 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 
 
 def _release(file: MappedFile) -> None:
-    """Unlocks and closes a file; closing alone keeps a lock that a forked process shares."""
+    """Unlocks and closes a file; closing alone would not release a lock shared with a fork."""
     with file:
         locking.unlock(file.fileno())

@@ -72,7 +72,7 @@ class GivenTensor:
 
 
 def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
-    """Reads a tensor; its bytes are a view if it offers them in the layout of `raw_data`.
+    """Reads a tensor; bytes that the tensor offers in the layout of `raw_data` are not copied.
 
     Args:
         name: Name of the tensor, for messages.

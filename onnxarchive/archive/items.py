@@ -1,4 +1,4 @@
-"""The entries of a plan; those of small initializers are columns, and become `Item`s on access."""
+"""The entries of a plan; small initializers are kept in columns, and become `Item`s on access."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Item:
     Attributes:
         name: Name of the entry.
         nbytes: Size of the data in bytes.
-        data: Called in any thread when the entry is written; gives the data. If it has to copy the
-            data, it copies only this entry's, and the copy is dropped after writing.
+        data: Called in any thread when the entry is written; gives the data. If the data must be
+            copied, the copy holds the data of this entry alone, and is dropped after writing.
         ref: The tensor in the entry; None for an asset or a model.
     """
 
@@ -97,7 +97,7 @@ class Items(Sequence[Item]):
 
     @property
     def indexes_in_graph(self) -> list[int]:
-        """Indexes in the graph of the small initializers that are entries.
+        """For each small initializer that is an entry, its index in the graph.
 
         The list is empty if the small initializers were taken out of the graph.
         """
@@ -106,7 +106,7 @@ class Items(Sequence[Item]):
         return [self.small.indexes[row] for row in self.rows if row != _NO_ROW]
 
     def small_fields(self) -> Iterator[tuple[int, bytes]] | None:
-        """The index and the serialized external tensor of each small initializer that is an entry.
+        """Index and serialized `initializer` field of each small initializer that is an entry.
 
         None if no entry is a small initializer.
         """

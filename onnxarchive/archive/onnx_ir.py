@@ -1,7 +1,7 @@
-"""Loads models of archives into onnx_ir, and splits models of onnx_ir for `save`.
+"""Loads models of archives into onnx_ir; for `save`, splits models into proto and large tensors.
 
-Neither reads all tensors at once. This module is not in interop, because `save` uses it, and
-modules of this room must not import from interop.
+Neither loading nor splitting reads all tensors at once. This module is not in interop, because
+`save` uses it, and modules of this room must not import from interop.
 Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
 """
 
@@ -185,7 +185,7 @@ def _require_no_loss(model: onnx.ModelProto) -> None:
     """Refuses models with sparse tensors or training_info.
 
     onnx_ir drops training_info and sparse initializers without an error. For a sparse tensor in an
-    attribute, its error does not name the tensor.
+    attribute, onnx_ir raises an error that does not name the tensor.
     """
     for ref in tensors.walk(model):
         if any(field.startswith("sparse_") for field, _ in ref.path):
@@ -232,7 +232,7 @@ class SplitModel:
         return None if found is None else found.archive
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
-        """The archives of this model that saving it to `path` would replace."""
+        """Those of the model's archives that a save to `path` would replace."""
         # Saving sets a new origin, but tensors still refer to the archives they were loaded from.
         if self.origin is not None and self.origin._is_at(path):
             return [self.origin]

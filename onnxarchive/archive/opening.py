@@ -60,21 +60,23 @@ def open(
     Time and memory grow with the number of entries and with the size of the models, not counting
     external tensors. While another process edits the file, `open` waits.
 
-    Opening a remote archive takes one to three requests. Reading a tensor takes one for each 8
-    MiB; `Archive.fetch` reads many tensors at once. A remote tensor is checked against its CRC-32;
-    it is an array in memory, or a view of a cached file. If the object changes between requests
-    (ETag, or size and modification time), `ObjectChangedError` is raised.
+    Opening a remote archive takes one to three requests (`az`: one more; fsspec: two more). Reading
+    a tensor takes one for each 8 MiB; `Archive.fetch` reads many tensors at once. A remote tensor
+    is checked against its CRC-32; it is an array in memory, or a view of a cached file. If the
+    object changes between requests (ETag, or size and modification time), `ObjectChangedError` is
+    raised.
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
-            reads `http`, `https`, `s3`, `gs` and `az`, fsspec other schemes (`hf://`, ...). `close`
-            leaves a file object open; its methods are called by one thread at a time.
+            reads `http`, `https`, `s3`, `gs` and `az`; fsspec reads other schemes (`hf://`, ...).
+            The archive uses a file object from one thread at a time; `close` leaves the file object
+            open.
         mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`). `"r+"` first rolls back
             an edit that a crash interrupted.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file or, with `"r+"`, is opening
-            it; None waits without limit, 0 fails at once.
+        timeout: Seconds to wait while another process edits the file; mode `"r+"` also waits while
+            another process opens the file. None waits without limit, 0 fails at once.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.
@@ -102,8 +104,8 @@ def open(
         LockedError: The archive stayed locked until `timeout`.
         ObjectChangedError: A remote archive changed while it was opened.
         UnsupportedFeatureError: `mode` is `"r+"`, and `source` is not a local file.
-        ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is not
-            seekable.
+        ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not
+            seekable or not binary.
         TypeError: `source` is of another type.
         ImportError: The URL needs obstore or fsspec, which is not installed.
         OSError: The archive cannot be opened or read.

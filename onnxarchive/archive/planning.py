@@ -274,10 +274,10 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """The data of a tensor that models share; in memory or a file, it gets a CRC-32 to verify.
+    """The data of a tensor that models share; data in memory or in a file gets a CRC-32 to verify.
 
     Args:
-        data: Gives the data. If the data has a CRC-32, it keeps that one.
+        data: Gives the data. A CRC-32 that the data already has is kept.
         crc32: CRC-32 that the data had when models were searched for equal tensors.
     """
     found = data()

@@ -92,7 +92,8 @@ def opened_for_edit(
 ) -> Iterator[MappedFile]:
     """Opens the file of an archive, locked exclusively during the block; see `files.opened`.
 
-    An error names the path; if the file is not an archive, also its kind, if known.
+    An error names the path. If the file is not an archive, but of a kind that `recognised` knows,
+    the error also names this kind.
     """
     with (
         recognised(path),
@@ -113,7 +114,7 @@ def require_finished(file: MappedFile) -> None:
     if _find(file) is not None:
         error = UnfinishedEditError(
             "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
-            "recover' rolls it back, and so does opening it for editing"
+            "recover' rolls the edit back, and so does opening the archive for editing"
         )
         error.path = file.path
         raise error
@@ -123,7 +124,7 @@ def roll_back(file: MappedFile) -> bool:
     """Rolls back an interrupted edit.
 
     Args:
-        file: The archive, locked. If an edit was interrupted, it must be open for writing.
+        file: The archive, locked; also open for writing if an edit was interrupted.
 
     Returns:
         True if an edit was rolled back.

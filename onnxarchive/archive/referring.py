@@ -95,7 +95,7 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
             (by offset and length, or by type and shape).
     """
     reference = tensors.external_data(ref, Report())
-    assert reference is not None  # the report would have raised
+    assert reference is not None  # else `Report` has raised an error
     key = reference.location
     if not (is_key(key) and key in archive.entries):
         raise ArchiveFormatError(

@@ -467,9 +467,9 @@ def changed_clone(
         archive: The archive.
         offset: Offset at which `write` begins, in bytes.
         write: Writes from `offset` to the new end of the file.
-        else_in_place: Whether the caller can change the file in place instead. Then the result is
-            also None if the clone cannot be given the archive's owner, or be renamed over the
-            archive.
+        else_in_place: Whether the caller can change the file in place instead. If True, the result
+            is also None for a clone that cannot be given the archive's owner, or cannot be renamed
+            over the archive.
     """
     archive._local_file.require_locking_process()
     try:

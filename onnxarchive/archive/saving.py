@@ -90,8 +90,9 @@ def save(
         alignment: The data of every entry begins at a multiple of this many bytes. None means: as
             in the archive from which the model was loaded, if `keep` is true; else 64.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if `keep` is true and the archive from
-            which the model was loaded stores other tensors than initializers outside; else False.
+            the model, not only initializers. With `keep`, None means True if the archive from which
+            the model was loaded has an entry that holds a tensor other than an initializer.
+            Otherwise None means False.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
             is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
             unless it is called with `do_constant_folding=False`.
@@ -188,7 +189,7 @@ def _to_store(model: onnx.ModelProto | SplitModel) -> ModelToStore:
 
 
 def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
-    """Gives the saved model the id that it has in its own archive.
+    """Gives the saved model the id that it has in the archive from which it was loaded.
 
     Raises:
         ValueError: Another model is given for this id.
@@ -196,8 +197,8 @@ def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: 
     model = given.pop("")
     if identifier in given:
         raise ValueError(
-            f"models: {identifier!r} is also the id of the saved model, in its own archive; give "
-            "another id, or keep=False, which saves that model as the default one"
+            f"models: {identifier!r} is also the id of `model`, which was loaded under this id; "
+            "give another id, or keep=False to save `model` as the default model"
         )
     given[identifier] = model
 

@@ -17,7 +17,8 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData
 
 # Different data with the same CRC-32 is rare, unless an attacker makes it to force comparisons of
-# all pairs. Once so many different contents with one CRC-32 are known, no more are shared.
+# all pairs. So data is compared with at most this many contents of the same CRC-32; other contents
+# are not shared.
 _MAX_COLLISIONS = 8
 
 

@@ -371,8 +371,9 @@ class Initializers:
     Attributes:
         names: Names of the initializers of the main graph.
         others: The initializers of subgraphs by name.
-        in_order: For each entry of an initializer of the main graph, the index in `names`; empty
-            if these entries are not the first ones.
+        in_order: For each entry that holds an initializer of the main graph, the index of this
+            initializer in `names`. Empty if the archive does not begin with these entries, or if a
+            name is ambiguous.
     """
 
     def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
@@ -406,7 +407,7 @@ class Initializers:
         self._index_of = dict(zip(self.names, indexes, strict=True))
 
     def _leave_out_ambiguous(self, names: Sequence[str]) -> Sequence[int]:
-        """Removes ambiguous names; gives the indexes of the initializers left in the main graph."""
+        """Removes ambiguous names; gives the index of each initializer whose name remains."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
         self.names, self.in_order = [self.names[i] for i in indexes], ()

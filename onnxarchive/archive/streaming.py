@@ -99,8 +99,8 @@ class Writer(Closing):
 
         Raises:
             ValueError: The name is empty or was added before, or the writer is closed.
-            UnsupportedFeatureError: ONNX lacks the data type, or the tensor is sparse or on the
-                device `meta`.
+            UnsupportedFeatureError: ONNX cannot store the data type outside a model, or the tensor
+                is sparse or on the device `meta`.
             ArchiveFormatError: The data of a TensorProto is external or does not fit its shape.
             OSError: The archive cannot be written.
 
@@ -205,9 +205,10 @@ class Writer(Closing):
 
         In each model, an added tensor is the data of the initializer of the same name. The
         initializer may lack data, shape and data type; if it has a data type, type and shape must
-        match the added tensor. If no model has an initializer of this name, the default model's
-        main graph gets one. A tensor that is external already has the data of the added tensor
-        whose key is its location. Tensors in the models themselves are stored as by `save`.
+        match the added tensor. The location of an external tensor in a model must be the key of an
+        added tensor; the external tensor then has the data of that added tensor. An added tensor
+        that no model uses becomes an initializer of the default model's main graph. Tensors in the
+        models themselves are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.
@@ -305,7 +306,7 @@ class Writer(Closing):
         if ref.tensor.data_location != tensors.EXTERNAL:
             return self._key_of.get(ref.name) if ref.is_initializer else None
         reference = tensors.external_data(ref, Report())
-        assert reference is not None  # the report would have raised
+        assert reference is not None  # else `Report` has raised an error
         key = reference.location
         if reference.offset or reference.length not in (None, self._nbytes.get(key)):
             raise ArchiveFormatError(

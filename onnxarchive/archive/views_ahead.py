@@ -24,8 +24,8 @@ class ViewsAhead:
 
     Args:
         names: Names of the initializers.
-        indexes: For each entry of an initializer, the index in `names`; empty if these entries are
-            not the first ones.
+        indexes: For each entry that holds an initializer, the index of this initializer in `names`.
+            Empty if the archive does not begin with these entries.
         entries: The entries.
         shapes: Data type and shape of each entry's tensor.
         verified: For each entry 1 if its local header is verified.

@@ -14,7 +14,7 @@ _Piece = TypeVar("_Piece", bound="bytes | memoryview")
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
-    """CRC-32 of `data` appended to bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
+    """Continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7)."""
     return zlib_ng.crc32(data, before)
 
 

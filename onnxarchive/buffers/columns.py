@@ -63,8 +63,8 @@ def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> b
     if not data or stops[-1] > _MAX_SIZE:
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b"".join([data[begin:end] + b"\n" for begin, end in spans])
-    # A newline replaces the byte after each span. After the last byte of `data` there is none:
-    # "clip" reads the last byte again.
+    # Gathers each span and the byte after the span, then replaces this byte by a newline. At the
+    # end of `data`, "clip" reads the last byte again.
     gathered = np.frombuffer(data, np.uint8).take(indexes(begins, sizes), mode="clip")
     gathered[stops - 1] = _NEWLINE
     return gathered.tobytes()

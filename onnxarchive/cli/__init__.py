@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         BrokenPipeError: The program that reads binary output, such as that of `cat`, has ended;
-            `run` then ends with status 141.
+            the function `run` then ends the process with status 141.
     """
     try:
         given = sys.argv[1:] if argv is None else argv

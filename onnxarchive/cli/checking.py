@@ -57,7 +57,10 @@ def check_command(arguments: argparse.Namespace) -> int:
 
 
 def _linked(link: str) -> list[str]:
-    """The archive of a link, as a list; empty if it is missing, which `check_link` reports."""
+    """The path of a link's archive, in a list.
+
+    The list is empty if there is no such file; `check_link` then reports the fault.
+    """
     from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)

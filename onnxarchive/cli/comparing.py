@@ -68,6 +68,6 @@ def _line(change: Change) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) > _MAX_LENGTH:  # the ends of paths matter most
+    if len(text) > _MAX_LENGTH:  # the middle of a long name matters least
         text = f"{text[: _MAX_LENGTH // 2]}...{text[-_MAX_LENGTH // 2 :]}"
     return printable(text) if text else "''"

@@ -90,7 +90,8 @@ def _require_paths(arguments: argparse.Namespace) -> None:
     """Requires SOURCE and TARGET, or sources with --output-dir.
 
     Raises:
-        ValueError: The number of paths is wrong; the error names options that may have taken one.
+        ValueError: The number of paths is wrong. The error names options that may have taken a
+            path.
     """
     given = len(arguments.paths)
     if given == 2 or (given and arguments.output_dir is not None):

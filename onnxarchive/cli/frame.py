@@ -60,7 +60,7 @@ def fail(error: object, status: int) -> int:
     """Prints an error to standard error and returns the exit status."""
     text = describe_error(error) if isinstance(error, OSError) else str(error)
     path = getattr(error, "filename", None) or getattr(error, "path", None)
-    if isinstance(path, str):  # a newline in it is no new line of the message
+    if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
@@ -136,7 +136,9 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
     try:
         return pairs(form, arguments.storage_option) or None
     except ValueError:
-        raise ValueError(f"expected {form}, each key once, found another form") from None
+        raise ValueError(
+            f"expected {form}, each key once, found another form or a repeated key"
+        ) from None
 
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:

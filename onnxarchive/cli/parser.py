@@ -419,7 +419,11 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_copy(command: argparse.ArgumentParser) -> None:
-    _add_flag(command, "--copy", "write a new file; needed for symbolic links and hard links")
+    _add_flag(
+        command,
+        "--copy",
+        "write a new file; needed if ARCHIVE is a symbolic link or has further hard links",
+    )
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:

@@ -23,7 +23,8 @@ def view_command(arguments: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
         suppress(KeyboardInterrupt),
     ):
-        page = Path(folder, "view.html")  # other users see the browser's arguments, but not this
+        # The address is secret. Other users can see the browser's arguments, but not the page.
+        page = Path(folder, "view.html")
         page.touch(0o600)
         page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
         text = f"Netron shows {printable(shown_url(archive))} at {server.url}\n"

@@ -177,9 +177,9 @@ def _submitted(
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Yields each model's absolute path, the path of its archive, and None.
+    """Yields each model's absolute path, the path of its archive, and an error message or None.
 
-    A model or source that cannot be converted has an error message instead of None.
+    Only models and sources that cannot be converted have an error message.
     """
     met: set[str] = set()
     for source in sources:
@@ -301,7 +301,7 @@ class _Convert:
                 )
             if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-            with attributes.collected() as lost:  # returned: this may be a worker process
+            with attributes.collected() as lost:  # a worker's warnings would not be seen
                 conversion = convert_silently(
                     source,
                     target,

@@ -143,8 +143,8 @@ def convert(
             1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
             it; or the URL of a `.onnx`, zip or archive. Compressed models, and compressed files
             with several tensors, are inflated to a temporary file in the target's directory. A
-            remote archive is streamed. Other remote files are copied to temporary files; of
-            external data, one large tensor at a time.
+            remote archive is streamed. A remote `.onnx` or zip is copied to a temporary file. The
+            large tensors of remote external data are copied to temporary files one at a time.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
@@ -238,7 +238,8 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # Initializers that were taken out of the model cannot be merged or shared with other models.
+    # `open_source` may take initializers out of the model only if no initializers are merged and
+    # no tensors are shared by several models.
     is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {

@@ -183,7 +183,10 @@ def _asset_changes(
 
 @dataclass(slots=True)
 class _Content:
-    """Bytes of a tensor or asset; `sha256` only where equal size and CRC-32 hide a difference."""
+    """Bytes of a tensor or asset.
+
+    `sha256` is set only if `_compare_bytes` found other bytes with the same size and CRC-32.
+    """
 
     nbytes: int
     crc32: int
@@ -236,7 +239,8 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
-    next(iter(archive._file.pieces(entry.header_offset, 0)), None)  # begins a stream at the header
+    # If the file is streamed, this begins a stream at the local header, which is read next.
+    next(iter(archive._file.pieces(entry.header_offset, 0)), None)
     archive._require_header(name)
     end = entry.data_offset + entry.nbytes
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
@@ -268,8 +272,8 @@ def _compare_bytes(
 ) -> None:
     """Compares bytes where size and CRC-32 are equal.
 
-    The first content of each size and CRC-32 is compared with the others. Sets `sha256` of each
-    other content whose bytes differ from the first.
+    All contents of one size and CRC-32 are compared with the first such content. `sha256` is set
+    for every content whose bytes differ from those of the first.
     """
     common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
     firsts: dict[tuple[int, int], _Content] = {}

@@ -32,8 +32,8 @@ def find_models(
         on_error: Called with the error if a folder cannot be read; None raises it.
 
     Yields:
-        The model's path, and the same path relative to `source`; the name of `source` if
-        `source` is the model.
+        The model's path, and the model's path relative to `source`. If `source` is the model, the
+        second path is the name of `source`.
 
     Raises:
         OSError: `source` cannot be read.

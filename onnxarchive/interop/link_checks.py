@@ -93,7 +93,10 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive; None unless it is one file in the link's directory or below.
+    """The path of a link's archive, or None.
+
+    None means that the link has no external data, or several locations of external data, or a
+    location outside the link's directory.
 
     Raises:
         ArchiveFormatError: The file of the link holds no model, or is too large to be a model.

@@ -29,10 +29,11 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
     """True if tools can read the tensor from external data.
 
     True for dense initializers of the main graph and of subgraphs, unless their values may be a
-    shape (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
-    outside the model only in archives made with `convert_attribute`. onnx.load and ONNX Runtime
-    1.24 cannot read external sparse tensors. ONNX Runtime 1.24 and 1.27 cannot read the value of a
-    ConstantOfShape if it is external.
+    shape (`may_give_shape`). False for tensors of attributes, functions, sparse tensors and
+    training_info, since some tools cannot read them: onnx.load and ONNX Runtime 1.24 cannot read
+    external sparse tensors, and ONNX Runtime 1.24 and 1.27 cannot read an external value of a
+    ConstantOfShape. Only archives made with `convert_attribute` store such tensors outside the
+    model.
 
     Args:
         ref: A tensor that an archive stores outside its model.
@@ -123,8 +124,8 @@ def linked_model(
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
-            "model, its small tensors and tensors that runtimes do not read from external data (of "
-            f"attributes, functions, sparse tensors), found {nbytes}"
+            "model with its small tensors and the tensors of its attributes, functions and sparse "
+            f"tensors, found {nbytes}; runtimes do not read these tensors from external data"
         )
     read = read_all_verified(archive, [key for key, _ in held])
     for (_, tensor), data in zip(held, read, strict=True):

@@ -145,8 +145,8 @@ def _netron_files() -> dict[str, Path]:
     files = {it.name: it for it in directory.iterdir() if it.suffix in _SUFFIXES}
     if _INDEX not in files or _VERSION not in files[_INDEX].read_bytes():
         raise UnsupportedFeatureError(
-            f"expected Netron's page {_INDEX} in {directory}, with its version in it, found none; "
-            "pip install --upgrade 'onnxarchive[view]'"
+            f"expected Netron's page {directory / _INDEX} with the tag {_VERSION.decode()} ...>, "
+            "found no such page or no such tag; pip install --upgrade 'onnxarchive[view]'"
         )
     return files
 

@@ -15,7 +15,8 @@ file itself, and exchanges the file's bytes with the serializer. So
 - `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate
   file, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
   model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
-  `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any file name.
+  `dynamo=False` PyTorch does not use onnx: the file has the format of a `.onnx`, even if the file's
+  name ends with `.onnxa`.
 
 Importing `onnxarchive` imports this module; for speed, other modules are imported in functions.
 """
@@ -150,8 +151,9 @@ def _remedy(producer_name: str, location: str) -> str:
             f"PyTorch has written beside {shown(archive)}, can be deleted"
         )
     return (
-        "load the model with its external data, save it without save_as_external_data, or convert "
-        "its file with onnxarchive.convert; save an onnx_ir.Model with onnxarchive.save"
+        "either load the model with its external data, or save the model without "
+        "save_as_external_data, or convert the model's file with onnxarchive.convert; save an "
+        "onnx_ir.Model with onnxarchive.save"
     )
 
 

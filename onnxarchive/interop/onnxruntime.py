@@ -72,9 +72,9 @@ def session(
         sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
             may need custom operators. Options that are not copied are changed while the session is
-            made: do not use them for another session meanwhile. Afterwards the changed entries have
-            their former values; an entry that was not set is empty. ONNX Runtime logs these
-            changes.
+            made: do not use them for another session meanwhile. Afterwards the changed session
+            config entries have their former values; an entry that was not set before is empty. ONNX
+            Runtime logs these changes.
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model of
             an open `Archive`.

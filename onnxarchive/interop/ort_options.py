@@ -100,7 +100,9 @@ def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.Ses
         session = require_onnxruntime().InferenceSession(
             _identity_model(), options, ["CPUExecutionProvider"], enable_fallback=0
         )
-    except Exception:  # perhaps an entry is for another kind of model; the real session reports it
+    except Exception:
+        # The options may fit other models than `_identity_model`. Wrong options fail again when the
+        # archive's session is made.
         return None
     return session.get_session_options()
 

@@ -79,7 +79,7 @@ class Value:
         if self.data_type == STRING:
             return Summary()
         numbers = self.array
-        if numbers.dtype.kind not in "fiu":  # bool, and the types of ml_dtypes
+        if numbers.dtype.kind not in "fiu":  # bool, and the types of ml_dtypes except float8_e5m2
             numbers = numbers.astype(np.float32)
         are_numbers = ~np.isnan(numbers)
         count = int(np.count_nonzero(are_numbers))
@@ -244,7 +244,7 @@ def _make_session(
 
 @contextlib.contextmanager
 def _as_run_error(action: str) -> Iterator[None]:
-    """Converts ONNX Runtime's exceptions, which have no common base class, to `RunError`."""
+    """Converts ONNX Runtime's exceptions, which have no common base class, to an `ArchiveError`."""
     try:
         yield
     except (ArchiveError, ImportError, OSError):

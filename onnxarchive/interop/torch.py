@@ -132,8 +132,9 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
 
     Args:
         array: The array. The tensor keeps the array alive.
-        copy: True gives a copy. False gives a view of the array's memory, except for types of less
-            than 8 bits; do not write into the view if the array is read-only.
+        copy: True gives a copy. False gives a view of the array's memory; do not write into the
+            view if the array is read-only. Arrays with negative strides, another byte order or
+            elements of less than 8 bits are always copied.
 
     Returns:
         The tensor, on the CPU.

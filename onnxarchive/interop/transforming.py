@@ -1,8 +1,8 @@
 """`transform`: changes the model of an archive of any size by a function of a ModelProto.
 
-Examples of such functions are onnxsim, onnxoptimizer, onnxslim and onnx.version_converter. Most of
-their work needs the graph and no weights. So by default the weights are hidden from the function,
-and then copied from archive to archive.
+Examples of such functions are `onnxsim.simplify`, `onnxoptimizer.optimize`, `onnxslim.slim` and
+`onnx.version_converter.convert_version`. Most of their work needs the graph and no weights. So by
+default the weights are hidden from the function, and then copied from archive to archive.
 """
 
 from __future__ import annotations
@@ -301,7 +301,8 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
         if not name or not isinstance(name, str):
             return False
         is_in_main_graph = len(ref.path) == 2
-        # In the main graph, an input may have the same name as the initializer.
+        # `everywhere` also counts inputs. In the main graph, an input may have the same name as the
+        # initializer.
         return (main if is_in_main_graph else everywhere)[name] == 1
 
     return {

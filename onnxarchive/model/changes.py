@@ -38,12 +38,13 @@ _POSITIONAL: Final = frozenset({"graphs", "input", "output", "sparse_tensors", "
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a model, or an asset, that differs between two archives or is missing in one.
+    """A model, part of a model or asset that differs between two archives or is missing in one.
 
     Attributes:
-        name: Name of a node (or of its first output), tensor, input or field; path of an asset;
-            index of other parts, such as `training_info[0]`. The name of a nested field begins with
-            the names of the parts around it: `attribute then_branch: g: node y: op_type`.
+        name: Id of a model; name of a node (or of its first output), tensor, input or field; path
+            of an asset; index of other parts, such as `training_info[0]`. The name of a nested
+            field begins with the names of the parts around it:
+            `attribute then_branch: g: node y: op_type`.
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.
@@ -145,7 +146,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
-    """The messages of a list by name: `x`, a second `x` as `x[1]`, without name as `node[0]`."""
+    """The messages of a list by name: `x`, a second `x` as `x[1]`, an unnamed node as `node[0]`."""
     counts: Counter[str] = Counter()
     found: dict[str, Message] = {}
     for message in messages:

@@ -30,7 +30,7 @@ def copied(message: _Copied) -> _Copied:
 def with_locations(
     model: onnx.ModelProto, locations: Mapping[Path, str], *, without: Iterable[int] = ()
 ) -> onnx.ModelProto:
-    """A copy of `model` in which the tensors at these paths are external and hold no data.
+    """A copy of `model` whose tensors at the paths of `locations` are external and hold no data.
 
     The bytes of these tensors are not read. `model` is not changed. Unknown fields are kept.
 

@@ -63,7 +63,8 @@ def deduplicate(
     Every graph is treated separately: the main graph, its subgraphs and the graphs in functions.
     The graphs of training_info do not change. Initializers are identical if they have the same data
     type, shape, bytes (external or not), doc_string and metadata_props. The first stays. If some
-    of them are outputs of a graph, all of these stay instead, since their names must not change.
+    of the identical initializers are outputs of a graph, all these outputs stay instead of the
+    first, since the names of outputs must not change.
 
     Left alone are initializers
 
@@ -82,7 +83,7 @@ def deduplicate(
 
     Args:
         model: The model. It is not changed.
-        resolve: Gives the bytes of an external tensor; called several times for each tensor.
+        resolve: Gives the bytes of an external tensor; may be called several times for one tensor.
 
     Raises:
         ArchiveFormatError: The size of data in the model does not fit the tensor's shape and type.
@@ -272,7 +273,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
         if (
             isinstance(name, str)  # a name that is not UTF-8 comes as bytes, and cannot be written
             and name  # an empty name in a node means no input
-            and scope.defined[name] == 1  # and so no input of the graph
+            and scope.defined[name] == 1  # so the initializer is not also an input of the graph
             and name not in scope.left_alone
             and tensors.stored_type(tensor) is not None
             and not len(UnknownFieldSet(tensor))

@@ -44,8 +44,8 @@ class DataType(NamedTuple):
         dtype: Numpy type of arrays; little-endian if it has a byte order.
         typed_field: The field of TensorProto that holds the elements if `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
-        is_viewed: True if arrays are views of the raw data; False if an element has less than 8
-            bits or, on a big-endian host, if the numpy type has no byte order.
+        is_viewed: True if arrays are views of the raw data; False for elements of less than 8 bits
+            and, on a big-endian host, for types of ml_dtypes.
     """
 
     name: str

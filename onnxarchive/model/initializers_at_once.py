@@ -84,7 +84,7 @@ IN_MODEL: Final = -1
 class SmallInitializers:
     """Small usual initializers of a main graph, in columns.
 
-    A usual initializer has a name, dims, a data type without rules about its bytes, data in
+    A usual initializer has a name, dims, a data type of 8 bits or more (not BOOL), data in
     `raw_data` or at an external location, and no other field.
 
     Attributes:
@@ -171,7 +171,7 @@ class SmallInitializers:
         return bytes(self._beginnings[self._ends[row - 1] if row else 0 : self._ends[row]])
 
     def external(self, keys: Iterable[tuple[int, str]]) -> Iterator[tuple[int, bytes]]:
-        """Serializes initializers as external tensors: yields index and serialized field of each.
+        """Makes initializers external: yields index and serialized `initializer` field of each.
 
         Args:
             keys: Row and new location of each initializer.
@@ -284,13 +284,13 @@ def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
     """How a small usual initializer is encoded; None if the initializer is large or unusual.
 
     Returns:
-        The size of its data in bytes, its serialized fields before the name, and those between the
-        name and the data.
+        The size of its data in bytes, its serialized fields before the name, and the tag and size
+        of `raw_data`.
     """
     number, dims = tensor.data_type, tensor.dims[:]
     data_type = tensors.array_type(tensor)
     if data_type is None or data_type is dtypes.BOOL or data_type.is_packed:
-        return None  # there are rules about their bytes
+        return None  # no array, or rules about the elements (TENSOR-4, TENSOR-5)
     nbytes = data_type.nbytes(dims)
     if nbytes > SMALL_SIZE:
         return None
@@ -334,7 +334,7 @@ def insert(model: bytes, added: Iterable[tuple[int, bytes]]) -> bytes:
 
     Args:
         model: A model serialized by protobuf, without unknown fields in the graph.
-        added: Index in the new graph and serialized field of each initializer, sorted by index.
+        added: Index in the new graph and `initializer` field of each tensor, sorted by index.
 
     Returns:
         The model as protobuf would serialize it with these initializers.

@@ -128,10 +128,10 @@ class Keys:
         return key
 
     def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
-        """Assigns a key to each tensor, like calls of `assign` in this order.
+        """Assigns a key to each tensor, like a call of `assign` for each name in turn.
 
-        For speed, keys are assigned together if all names are usual, and all keys distinct and
-        free.
+        For speed, many names are converted together. If a name has an unusual form
+        (`_CHANGED_LINE`), or a key is taken or not unique, `assign` is called for every name.
 
         Args:
             names: Returns an iterator over the names; called again to assign keys one by one.

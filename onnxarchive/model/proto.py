@@ -45,7 +45,7 @@ def serialize(
 
     Args:
         model: The model.
-        initializers: Further initializers of the main graph: index and serialized field of each.
+        initializers: Further tensors of the main graph: index and `initializer` field of each.
 
     Raises:
         ArchiveFormatError: The model could not be read back: it has no ir_version or graph, has
@@ -340,7 +340,7 @@ def _check_model(
     are_all: bool,
     named: set[str],
 ) -> TensorRefs:
-    """Checks one model; adds every key that an external tensor names to `named`."""
+    """Checks one model; adds to `named` every key that is the location of an external tensor."""
     refs: dict[str, TensorRef] = {}
     for ref in tensors.walk(model):
         tensor = ref.tensor

@@ -94,7 +94,7 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
     names = Lines(next(joined).decode(errors="replace"))
     indexes, numbers, data_types, ranks, dims, begins, ends = joined
     rest, left_out = model, int((ends - begins).sum())
-    if 2 * left_out > len(model):  # else `rest` would copy most of a large model
+    if 2 * left_out > len(model):  # if less is left out, `rest` would copy most of the model
         graph = bytes([_GRAPH]) + varint(stop - start - left_out)
         pieces = _between(model, start, stop, begins, ends)
         rest = b"".join([model[:begin], graph, *pieces, model[stop:]])
@@ -285,8 +285,8 @@ _UNSET: Final = -1
 class _Part(NamedTuple):
     """Columns of external initializers; `names` has the names of all initializers, one per line.
 
-    The fields of the external initializers are the ranges from `begins` to `ends` in the model;
-    adjacent fields are one range. `References` and `Shapes` describe the other columns.
+    Each range from `begins` to `ends` in the model is a run of adjacent `initializer` fields whose
+    tensors are external. `References` and `Shapes` describe the other columns.
     """
 
     names: bytes

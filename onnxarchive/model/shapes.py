@@ -38,7 +38,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Copies data types and shapes of valid tensors; None is an index without a tensor."""
+        """Copies data types and shapes of valid tensors; None leaves an index without a tensor."""
         keys: dict[tuple[DataType, tuple[int, ...]], int] = {}
         numbers = [
             -1

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
 STRING = onnx.TensorProto.STRING
-# onnx.proto: exactly one of them holds the elements of a tensor that is not external.
+# onnx.proto: exactly one of these fields holds the elements of a tensor that is not external.
 DATA_FIELDS = (
     "raw_data",
     "float_data",

@@ -1,4 +1,4 @@
-"""The default size threshold of external tensors; all modules of the package may import it."""
+"""The default size threshold of external tensors."""
 
 from typing import Final
 

@@ -186,7 +186,7 @@ class _Frame:
 
 
 def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
-    """Yields every TensorProto of `smallest` bytes or more, in the order of the file."""
+    """Yields the TensorProtos that `_children` finds, in the order of the file."""
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
     stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
@@ -199,7 +199,10 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
 
 
 def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
-    """The direct submessages of a frame that may contain a tensor of `smallest` bytes or more."""
+    """Submessages of `frame` that lead to TensorProtos and have `smallest` bytes or more.
+
+    Submessages of a singular field that occurs twice are left out, since protobuf merges them.
+    """
     leading = _FIELDS_TO_TENSORS[frame.message]
     children: list[tuple[int, _Frame]] = []
     singular: set[int] = set()

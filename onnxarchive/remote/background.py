@@ -1,4 +1,4 @@
-"""Runs requests in a background thread, so that Ctrl-C can cancel them at once."""
+"""Runs requests in a background thread, so that Ctrl-C cancels them immediately."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(request: Request[_Made]) -> _Made:
         return future.result()
     finally:
         future.cancel()
-        del future  # it holds an error, whose traceback holds this frame
+        del future  # else a failed future, its error and this frame would be a reference cycle
 
 
 def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
@@ -97,7 +97,7 @@ def _stop(loop: AbstractEventLoop) -> None:
     """Cancels the running requests before Python ends.
 
     Up to Python 3.13, a thread of obstore aborts the process if it calls Python while Python ends.
-    The pause is for threads that have just delivered a result.
+    During the pause, threads that have just delivered a result end their calls of Python.
     """
     import asyncio
 

@@ -9,9 +9,10 @@ A cache is a directory that only its user can enter, with one file for each vers
 
 The header and the two byte arrays are the file's state. The state is at the end, so a truncated
 file has none. A block is written and synced before its byte is set, so after a crash some blocks
-are fetched again at worst. Processes and threads share a file without locks: if two lack the same
-block, both may write the same bytes, until the block's byte is set. A file with a wrong state is
-removed, never truncated: other processes may have mapped the file.
+are fetched again at worst. A process locks a file only while it opens the file. Afterwards,
+processes and threads share the file without locks: two of them may write the same bytes of a block,
+until the block's byte is set. A file with a wrong state is removed, never truncated: other
+processes may have mapped the file.
 
 Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
 Machines must not share a cache: a map of a network file may show old bytes.
@@ -55,7 +56,7 @@ BLOCK_SIZE: Final = END_SIZE
 # file has a byte for each block, and opening reads all of them.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
-_SET: Final = 1  # value of a set byte, of a block or an entry
+_SET: Final = 1  # value of the byte of a fetched block or a verified entry
 _FORMAT: Final = {"onnxarchive_cache": 1, "block_size": BLOCK_SIZE}
 _HEADER_SIZE: Final = 16 << 10  # bytes; zeros follow the JSON
 _NAME: Final = re.compile(r"[0-9a-f]{64}\.([0-9]+)\.blocks")  # the key, and the size of the archive
@@ -87,7 +88,7 @@ def directory_of_cache(cache: Cache = True) -> str:
     if cache is not True:
         return os.path.abspath(os.fsdecode(cache))
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # by the XDG Base Directory Specification
+    if not os.path.isabs(base):  # the XDG specification ignores relative paths
         base = os.path.expanduser(os.path.join("~", ".cache"))
     if not os.path.isabs(base):
         raise FileNotFoundError(
@@ -323,7 +324,7 @@ class PartialFile(CachedFile):
     """
 
     is_mapped = False
-    first_size = MAX_SIZE  # one stream of requests, since the whole file is read
+    first_size = MAX_SIZE  # a `ForwardFile` then reads the whole file by one call of `pieces`
     _file_mode = 0o666
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
@@ -383,7 +384,7 @@ class _Blocks:
     def __init__(self, size: int) -> None:
         """Divides a file of `size` bytes."""
         self.count = -(-size // BLOCK_SIZE)
-        self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block lacks
+        self._lead = self.count * BLOCK_SIZE - size  # BLOCK_SIZE minus the first block's size
 
     def holding(self, offset: _Offsets) -> _Offsets:
         """The number of the block with the byte at `offset`; an array for several offsets."""

@@ -83,7 +83,8 @@ def failure(error: BaseException, name: str) -> Exception:
             "component that is empty, '.' or '..'; rename the object",
             name,
         )
-    # Not a TimeoutError: asyncio would replace it by an error without the object's name.
+    # A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks
+    # the object's name.
     text = f"{kind}: {error}"
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):
@@ -101,7 +102,9 @@ def attempt(name: str, call: Callable[[], _Made]) -> _Made:
         return call()
     except Exception as error:
         problems = [failure(error, name)]
-    raise problems.pop()  # no variable holds it: a cycle would keep all frames and their files
+    # After `pop`, no variable refers to the error. A variable would complete a reference cycle
+    # (error, traceback, frame), and the cycle would keep the frames' files open.
+    raise problems.pop()
 
 
 async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:

@@ -42,8 +42,9 @@ def open_object(
         url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
             `gs` and `az`, fsspec all other schemes.
         store: A store of obstore.
-        storage_options: Options of obstore or fsspec, among them credentials. obstore's options for
-            stores, HTTP client and retries have obstore's keys, such as `timeout`.
+        storage_options: Options of obstore or fsspec, among them credentials. For obstore, one
+            mapping has the options of the store, the HTTP client (`timeout`) and the retries
+            (`max_retries`).
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -184,7 +185,7 @@ class RemoteFile(RandomAccessFile):
                 yield offset, memoryview(body)
 
     def stream(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once; yields parts in order."""
+        """Yields `size` bytes from `offset` in order; reads 12 parts of up to 8 MiB at once."""
         parts = _parts(offset, self._within(offset, size))
         with closing(self._in_order(parts)) as arriving:
             for _, body in arriving:

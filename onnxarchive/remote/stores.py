@@ -73,7 +73,7 @@ class Origin(Protocol):
 
     @property
     def is_in_memory(self) -> bool:
-        """True if only this process can read the object; its ETag may then be ambiguous."""
+        """True if only this process can read the object. Other objects may then have its ETag."""
 
     @property
     def place(self) -> str:
@@ -121,7 +121,7 @@ class StoreOrigin:
         return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads a range, if the ETag is still the same."""
+        """Reads a range; refuses an object whose strong ETag has changed."""
         result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
         return await self._body(result, offset, size)
 
@@ -290,7 +290,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             bucket, _, key = url.partition("://")[2].partition("/")
             return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
         _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
-        # The store is the complete URL, since a key cannot have a query.
+        # A key cannot have a query, so the store gets the complete URL, and the key is empty.
         return obstore.store.HTTPStore(without_user(url), **groups), ""
     except Exception as error:
         kind = type(error).__name__

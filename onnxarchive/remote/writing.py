@@ -22,14 +22,14 @@ _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_IN_FLIGHT_SIZE = 96 * _MIB  # sum of the parts that are being sent at the same time
+_IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in any case
 
 
 class ObjectWriter(Closing):
     """An object that is being written. Closing the writer before `commit` discards it.
 
     A killed process may leave parts of an upload in the store. Listings do not show these parts; a
-    bucket rule removes them ("abort incomplete multipart uploads").
+    bucket rule can remove them ("abort incomplete multipart uploads").
 
     Attributes:
         path: The object's name for messages: the URL without credentials, or the key.

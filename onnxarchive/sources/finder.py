@@ -69,7 +69,8 @@ class Finder:
         """Finds the bytes of every external tensor, or reports all that are missing.
 
         Args:
-            serialized: The model. If it has `small`, `find_files` has found all of these tensors.
+            serialized: The model. Unless `serialized.small` is None,
+                `find_files(serialized.small)` must have returned True.
 
         Raises:
             ArchiveFormatError: Bytes are missing, too short, or outside the place.
@@ -103,7 +104,7 @@ class Finder:
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """The file of a location; None if `_data` must find the bytes of each tensor there."""
+        """The local file of a location; None for other files, and if no file is found."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
@@ -143,7 +144,7 @@ class Finder:
         file = self._place.find(location)
         if file is None:
             if self._elsewhere is not None:
-                with contextlib.suppress(ArchiveFormatError):  # it is not there, either
+                with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
                     return self._elsewhere(ref)
             raise ArchiveFormatError(f"expected {nbytes} bytes in {location!r}, found no such file")
         if reference.length not in (None, nbytes):

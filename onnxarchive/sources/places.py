@@ -52,7 +52,7 @@ class Place(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """The locations of the files among which models and assets are looked for, sorted."""
+        """The locations of the files that may be models or assets, sorted."""
 
     @property
     def all_names(self) -> list[str]:
@@ -65,7 +65,8 @@ class Place(Protocol):
         """The file of a location, or None.
 
         Raises:
-            ArchiveFormatError: The location leads out of the place.
+            ArchiveFormatError: `plain` refuses the location, a link leads out of the place, or the
+                file cannot be read.
         """
 
 

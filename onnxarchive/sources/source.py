@@ -1,7 +1,8 @@
 """Opens models of other tools, recognised by content.
 
-A source is a model with external large tensors, and the tensors' bytes, read only when they are
-written. Large tensors inside a `.onnx` are external here, too: spans of that file.
+A source has a model whose large tensors are external, and a `Data` object for each of these
+tensors. The bytes are read later, while an archive is written. Large tensors inside a `.onnx` are
+external here, too: spans of that file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
-_MAX_SEARCHED = 1000  # folders that are searched for models to name in an error message
+_MAX_SEARCHED = 1000  # folders; an error message names the models in them
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
@@ -63,7 +64,7 @@ class Source:
             `other_files`.
         left_out: The paths of other files that become no assets, such as litter, hidden files,
             other models and weights; empty without `other_files`.
-        warnings: Sentences about files that are left out.
+        warnings: Sentences about unused bytes of a zip, and about files that are left out.
         further: Further models by id, without assets.
         small: The small initializers, possibly taken out of the model; None if unknown.
     """
@@ -107,9 +108,9 @@ def open_model(
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError. If it is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: Least size in bytes. For speed, if all initializers of a `.onnx` are external,
-            of at least this size and at most 64 KiB, they may be in `Source.small` instead of the
-            model. None leaves them in the model.
+        taken_from: For speed: a size in bytes. If every initializer of a `.onnx` is external and
+            has from `taken_from` bytes to 64 KiB, the initializers may be moved from the model to
+            `Source.small`. None leaves all initializers in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or

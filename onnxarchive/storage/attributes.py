@@ -52,7 +52,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     Args:
         descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
         path: Path of the new file.
-        target: Path of the old file, for the warning.
+        target: Path of the old file, for reading its attributes and for the warning.
         old: Status of the old file.
 
     Raises:

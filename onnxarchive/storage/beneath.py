@@ -30,7 +30,7 @@ _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
 # Errors when O_NOFOLLOW meets a symbolic link; ENOTDIR if O_DIRECTORY is also set.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 HAS_DIR_FD = os.open in os.supports_dir_fd
-_RESOLVED = 3  # times to resolve a path at most; once is enough unless links change meanwhile
+_RESOLVED = 3  # limit of resolutions of a path; a second one is needed only if links change
 _OPENAT2 = 437  # number of the system call on the machines below
 _OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
 _BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS

@@ -121,7 +121,7 @@ class Streams:
         self._files: list[ForwardFile] = []
 
     def begin(self, file: ForwardFile) -> None:
-        """Adds the stream of a file; ends the oldest beyond two, except those being iterated."""
+        """Adds a file's stream; stops all but the two newest streams and those being iterated."""
         self._files = [*(it for it in self._files if it is not file), file]
         for other in self._files[: -self._MOST]:
             if not other._is_yielding:

@@ -27,8 +27,9 @@ from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# A check of the file to be replaced. `Replacement` locks the file and passes it; it passes None if
-# its caller holds the lock, or if the file cannot be opened or locked.
+# A check of the file to be replaced. The argument is this file, locked by `Replacement`. The
+# argument is None if the caller of `Replacement` holds the lock, or if the file cannot be opened or
+# locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -66,7 +67,8 @@ class _Temporary(Generic[_Made]):
             try:
                 self.made = make(self.path)
                 return
-            except FileExistsError:  # of a process with the same id, killed or on another machine
+            except FileExistsError:
+                # A killed process, or a process on another machine, had the same id.
                 self._finalizer.detach()
             except OSError:
                 self._finalizer.detach()  # nothing was created
@@ -184,7 +186,8 @@ class Replacement:
             self._target = os.path.realpath(path)
         if os.path.isdir(self._path) or not name:  # no name after a slash at the end
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        # Links in /proc lead to pipes that have no path, so this does not ask for the target.
+        # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path
+        # that does not exist.
         if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
         make = partial(make_file, mode=attributes.first_mode(self._old_status()))

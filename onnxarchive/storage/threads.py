@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
-AHEAD_SIZE = 96 << 20  # most bytes of the items that `in_order` begins before their turn
+AHEAD_SIZE = 96 << 20  # limit in bytes for items that `in_order` begins before their turn
 
 # Smallest item for a thread in `in_order`, and smallest average item for threads in `for_each`, in
 # bytes; for smaller items, most of the work is Python's overhead.
@@ -45,7 +45,7 @@ def require_jobs(jobs: int | None) -> int:
 def for_each(
     items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
 ) -> None:
-    """Calls a function for each item; raises the error of the failed item earliest in `items`.
+    """Calls a function for each item; raises the error of the failed item with the lowest index.
 
     Each thread takes a run of successive items. Once this error is known, no items are begun.
 

@@ -44,7 +44,7 @@ class UnfinishedEdit:
     """An interrupted edit.
 
     Attributes:
-        offset: Offset of the old end in the old file, in bytes.
+        offset: Offset of the old end's first byte in the file, in bytes.
         old_size: Size of the old file in bytes.
         copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete and
             the old end unchanged.
@@ -106,7 +106,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
 
     Args:
         file: The file.
-        offset: Offset of the old end in the old file, in bytes.
+        offset: Offset of the old end's first byte in the file, in bytes.
         old_size: Size of the old file in bytes.
     """
     edit = UnfinishedEdit(offset, old_size)
@@ -142,7 +142,7 @@ def change_end(
 
     Args:
         file: The file, open for writing and locked.
-        offset: Offset of the end to replace, in bytes.
+        offset: Offset of the first byte to replace, in bytes.
         new_size: The new size of the file in bytes.
         write: Writes the new end.
 

@@ -114,7 +114,7 @@ class Records(Sequence[DirectoryRecord]):
     __hash__ = None  # type: ignore[assignment]
 
     def pack(self) -> bytes:
-        """The bytes from the first record to the last; in a valid directory, all are records."""
+        """The bytes from first to last record; in a valid directory, records are adjacent."""
         if not self.offsets:
             return b""
         return self.data[self.offsets[0] : self.offsets[-1] + self[-1].packed_size]

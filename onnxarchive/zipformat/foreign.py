@@ -328,7 +328,7 @@ def _require_distinct_names(names: Iterable[str]) -> None:
         folded = name.encode().lower()
         if folded in seen:
             raise format_error(
-                f"expected every name once, ignoring case, found {seen[folded]!r} before it",
+                f"expected every name once, ignoring case, found an earlier entry {seen[folded]!r}",
                 name,
             )
         seen[folded] = name
@@ -366,13 +366,16 @@ def _zip64_values(
         forms = forms[1:]
     elif missing:
         forms = [missing, *forms]
+    sizes = set()
     for form in forms:
         values = struct.Struct("<" + "".join(_ZIP64_FORMATS[index] for index in form))
-        if values.size == len(content) and set(missing) <= set(form):
-            return dict(zip(form, values.unpack(content), strict=True))
+        if set(missing) <= set(form):
+            if values.size == len(content):
+                return dict(zip(form, values.unpack(content), strict=True))
+            sizes.add(values.size)
     raise format_error(
-        f"expected {', '.join(_ZIP64_NAMES[index] for index in missing) or 'nothing'} in the Zip64 "
-        f"field, found {len(content)} bytes",
+        f"expected a Zip64 field of {' or '.join(map(str, sorted(sizes)))} bytes, found "
+        f"{len(content)} bytes",
         name,
     )
 

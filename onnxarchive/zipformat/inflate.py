@@ -39,9 +39,10 @@ _INPUT_SIZE = 1 << 20  # bytes
 
 _RAW_DEFLATE = -15  # wbits of zlib: no header, the largest window
 
-# A deflate64 match yields up to 65,538 bytes for 18 bits: one for the length code 285, 16 for the
-# length, one for the distance code. So 256 bytes of input, 32 bits left over from earlier input and
-# a window of 65,536 bytes yield at most 115 matches and the window: 7.3 MiB, less than
+# A deflate64 match of the maximum length, 65,538 bytes, takes at least 18 bits: 1 bit for the
+# length code 285, 16 bits for the length, 1 bit for the distance code. A call of the decoder gets
+# 256 bytes of input, and may have 32 bits left over from earlier input. These bits hold at most 115
+# matches. So a call returns at most 115 matches and the window of 65,536 bytes: 7.3 MiB, less than
 # `PIECE_SIZE`.
 _DEFLATE64_INPUT_SIZE = 256
 
@@ -161,8 +162,8 @@ def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
     packed, dictionary_size = _LZMA_PROPERTIES.unpack_from(data, _LZMA_HEADER.size)
     if properties_size != _LZMA_PROPERTIES.size or packed >= _LZMA_PROPERTY_LIMIT:
         raise format_error(
-            f"expected {_LZMA_PROPERTIES.size} bytes of LZMA properties, the first below "
-            f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes and {packed}",
+            f"expected {_LZMA_PROPERTIES.size} bytes of LZMA properties with a first byte below "
+            f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes with a first byte of {packed}",
             entry.name,
         )
     # A match reaches back to the first byte at most, so a dictionary need not exceed the data.

@@ -1,7 +1,7 @@
 """The layout of an archive: alignment, padding and Zip64, computed from sizes alone.
 
-The writer packs the results of these functions, and the reader compares an archive with them. So an
-archive has only one encoding.
+The writer packs the results of these functions, and the reader compares an archive with them. So
+equal entries with equal alignments have one layout.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ METHOD_DEFLATE = 8
 METHOD_DEFLATE64 = 9
 METHOD_BZIP2 = 12
 METHOD_LZMA = 14
-FLAG_ENCRYPTED = 1 << 0  # 4.4.4, as all flags
+# Flags (4.4.4).
+FLAG_ENCRYPTED = 1 << 0
 FLAGS_COMPRESSION_LEVEL = 1 << 1 | 1 << 2
 FLAG_LZMA_END_MARKER = 1 << 1
 FLAG_DATA_DESCRIPTOR = 1 << 3
@@ -32,7 +33,8 @@ FLAG_STRONG_ENCRYPTION = 1 << 6
 FLAG_UTF8 = 1 << 11
 FLAG_MASKED_HEADER = 1 << 13
 
-VERSION_STORED = 10  # 4.4.3.2, as all versions needed to extract
+# Versions needed to extract (4.4.3.2).
+VERSION_STORED = 10
 VERSION_FOLDER = 20
 VERSION_ZIP64 = 45
 VERSION_ZIP64_ENCRYPTED = 62  # Zip64 end record version 2: encrypted directory (7.3.4)

@@ -430,7 +430,7 @@ def test_recover_rolls_an_interrupted_edit_back(archive: Path, capsys: Captured)
         assert run("info", archive) == 3
         assert told(capsys) == (
             f"{archive}: expected a complete archive, found one whose last edit was interrupted; "
-            "'onnxarchive recover' rolls it back, and so does opening it for editing"
+            "'onnxarchive recover' rolls the edit back, and so does opening the archive for editing"
         )
         assert run("recover", archive, *options) == 0
         require(archive, before)
@@ -477,7 +477,7 @@ def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
     moved = archive.with_name("moved.onnxa")
     put(archive, moved)
     assert run("ls", moved) == 3
-    assert "'onnxarchive recover' rolls it back" in told(capsys)
+    assert "'onnxarchive recover' rolls the edit back" in told(capsys)
     assert run("recover", moved) == 0
     require(moved, before)
 

@@ -274,7 +274,7 @@ def test_external_data_is_refused_and_the_remedies_named(tmp_path: Path) -> None
 def test_save_as_external_data_is_refused_and_leaves_what_was_there(tmp_path: Path) -> None:
     onnx.save(runnable_model(), tmp_path / "m.onnxa")
     before = (tmp_path / "m.onnxa").read_bytes()
-    with pytest.raises(ArchiveFormatError, match="save it without save_as_external_data"):
+    with pytest.raises(ArchiveFormatError, match="save the model without save_as_external_data"):
         onnx.save(
             runnable_model(), tmp_path / "m.onnxa", save_as_external_data=True, location="w.data"
         )

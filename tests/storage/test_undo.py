@@ -328,7 +328,7 @@ def require_refused(path: Path, *, is_unfinished: bool) -> None:
     assert refused.value.path == str(path)
     assert isinstance(refused.value, UnfinishedEditError) == is_unfinished
     if is_unfinished:
-        assert "'onnxarchive recover' rolls it back" in str(refused.value)
+        assert "'onnxarchive recover' rolls the edit back" in str(refused.value)
         with pytest.raises(UnfinishedEditError):
             onnxarchive.check(path)
     else:
@@ -417,7 +417,8 @@ def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
                 read(path)
             assert str(refused.value) == (
                 f"{path}: expected a complete archive, found one whose last edit was interrupted; "
-                "'onnxarchive recover' rolls it back, and so does opening it for editing"
+                "'onnxarchive recover' rolls the edit back, and so does opening the archive for "
+                "editing"
             )
         assert path.read_bytes() == content
         assert os.listdir(path.parent) == [path.name]

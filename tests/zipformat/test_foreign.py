@@ -647,7 +647,10 @@ REFUSED = {
     # Names
     "duplicate": (Zip([part("w", b"1"), part("w", b"2")]).pack(), "every name once"),
     "duplicate: folders": (Zip([part("w/", b""), part("w/", b"")]).pack(), "every name once"),
-    "fold-collision": (Zip([part("w0", b"1"), part("W0", b"2")]).pack(), "found 'w0' before it"),
+    "fold-collision": (
+        Zip([part("w0", b"1"), part("W0", b"2")]).pack(),
+        "found an earlier entry 'w0'",
+    ),
     **{
         f"control: {name!r}": (with_name(name), "control character")
         for name in ("a\0", "a\n", "\x1f", "\x7f", "\x85", "a\0.onnx")

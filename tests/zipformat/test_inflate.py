@@ -266,7 +266,7 @@ def test_lzma_without_the_marker_that_it_should_have_is_an_error() -> None:
         (b"", "LZMA header of 9 bytes, found 0"),
         (lzma_header()[:-1], "LZMA header of 9 bytes, found 8"),
         (lzma_header(properties_size=6), "5 bytes of LZMA properties"),
-        (lzma_header(packed=225), "below 225, found 5 bytes and 225"),
+        (lzma_header(packed=225), "below 225, found 5 bytes with a first byte of 225"),
         (lzma_header(packed=4 * 9 + 8), "data of method 14"),  # lc + lp > 4
     ],
 )

@@ -4,7 +4,7 @@ pip install 'onnxarchive[remote]' distributed
 python many_models.py s3://bucket/models s3://bucket/archives --scheduler tcp://scheduler:8786
 
 Each worker streams from store to store. Credentials come from the environment of this process and
-of the workers; or give `convert_many` the argument `storage_options`, which it sends to them.
+of the workers. Or give `convert_many` the argument `storage_options`: the workers get it, too.
 Archives that exist are skipped, so a run can be repeated.
 """
 

@@ -6,7 +6,7 @@ import { extracts, forEachPath, sha256 } from "./each_path.mjs";
 
 configure({ useWebWorkers: false });
 
-/** Reads ranges of an open file; zip.js itself reads only Blobs and byte arrays. */
+/** Reads ranges of an open file; zip.js has no reader for an open file. */
 class FileReader extends Reader {
   constructor(file) {
     super();

@@ -3,11 +3,12 @@
  * With libFuzzer:
  *     clang -g -O1 -fsanitize=fuzzer,address,undefined -DONNXA_LIBFUZZER fuzz.c -o fuzz
  *     ./fuzz COPY_OF_VECTORS
- * Without it, with a mutator of its own that gives the same files each time:
+ * With the mutator below, which makes the same files for the same seed:
  *     cc -std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all fuzz.c -o fuzz
  *     ./fuzz [--runs N] [--seed N] FILE...
  *
- * Models and tensors are checked after a CRC-32. So both mutators often correct the CRC-32s. */
+ * onnxa.h compares the CRC-32 of a model or tensor first, and checks the content only if the CRC-32
+ * is right. So both mutators often correct the CRC-32s. */
 #define ONNXA_IMPLEMENTATION
 #include "onnxa.h"
 
@@ -47,10 +48,10 @@ static int is_normalized(void *context, const char *name, size_t length) {
 
 /* ---- One file ---- */
 
-static uint64_t sum; /* of bytes that are touched, so that no compiler leaves that out */
+static volatile uint64_t sum; /* volatile, so that no compiler removes the reads of touch() */
 
 static void touch(const void *at, size_t size) {
-    if (size) sum += ((const uint8_t *)at)[0] + (uint64_t)((const uint8_t *)at)[size - 1];
+    if (size) sum = sum + ((const uint8_t *)at)[0] + ((const uint8_t *)at)[size - 1];
 }
 
 static void expect_error(const onnxa_error *error) {
@@ -243,7 +244,8 @@ static size_t random_below(size_t limit) { /* xorshift64 */
     return limit ? (size_t)(random_state >> 11) % limit : 0;
 }
 
-/* A place in the file: anywhere, in the end, or in what seems to be the model. */
+/* An offset in the file: anywhere, from the directory on, or in the 256 bytes before the directory,
+ * where the default model ends. */
 static size_t place(const uint8_t *data, size_t size) {
     size_t directory = size < 22 ? 0 : onnxa__u32(data + size - 6), part = random_below(3);
     if (part && size && directory < size) {
@@ -280,7 +282,7 @@ static size_t mutate(uint8_t *data, size_t size, const uint8_t *other, size_t ot
             if (count > other_size - from) count = other_size - from;
             if (count) memcpy(data + at, other + from, count);
             break;
-        case 6: /* sets a number of 4 bytes near another, or all its bits */
+        case 6: /* adds -64 to 64 to a number of 4 bytes, or sets all its bits */
             if (size - at < 4) break;
             from = random_below(4) ? onnxa__u32(data + at) + random_below(129) - 64 : SIZE_MAX;
             for (i = 0; i < 4; i++) data[at + i] = (uint8_t)(from >> 8 * i & 0xFF);
@@ -351,8 +353,9 @@ int main(int argc, char **argv) {
     }
     for (i = 0; i < 20; i++) random_below(2);
     for (run = 0; run < runs; run++) {
-        /* First all files as they are, then damaged copies: in three runs of four of an accepted
-         * file, otherwise of any. Damage to a file that is refused seldom shows anything new. */
+        /* The first runs read each file as it is, the other runs read damaged copies. Three of four
+         * copies are of an accepted file, the fourth is of any file: damage to a refused file
+         * seldom shows anything new. */
         size_t chosen = run < count            ? run
                         : good && run % 4 != 0 ? accepted[random_below(good)]
                                                : random_below(count);

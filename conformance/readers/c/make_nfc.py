@@ -21,7 +21,7 @@ HEAD = """\
 """
 
 CODE = """
-#define NFC_MAX 1024 /* most code points of a text; a longer one counts as not normalized */
+#define NFC_MAX 1024 /* largest number of code points; a longer text counts as not normalized */
 
 static int nfc_in(const uint32_t (*ranges)[3], size_t count, uint32_t c, uint32_t *value) {
     size_t low = 0, high = count;
@@ -169,7 +169,7 @@ def combining_class(char: str) -> int | None:
 
 
 def decompositions() -> Iterator[tuple[int, list[int]]]:
-    """Gives each code point with its full canonical decomposition, but for Hangul."""
+    """Gives each code point that decomposes and its full decomposition, except for Hangul."""
     for point in range(sys.maxunicode + 1):
         char = chr(point)
         full = unicodedata.normalize("NFD", char)

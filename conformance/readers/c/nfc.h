@@ -1006,7 +1006,7 @@ static const uint32_t nfc_compositions[][3] = {
 {0x115B8,0x115AF,0x115BA},{0x115B9,0x115AF,0x115BB},{0x11935,0x11930,0x11938},
 };
 
-#define NFC_MAX 1024 /* most code points of a text; a longer one counts as not normalized */
+#define NFC_MAX 1024 /* largest number of code points; a longer text counts as not normalized */
 
 static int nfc_in(const uint32_t (*ranges)[3], size_t count, uint32_t c, uint32_t *value) {
     size_t low = 0, high = count;

@@ -8,10 +8,10 @@
  * in one file, and include it without the macro in others.
  *
  * An archive is opened over memory: a map of a file, or a buffer. Opening checks every rule of the
- * stage "open" (section 9.1 of the specification) and copies only the central directory.
- * Tensors and names of tensors are views of that memory, which has to stay until the archive is
- * closed. The header of an entry is checked before its data is given out. A full check, which
- * reads every byte, is made on request.
+ * stage "open" (section 9.1 of the specification) except FILE-1, and copies only the central
+ * directory. Tensors and names of tensors are views of that memory, which has to stay until the
+ * archive is closed. The header of an entry is checked before its data is given out. A full check,
+ * which reads every byte, is made on request.
  *
  * What it promises, for any bytes:
  * - It reads nothing outside the memory, and has no undefined behaviour.
@@ -96,7 +96,7 @@ struct onnxa_entry {
     uint32_t crc32;
     uint64_t header_offset;
     uint64_t data_offset;
-    uint64_t size;               /* fits size_t, as the memory does */
+    uint64_t size;               /* at most SIZE_MAX */
     const onnxa_tensor *tensors; /* the first tensor that has this data, NULL if there is none */
     const uint8_t *record;       /* internal: its directory record */
 };
@@ -107,7 +107,7 @@ struct onnxa_model {
     const onnxa_entry *entry;
     const uint8_t *data; /* entry->size bytes */
     const onnxa_tensor *tensors;
-    size_t tensor_count; /* external tensors; those that hold their data themselves are not listed */
+    size_t tensor_count; /* external tensors only */
 };
 
 /* An external tensor of a model. */
@@ -118,14 +118,15 @@ struct onnxa_tensor {
     const onnxa_entry *entry; /* its data; the name of the entry is the key */
     int data_type;            /* a number of section 8.2, one that onnxa_type_bits knows */
     size_t rank;              /* at most ONNXA_MAX_DIMS */
-    const int64_t *dims;      /* their product, and that times the size of an element, fits int64_t */
+    const int64_t *dims;      /* none negative; sizes and strides in bytes fit int64_t (TENSOR-2) */
     const char *checksum;     /* of ONNX; NULL if there is none. The full check compares it. */
     size_t checksum_length;
-    const onnxa_tensor *same_data; /* the next tensor of another model with the same entry */
+    const onnxa_tensor *same_data; /* the next tensor with this entry, in another model, or NULL */
 };
 
-/* Opens an archive over `size` bytes. On success sets *archive, which onnxa_close releases.
- * Otherwise sets *archive to NULL and *error. `options` and `error` may be NULL. */
+/* Opens an archive over `size` bytes. On success sets *archive, which onnxa_close releases. On
+ * failure sets *archive to NULL, and describes the failure in *error. `options` and `error` may be
+ * NULL. */
 ONNXA_DEF onnxa_status onnxa_open(onnxa **archive, const void *data, size_t size,
                                   const onnxa_options *options, onnxa_error *error);
 ONNXA_DEF void onnxa_close(onnxa *archive);
@@ -141,7 +142,7 @@ ONNXA_DEF size_t onnxa_model_count(const onnxa *archive);
 ONNXA_DEF const onnxa_model *onnxa_get_model(const onnxa *archive, size_t index);
 ONNXA_DEF const onnxa_model *onnxa_find_model(const onnxa *archive, const char *id);
 
-/* The first external tensor of a model with this name, in the order of the walk (section 8.1).
+/* The model's first external tensor with this name, in the order of the walk (section 8.1).
  * NULL if there is none. */
 ONNXA_DEF const onnxa_tensor *onnxa_find_tensor(const onnxa *archive, const onnxa_model *model,
                                                 const char *name, size_t length);
@@ -185,7 +186,7 @@ extern "C" {
 #define ONNXA__MAX_ENTRIES 262144u
 #define ONNXA__MAX_MESSAGES 4194304u
 #define ONNXA__MAX_DEPTH 100
-#define ONNXA__TAIL 65633u    /* the last bytes, without false end records (ZIP-16) */
+#define ONNXA__TAIL 65633u    /* the last bytes, in which ZIP-16 forbids false records */
 #define ONNXA__END 22u        /* an end record */
 #define ONNXA__LOCATOR 20u    /* a Zip64 locator */
 #define ONNXA__ALL_ENDS 98u   /* a Zip64 end record, its locator and an end record */
@@ -220,12 +221,12 @@ struct onnxa {
     size_t count;
     onnxa_entry *entries;
     uint32_t *by_name; /* indices of entries, in the order of onnxa__compare_names */
-    uint32_t *last;    /* of each entry the last tensor so far, while models are walked */
+    uint32_t *last;    /* during the walk: the index of each entry's last tensor, or ONNXA__NONE */
     size_t model_count;
     onnxa_model *models;
     size_t tensor_count, tensor_capacity;
     onnxa_tensor *tensors;
-    uint32_t *by_tensor_name; /* indices of tensors: of each model its own, ordered by name */
+    uint32_t *by_tensor_name; /* indices of tensors by model, ordered by onnxa__compare_tensors */
     onnxa__block *blocks;     /* the dims of all tensors */
     uint64_t messages;        /* of all models so far */
     uint32_t crc_table[8][256];
@@ -974,7 +975,7 @@ typedef struct onnxa__field {
     uint64_t number;
     unsigned wire;        /* 0 varint, 1 eight bytes, 2 a length and content, 5 four bytes */
     uint64_t value;       /* of a varint */
-    onnxa__slice content; /* with wire type 2 what the length spans, otherwise the number itself */
+    onnxa__slice content; /* the bytes of the value, without tag and length */
     onnxa__slice whole;   /* from the tag on */
 } onnxa__field;
 
@@ -1138,7 +1139,7 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
         const uint8_t *end;
         uint64_t group; /* the number of its field */
         int message;    /* -1 for a group */
-    } open[ONNXA__MAX_DEPTH + 1]; /* what is around the next tag; 0 is the ModelProto */
+    } open[ONNXA__MAX_DEPTH + 1]; /* messages and groups around the next tag; 0 is the ModelProto */
     int depth = 0, versions = 0, graphs = 0;
     const onnxa_entry *entry = model->entry;
     const uint8_t *begin = model->data;
@@ -1247,7 +1248,7 @@ static int onnxa__next(onnxa__slice *in, onnxa__field *field) {
     }
 }
 
-/* Reads the next field with this number and a length; 0 if there is none. */
+/* Reads the next field with this number and wire type 2; 0 if there is none. */
 static int onnxa__next_of(onnxa__slice *in, uint64_t number, onnxa__field *field) {
     while (onnxa__next(in, field))
         if (field->number == number && field->wire == 2) return 1;
@@ -1300,14 +1301,14 @@ typedef struct onnxa__pairs { /* of one key of external_data */
     onnxa__text value; /* of the last */
 } onnxa__pairs;
 
-/* A TensorProto, merged from all occurrences of its field if that is not repeated. */
+/* A TensorProto. If the field that holds it is not repeated, all occurrences are merged. */
 typedef struct onnxa__tensor {
     int is_there, is_external, has_segment, has_raw_data, has_elements;
     uint32_t data_type;
     onnxa__text name;
     uint64_t rank;
     int64_t dims[ONNXA_MAX_DIMS]; /* the first ones */
-    int has_negative_dim;         /* or one from 2^63 on, which is the same */
+    int has_negative_dim;         /* as a varint, such a dim is 2^63 or more */
     size_t pairs;
     onnxa__pairs location, offset, length, checksum, other;
 } onnxa__tensor;
@@ -1551,9 +1552,10 @@ static onnxa_status onnxa__finish_tensor(onnxa__walk *walk, const onnxa__tensor 
     return onnxa__append(walk, tensor, entry);
 }
 
-/* The walk of section 8.1. Tensors, sparse tensors and graphs: all fields of `parent` with this
- * number are merged into one message. For a field that is not repeated, `parent` is the message
- * around it; for a repeated field, the bytes of one occurrence, from the tag on. */
+/* The walk of section 8.1. onnxa__walk_tensor, onnxa__walk_sparse and onnxa__walk_graph take all
+ * fields of `parent` with the number `number` as one message. For a field that is not repeated,
+ * `parent` is the message that holds the field. For a repeated field, `parent` is one occurrence of
+ * the field, from the tag on. */
 
 static onnxa_status onnxa__walk_tensor(onnxa__walk *walk, onnxa__slice parent, uint64_t number) {
     onnxa__tensor tensor;

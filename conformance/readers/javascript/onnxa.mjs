@@ -59,9 +59,9 @@ export function blobSource(blob) {
 }
 
 /**
- * A source over a URL, read in ranges. The server has to honour them, and to serve the same file each time: every
- * answer must repeat the size, the ETag and the date of the first. Across origins it must also expose `Content-Range`,
- * and should expose `ETag`.
+ * A source over a URL, read in ranges. The server has to honour ranges, and to serve the same file each time: every
+ * answer must repeat the size, the ETag and the Last-Modified of the first answer. Across origins the server must also
+ * expose `Content-Range`, and should expose `ETag`.
  */
 export async function httpSource(url) {
   const first = await fetchRange(url, 0, 1);
@@ -139,7 +139,7 @@ class ReadAhead {
     return this.#bytes.subarray(offset - this.#start, end - this.#start);
   }
 
-  /** The first of the bytes from `offset` to `end`: at least one, and as many as are in memory. */
+  /** Bytes from `offset` on, at most to `end`: as many as are in memory, at least one. */
   async some(offset, end) {
     if (!this.#holds(offset, offset + 1)) await this.#fill(offset, 1);
     return this.#bytes.subarray(offset - this.#start, end - this.#start);
@@ -173,7 +173,7 @@ const CRC_TABLES = (() => {
   return tables;
 })();
 
-/** The CRC-32 of `bytes` appended to bytes whose CRC-32 is `crc`. Takes 16 bytes a step. */
+/** Continues the CRC-32 `crc` of the preceding bytes with `bytes`. Takes 16 bytes a step. */
 export function crc32(bytes, crc = 0) {
   const t = CRC_TABLES;
   const view = viewOf(bytes);
@@ -494,7 +494,7 @@ function parseRecord(directory, view, pos, index) {
   return new Entry(name, nameBytes.length, headerOffset, size, u32(view, pos + 16), pos);
 }
 
-/** Size and header offset of a record, from its Zip64 field where they are saturated. */
+/** Size and header offset of an entry. Values that are saturated in the record are read from its Zip64 field. */
 function readSizes(view, pos, extra, extraEnd, name) {
   let [size, headerOffset] = [u32(view, pos + 24), u32(view, pos + 42)];
   const [wideSize, wideOffset] = [size === SATURATED32, headerOffset === SATURATED32];
@@ -551,7 +551,8 @@ function localHeaderSize(entry) {
   return LOCAL_HEADER + entry.nameSize + (entry.size < SATURATED32 ? 0 : 20) + 6;
 }
 
-// The fields that both headers have, with offset in the local header and size. In a record the offset is 2 more.
+// The fields of fixed size that ZIP-7 compares: label, offset in the local header, size. In a directory record the
+// offset is 2 more.
 const COMMON_FIELDS = [
   ['version needed', 4, 2],
   ['flags', 6, 2],
@@ -627,7 +628,7 @@ function checkLocalExtra(entry, header, extra) {
 
 // ----------------------------------------------------------------------------------------------------------- Names
 
-/** The name as text, or a refusal. */
+/** Checks a name by itself; returns its text. */
 function checkName(bytes) {
   let name;
   try {
@@ -673,7 +674,10 @@ const FOLDED = Uint8Array.from({ length: 256 }, (_, byte) => {
   return byte >= 0x41 && byte <= 0x5a ? byte + 0x20 : byte;
 });
 
-/** NAME-2. The slash sorts first, so that equal names are neighbours, as are a folder and the first name in it. */
+/**
+ * NAME-2. In sorted order, equal names are neighbours. The slash sorts first, so a folder and the first name in it are
+ * neighbours, too.
+ */
 function checkNames(entries, directory) {
   const scratch = new Uint8Array(MAX_NAME);
   const names = entries.map(({ record, nameSize }) => {
@@ -784,8 +788,8 @@ const MAX_DIMS = 64;
 const EXTERNAL_KEYS = ['location', 'offset', 'length', 'checksum'];
 
 // What is kept of a message while it is parsed; null for most messages, of which nothing is kept.
-// `number` takes a number, `string` the range of a string in the model; `part` returns what keeps
-// the message of a field, the same object again if the field is not repeated.
+// `number` takes a number, `string` the range of a string in the model. `part` takes a message in a field, and returns
+// the Kept object of the message, or null. If the field is not repeated, all its occurrences have the same Kept object.
 
 class KeptModel {
   hasVersion = false;
@@ -803,7 +807,10 @@ class KeptModel {
   }
 }
 
-/** AttributeProto and SparseTensorProto: tensors in fields that are not repeated, whose occurrences are merged. */
+/**
+ * AttributeProto or SparseTensorProto. `parts` holds the messages of fields that are not repeated: further occurrences
+ * are merged into these messages.
+ */
 class KeptHolder {
   parts = null;
 
@@ -891,8 +898,8 @@ function keepFor(field) {
 }
 
 /**
- * Parses a serialized ModelProto. It keeps only tensors with fields of external data, at most `limit` of them, and
- * continues the count of `messages`.
+ * Parses a serialized ModelProto. Keeps only tensors that are external or have `external_data`, at most `limit` of
+ * them. `messages` counts the messages of all models parsed so far.
  */
 class ModelParser {
   #name;
@@ -971,7 +978,7 @@ class ModelParser {
     if (kept !== null && field.repeated) this.#complete(kept, parent);
   }
 
-  /** Takes a kept message with which no further occurrence is merged. */
+  /** Finishes a kept message: no further occurrence will be merged into it. */
   #complete(kept, parent) {
     if (kept instanceof KeptPair) {
       parent.add(kept, this.text(kept.key, 8) ?? 'a longer one');
@@ -1074,7 +1081,7 @@ class ModelParser {
     this.#high = high >>> 0;
   }
 
-  /** Reads a length; returns the position of the end of its value. */
+  /** Reads the length of a field; returns the position at which the field ends. */
   #length(end) {
     const start = this.#pos;
     this.#varint(end);
@@ -1231,9 +1238,9 @@ class DataCheck {
 // ----------------------------------------------------------------------------------------------------- The archive
 
 /**
- * Opens an archive: checks all rules of the stage "open", and those of the models' local headers and CRC-32. It reads
- * the last 65,633 bytes, the directory, and the models with their local headers. `maxModelSize` sets a limit in bytes
- * for all models together.
+ * Opens an archive: checks the local header and the CRC-32 of each model, and all rules of the stage "open" except
+ * FILE-1 (`fileSource` checks FILE-1). Opening reads the last 65,633 bytes, the directory, and the models with their
+ * local headers. `maxModelSize` sets a limit in bytes for all models together.
  */
 export async function openArchive(source, { maxModelSize = Infinity } = {}) {
   const location = await readEndRecords(source);
@@ -1290,7 +1297,10 @@ class Archive {
     return readEntry(this.#source, entry, this.#directory);
   }
 
-  /** Reads every byte and checks every rule. `onData(entry, bytes)` is called with all data, in order. */
+  /**
+   * Checks all rules of the stages "header" and "data" for every entry. `onData(entry, bytes)` is called with all data,
+   * in order.
+   */
   async check({ onData = () => {} } = {}) {
     const bytes = new ReadAhead(this.#source);
     const tensors = new Map(this.tensors.map(({ key }) => [key, []]));

@@ -408,7 +408,7 @@ def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
     _expect("ZIP-8", "compressed size", size, compressed, name)
     if needed not in (10, 20, 45):
         _refuse("ZIP-10", "version needed", "10, 20 or 45", needed, name)
-    _expect("ZIP-11", "system of version made by", 3, made_by >> 8, name)
+    _expect("ZIP-11", 'system in "version made by"', 3, made_by >> 8, name)
     if external >> 28 not in (0x0, 0x8) or external & 0x0E00_FFD8:
         _refuse("ZIP-11", "external attributes", "a regular file", hex(external), name)
     _expect("ZIP-11", "internal attributes", 0, internal, name)
@@ -524,7 +524,7 @@ def _check_name(name: bytes) -> None:
         if not _ID.fullmatch(model_id):
             _refuse("MODEL-4", "id of a model", _ID.pattern.decode(), model_id, name)
     elif name.startswith(b"__"):
-        expected = "that of a model, as others are of a later version of the format"
+        expected = "the name of a model (others are reserved for later versions of the format)"
         _refuse("VERSION-1", "name that begins with two underscores", expected, name, name)
     elif name.startswith(ASSETS):
         _check_asset_name(name, text)
@@ -601,7 +601,7 @@ class _Sink:
         self.found = found  # the tensors of the model that have to be checked
 
     def number(self, tag: int, value: int) -> None:
-        """Takes a varint; or a field of 32 or 64 bits, with value 0."""
+        """Takes a number: the value of a varint, or 0 for a field of 32 or 64 bits."""
 
     def span(self, tag: int, value: memoryview) -> None:
         """Takes a string, bytes, or packed numbers."""
@@ -612,7 +612,7 @@ class _Sink:
 
 
 class _Merging(_Sink):
-    """Merges all occurrences of a field that is not repeated into one sink."""
+    """Uses one sink for all occurrences of a field that is not repeated, and so merges them."""
 
     __slots__ = ("single",)
 
