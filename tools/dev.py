@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets up a virtual environment and runs the project's commands in it; needs only Python 3.10.
+"""Makes a virtual environment and runs commands in it; needs only Python 3.10 or newer.
 
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
 python3 tools/dev.py test    check formatting, lint, types and rooms, run the quick tests; --all

@@ -232,7 +232,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
     try:
         filled = _parsed(b"".join(weights.fill(found.model, of_location)))
     except ArchiveError as error:
-        # Models with a location that is not UTF-8 are refused anyway.
+        # `fill` refuses a location that is not UTF-8. Such a location is never a key.
         require(
             "a location in UTF-8" in error.message, f"a stripped model cannot be filled: {error}"
         )
@@ -341,7 +341,8 @@ def _with_crc32s(data: bytes) -> bytes:
 
 @cache
 def _scratch() -> Path:
-    # If libFuzzer ends the process, `atexit` does not run; the parent removes the directory.
+    # `atexit` does not run if libFuzzer ends this process. Then the parent process removes the
+    # directory: TMPDIR is a temporary directory of the parent process.
     folder = tempfile.mkdtemp(prefix="onnxarchive-fuzz-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

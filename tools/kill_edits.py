@@ -1,17 +1,17 @@
 """Kills edits of an archive at random moments and checks the file afterwards.
 
 In each run two writer processes edit an archive of two models in every way: a new model in place,
-with and without new tensors; several changes in a block of `edit`; a copy; a compaction; a new
-tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the archive. Every
-process reports the beginning and the end of each operation. One writer or both are killed (SIGKILL)
-at a random moment: in an edit, while waiting for the lock, or between edits. While the other
-processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the other
-processes are killed, too, and `recover` runs.
+with and without new tensors; several changes in a block of `edit`; a copy; a compaction; new data
+of a tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the archive.
+Every process reports the beginning and the end of each operation. One writer or both are killed
+(SIGKILL) at a random moment: in an edit, while waiting for the lock, or between edits. While the
+other processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the
+other processes are killed, too, and `recover` runs.
 
 Afterwards the directory must contain only the archive, and the archive must break no rule. There
 must be one order of all edits and reads in which each takes effect between its reported beginning
 and end: no finished edit is lost, an interrupted edit is complete or undone, and the reads agree.
-The final content counts as the last read.
+This order must also lead to the final content of the archive.
 
 Prints a few lines of figures. Exit status: 0, or 1 if a run broke a condition. Needs `fork`.
 """
@@ -58,7 +58,7 @@ CHANGING_NBYTES: Final = 128 << 10
 ADDED: Final = "added"  # a tensor that most models have
 ASSET: Final = "labels.txt"
 DECODER: Final = "decoder"  # a further model, which never changes
-OWN: Final = "own"  # the tensor of the decoder alone
+OWN: Final = "own"  # the tensor that only the decoder has
 MIN_PADDING: Final = 64 << 10  # bytes of the model's doc_string
 MAX_PADDING: Final = 4 << 20
 
@@ -81,7 +81,7 @@ EDITS: Final = {
     "recover": 5,
 }
 IMPATIENCE: Final = 0.01  # seconds that impatient edits wait for the lock
-# The operation after a kill, while the remaining writers go on.
+# Operations of the parent after a kill of writers; each run performs one of them.
 RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "save", "nothing")
 # Operations that do not change the `State` of an archive.
 _LOOKS: Final = ("read", "recover", "open for editing")
@@ -111,7 +111,8 @@ class Traits(NamedTuple):
         padding: Bytes of the doc_string.
         has_added: True if the last tensor of the model is `ADDED`.
         has_asset: True if a save with this number writes an asset.
-        is_referring: True if the `weights` of an edit refer to the archive, except `ADDED`.
+        is_referring: True if the model of an edit gives the locations of the tensors in `weights`,
+            not their data. `ADDED` always has data.
     """
 
     padding: int
@@ -281,7 +282,7 @@ class Operation:
     seen: State | None = None
 
     def apply(self, state: State) -> State | None:
-        """The state after this operation; None if the operation cannot start from `state`."""
+        """The state after this operation; None if the operation read another state than `state`."""
         if self.kind in _LOOKS:
             return state if self.seen in (None, state) else None
         if self.kind == "tensor":
@@ -336,7 +337,8 @@ class Event:
     Attributes:
         process: The process.
         what: "begin", "done" or "refused" for an operation; "wrong" for a fault; "killing" before a
-            kill; after a kill "undone" if the interrupted edit must be rolled back, else "killed".
+            kill; "undone" after a kill if the interrupted edit must be rolled back; "killed" after
+            any other kill.
         number: The operation's number.
         kind: The operation's kind.
         detail: A message, or the state that was read.
@@ -613,7 +615,7 @@ class Scene:
         self._state = State(0, 0, True)
         self._state.write(path)
         self._events: list[Event] = []  # of this run
-        self._looked_at = 0  # number of events already waited for
+        self._looked_at = 0  # number of events that `_wait_for` has examined
         self._durations: dict[str, float] = {}  # of the latest operation of each kind, in seconds
 
     def run(self) -> None:

@@ -83,14 +83,14 @@ NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
 """Changes that only large vectors (more than 1 MiB) notice."""
 EQUIVALENT: Final[dict[str, str]] = {
     "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
-        "a socket, or a folder on Windows: the suite has none"
+        "only a socket meets the condition (on Windows also a directory): the suite has no socket"
     ),
     "_json_number: value < 1 << 53: bound moved": ("numbers may be JSON numbers or strings"),
     "_read_end: before[-_LOCATOR.size:].startswith(b'PK\\x06\\x07'): dropped": (
         "ZIP-5 is broken, too: the directory does not end where the end record begins"
     ),
     "_parse_record: end > len(data): dropped": (
-        "refused next: the record does not end where the directory ends"
+        "a later check refuses the file: the record does not end where the directory ends"
     ),
     "_check_false_ends: offset < _FULL32: bound moved": (
         "0xFFFFFFFF in 4 or 8 bytes contains no signature"

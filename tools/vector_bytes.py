@@ -215,7 +215,7 @@ class Image:
         return placed
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """The stored bytes of the file with their offsets; all other bytes are zero."""
+        """Yields offset and bytes of each piece of the file; all bytes between pieces are zero."""
         placed = self.place()
         yield 0, self.prefix
         position = len(self.prefix)

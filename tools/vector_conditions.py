@@ -108,7 +108,11 @@ def _names() -> Iterator[Vector]:
     composed = (
         ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
         ("blocked", "a\u0305\u0301", "a mark that is blocked by an earlier mark of the same class"),
-        ("two-marks", "\u1ea1\u0301", "a mark that is composed, and one that is not"),
+        (
+            "two-marks",
+            "\u1ea1\u0301",
+            "a composed letter, and a mark that does not compose with this letter",
+        ),
     )
     for name, text, about in composed:
         yield accepted(

@@ -58,7 +58,7 @@ def every_data_type() -> tuple[Tensor, ...]:
 
 
 def merged_tensor() -> tuple[bytes, Tensor]:
-    """A model with a tensor split into two fields; some parts of the tensor are given twice."""
+    """A model with a tensor in two parts that protobuf merges; some fields occur in both parts."""
     tensor = Tensor("merged", UINT16, (2, 2), data=bytes(range(8)))
     pair = content(1, "no") + content(2, "no") + content(2, "merged") + content(1, "location")
     first = content(1, b"\2\2") + number(2, FLOAT) + content(8, "before") + content(13, pair)
@@ -167,7 +167,7 @@ def _conforming_names() -> Iterator[Vector]:
     )
     yield accepted(
         "asset-names-folded",
-        "Names that differ only in the case of non-ASCII letters.",
+        "Names that differ only in the case of a non-ASCII letter, or only in a slash.",
         "NAME-2",
         assets("assets/É", "assets/é", "assets/w", "assets/ab", "assets/a/b"),
         W,

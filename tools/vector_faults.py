@@ -246,7 +246,7 @@ def _bad_framing() -> Iterator[Vector]:
     last = len(plain().place()[3].record)
     yield refused(
         "directory-last-record-only",
-        "The end record states a directory that begins with its last record.",
+        "The end record states a directory that consists of the last record.",
         "ZIP-1 DATA-1",
         image_with(
             end={
@@ -870,7 +870,7 @@ def _bad_names() -> Iterator[Vector]:
         ("model-in-small-letters", b"__model_proto", "VERSION-1 NAME-2", "fold-collision"),
     )
     for name, entry_name, rules, attack in keys:
-        yield refused(f"name-{name}", "A name that is no key.", rules, named(entry_name), attack)
+        yield refused(f"name-{name}", "A key is invalid.", rules, named(entry_name), attack)
     yield refused(
         "name-not-utf-8",
         "A name that is not UTF-8, flagged as UTF-8.",

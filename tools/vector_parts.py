@@ -129,7 +129,7 @@ def attribute(field_number: int, *values: bytes) -> bytes:
 
 
 def everywhere() -> tuple[bytes, tuple[Tensor, ...]]:
-    """Returns a model and its tensors: one tensor in every field that can hold a tensor."""
+    """Returns a model with a tensor at every place that can hold a tensor, and these tensors."""
     names = ("init", "t", "ts1", "ts2", "g", "gs", "sv", "si", "spa", "spv", "fa", "fn", "ti", "ta")
     tensors = {it: Tensor(f"{it}_key", data=it.encode().ljust(8)) for it in names}
     proto = {key: tensor.proto for key, tensor in tensors.items()}
@@ -244,7 +244,7 @@ def more_entries(count: int) -> Image:
 
 BIG = Tensor("big", UINT8, (v.SATURATED_32,), Zeros(v.SATURATED_32))
 # Constants: computing them would read 4 GiB of zeros.
-BIG_CRC32 = 0  # the number of bytes is the order of the CRC-32 polynomial
+BIG_CRC32 = 0  # as for empty data: the CRC-32 of zeros repeats every 0xFFFFFFFF bytes
 BIG_SHA256 = "318eea1453f3a536e42d9637db593982c5c297220b2019bd4b7ad08e88d91e4b"
 
 

@@ -230,7 +230,7 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    # The details begin after a line of dashes. Attributes may end in dashes, but on a longer line.
+    # The details begin after a line that consists of 10 dashes.
     _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):

@@ -38,7 +38,8 @@ class Contents:
 
     Attributes:
         directory: The central directory.
-        models: The readable models by id: the default model (`""`) first, then the others by id.
+        models: The readable models by id. The default model (`""`) is first; the others are in the
+            order of their ids.
     """
 
     def __init__(self, directory: Directory, models: Mapping[str, CheckedModel]) -> None:
@@ -172,7 +173,9 @@ def _models(
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
-            break  # messages were counted up to this model: later ones may have too many messages
+            # `check_messages_together` may have stopped at this model, so the later models may have
+            # too many messages to be parsed.
+            break
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
     refs = proto.check_all_references(
@@ -216,7 +219,8 @@ def check_data(
         counter: Counts the bytes read.
     """
     pieces = summed(file, entry, report)
-    if refs and tensors.array_type(refs[0].tensor) is not None:  # all models agree on it
+    # By DATA-8, the tensor has the same type in all models.
+    if refs and tensors.array_type(refs[0].tensor) is not None:
         pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None

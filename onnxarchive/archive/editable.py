@@ -111,8 +111,9 @@ class EditableArchive(Archive):
     def model(self) -> onnx.ModelProto:
         """The model; its large tensors are external, with their keys as location.
 
-        In an `edit` block this is the model that will be written. Outside of a
-        block, assign a changed model to this property; otherwise `close` warns of lost changes.
+        In an `edit` block this is the model that will be written. Outside of a block, assign a
+        changed model to this property; otherwise the changes are lost. `close` warns of lost
+        changes in a model below 64 MiB.
         """
         model = self._drafted
         if model is None:
@@ -180,7 +181,7 @@ class EditableArchive(Archive):
                 yield changed
             finally:
                 del self._draft.model, self._draft.task
-            require_process(self._process)  # the block may have ended in a forked process, too
+            require_process(self._process)  # a process forked in the block gets here, too
             if changed != current.model:
                 options = EditOptions(compact=compact, copy=copy)
                 self._write(partial(write_model, current, changed, options))
@@ -480,7 +481,7 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                # After the lock is acquired: until then, another thread may replace `_local_file`.
+                # Until `_editor` is acquired, another thread may replace `_local_file`.
                 file = self._local_file
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):

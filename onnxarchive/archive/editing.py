@@ -69,8 +69,8 @@ def replace_model(
     the file is written: new tensors, models, directory and end records. So the time does not depend
     on the size of the weights. There is one exception: if the file system cannot share blocks, and
     the old models and directory exceed 3 GiB, the whole file is written anew. Existing views stay
-    valid. After a crash the archive is the old or the new one; after some crashes, `recover` must
-    be called first.
+    valid. After a crash the archive is the old or the new one. Some crashes leave a file that
+    `open` refuses until `recover`, or the next edit, has restored the archive.
 
     A tensor of the new model uses an existing entry in three cases: its location is the entry's
     key; its external data is the entry's data in the archive file (see `link`); or the entry has
@@ -90,10 +90,10 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            means 1024, or the size of the smallest tensor stored outside the replaced model if that
-            size is below 1024. But if the replaced model itself holds a tensor of this size or
-            more, None means the size of the largest such tensor, plus 1. For a new model, or with
-            `compact`, the tensors of all models of the archive count.
+            means the larger of two sizes: the size of the largest initializer inside the replaced
+            model, plus 1; and the size of the smallest initializer outside that model, but at most
+            1024. Tensors other than initializers count, too, if any of them is stored outside. For
+            a new model, or with `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
             the model, not only initializers. None means True if a tensor other than an initializer
             is stored outside the replaced model; for a new model, or with `compact`, outside any
@@ -216,7 +216,7 @@ def change_model(
     with _locked(path, timeout, copy=copy, model=name) as archive:
         process = os.getpid()
         changed = change(copied(archive.model))
-        require_process(process)  # `change` may have returned in a forked process, too
+        require_process(process)  # a process forked by `change` gets here, too
         if changed != archive.model:
             _release(write_model(archive, changed, EditOptions(compact=compact, copy=copy)))
 

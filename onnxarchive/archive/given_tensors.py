@@ -48,7 +48,7 @@ TORCH_TYPES = {
     "FLOAT8E8M0": "float8_e8m0fnu",
     _FLOAT4: "float4_e2m1fn_x2",  # each element holds two numbers
 }
-# In PyTorch, elements of these types take a whole byte, and no operator returns such tensors.
+# PyTorch stores each element of these types in a byte; ONNX packs two or four into a byte.
 _BYTES_IN_TORCH = ("INT4", "UINT4", "INT2", "UINT2")
 _BY_TORCH_NAME = {torch_name: name for name, torch_name in TORCH_TYPES.items()} | {
     name.lower(): name for name in _BYTES_IN_TORCH

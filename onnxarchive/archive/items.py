@@ -25,8 +25,8 @@ class Item:
     Attributes:
         name: Name of the entry.
         nbytes: Size of the data in bytes.
-        data: Called in any thread when the entry is written; gives the data. If the data must be
-            copied, the copy holds the data of this entry alone, and is dropped after writing.
+        data: Gives the data; called in any thread when the entry is written. A copy in memory must
+            hold only this entry's data. The writer drops the copy after writing the entry.
         ref: The tensor in the entry; None for an asset or a model.
     """
 

@@ -1,7 +1,7 @@
 """Plans archives: their entries, with keys and sources of data.
 
-Planning reads tensors stored outside the models only to find equal ones. The writer reads the
-`Plan` once, in order.
+The data of a tensor that becomes an entry is read here only to find equal tensors. The writer reads
+the `Plan` once, in order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Plan:
 
         Args:
             alignment: Alignment of the data of every entry, in bytes.
-            offset: Offset of the first entry in the archive, in bytes.
+            offset: Offset of the plan's first entry, in bytes.
             kept: Number of entries before `offset`, and their packed directory records.
         """
         count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
@@ -217,7 +217,8 @@ def plan_archive(
 ) -> Plan:
     """Plans the archive of one or several models.
 
-    Tensors stored outside are read only to find equal ones (with further models or `dedupe`).
+    The data of a tensor that becomes an entry is read only to find equal tensors (with further
+    models or `dedupe`).
 
     Args:
         models: The models by id; `""` is the id of the default model.

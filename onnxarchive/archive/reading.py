@@ -422,7 +422,7 @@ class Archive(Closing):
                     for number in models:
                         if current is snapshot:
                             verify(number)
-                        else:  # an edit by this object has verified, then overwritten the models
+                        else:  # an edit by this object verified these models and overwrote them
                             counter.add(entries.sizes[number])
             except ArchiveFormatError:
                 with self._unedited(snapshot):  # an edit may have overwritten them meanwhile

@@ -56,7 +56,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     """Rolls back an interrupted edit, and removes temporary files of killed processes.
 
     A complete archive is never changed. `open` with mode `"r+"` rolls back, too. Temporary files
-    are not removed if the directory cannot be listed.
+    are not removed if the archive's folder cannot be listed.
 
     Args:
         path: The archive. The file need not exist: its first `save` may have been killed.

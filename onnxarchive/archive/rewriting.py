@@ -191,7 +191,7 @@ def _write_models(
         if plan is None or not (keeps_all or options.compact):
             plan = _plan_keeping_all(archive, models, write_options, plan)
             keeps_all = True
-        # Checks the limit given to `open`: with this limit, the caller can still read the archive.
+        # With the limit given to `open`, the caller must be able to read the edited archive.
         sizes = {item.name: item.nbytes for item in plan.models}
         check_model_sizes(sizes, archive.max_model_nbytes, Report())
         if keeps_all:
@@ -218,7 +218,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold that moves no tensor out of a model, and the fewest into one."""
+    """A size threshold that moves no tensor out of a model, and as few as possible into models."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
@@ -391,7 +391,9 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
 def _stored(
     archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
 ) -> dict[Path, str]:
-    """The keys of planned tensors that the archive has already, by path; no key occurs twice.
+    """The key of each planned tensor whose data the archive already holds, by the tensor's path.
+
+    No key occurs twice.
 
     Args:
         archive: The archive.

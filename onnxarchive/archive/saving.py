@@ -70,8 +70,8 @@ def save(
     The archive appears at `path` when it is complete; after a failure the old file is unchanged. On
     ext4, XFS and tmpfs, a full disk raises an error before anything is written. The same model and
     options give the same bytes. Memory holds copies of the tensors that stay in the model, and of
-    the tensor being written; with several threads, also of up to `jobs` more tensors, 96 MiB at
-    most.
+    the tensor being written; with several threads, also of up to `jobs` more tensors, together at
+    most 96 MiB.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
     To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from

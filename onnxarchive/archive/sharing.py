@@ -83,7 +83,7 @@ class SharedEntries:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._taken: set[str] = set()
-        self._numbers: dict[int, int] = {}  # index of the next key, by id of a content
+        self._numbers: dict[int, int] = {}  # index of the next key, by `id()` of a `_Content`
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 

@@ -16,7 +16,7 @@ _MAX_COUNT: Final = 1 << 8
 
 # Name of an initializer, its data type and shape, and offset and end of its data in the file.
 View: TypeAlias = tuple[object, tuple[DataType, tuple[int, ...]], int, int]
-NONE: Final[View] = object(), (dtypes.BOOL, ()), 0, 0  # equals no name, not even None
+NONE: Final[View] = object(), (dtypes.BOOL, ()), 0, 0  # the `object()` equals no name
 
 
 class ViewsAhead:

@@ -211,7 +211,7 @@ def _is_constant(data: Data) -> bool:
 
 
 def _copied(data: Data) -> Data:
-    """A copy of data in memory; the data itself if it is longer than `data.nbytes`."""
+    """A copy of data in memory; the data itself if it yields more than `data.nbytes` bytes."""
     if isinstance(data, FileData):
         return Stored(memoryview(data.read()))
     copy = copied(data)

@@ -32,8 +32,9 @@ def joined(parts: list[Any]) -> Iterator[Any]:
     """Joins the parts of each column: yields the columns in order, each as bytes or an array.
 
     Args:
-        parts: For each group of rows, in order, a tuple with the group's part of each column. The
-            list is emptied, so that a column's parts are freed once the column is joined.
+        parts: A tuple for each group of rows, in order; item `i` of the tuple is the group's part
+            of column `i`. The list is emptied, so that a column's parts are freed once the column
+            is joined.
     """
     by_column = [list(column) for column in zip(*parts, strict=True)]
     parts.clear()

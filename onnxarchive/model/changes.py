@@ -24,7 +24,7 @@ from onnxarchive.model.wording import describe, describe_values
 
 _MAX_LISTED: Final = 16  # of longer lists, only the first difference is described
 
-# Messages that `describe` shows almost completely.
+# Message types whose fields are compared only if `describe` shows no difference.
 _DESCRIBED: Final = (
     onnx.OperatorSetIdProto,
     onnx.StringStringEntryProto,
@@ -38,12 +38,12 @@ _POSITIONAL: Final = frozenset({"graphs", "input", "output", "sparse_tensors", "
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A model, part of a model or asset that differs between two archives or is missing in one.
+    """A difference of two archives: an added, removed or changed model, asset or model part.
 
     Attributes:
-        name: Id of a model; name of a node (or of its first output), tensor, input or field; path
-            of an asset; index of other parts, such as `training_info[0]`. The name of a nested
-            field begins with the names of the parts around it:
+        name: Id of a model; path of an asset; name of a tensor, input, field or node; first output
+            of a node without a name; index of other parts, such as `training_info[0]`. The name of
+            a nested field begins with the names of the parts around it:
             `attribute then_branch: g: node y: op_type`.
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.

@@ -292,7 +292,7 @@ def _groups(
 
 
 def _description(ref: TensorRef) -> object:
-    """The fields that are equal in identical tensors, except their data."""
+    """The fields, other than data, that must be equal in identical tensors."""
     tensor = ref.tensor
     return (
         tensor.data_type,

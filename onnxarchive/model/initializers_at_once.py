@@ -30,7 +30,7 @@ from onnxarchive.model.tensors import (
 )
 from onnxarchive.model.wire import LEN, VARINT_MASK, fields_in, fields_of, tag_of, varint
 
-SMALL_SIZE: Final = 1 << 16  # greatest size of a small tensor in bytes; small ones are copied
+SMALL_SIZE: Final = 1 << 16  # greatest size of a small tensor in bytes
 
 _MAX_REST: Final = 1 << 24  # greatest size of the model without initializers, in bytes
 _JOINED_FIELDS: Final = 1 << 10
@@ -47,9 +47,8 @@ _IS_EXTERNAL: Final = onnx.TensorProto(data_location=EXTERNAL).SerializeToString
 _LENGTHS: Final = [varint(length) for length in range(1 << 10)]
 
 
-# The fields after the name of an external tensor: location, optional offset, optional length. Each
-# is a key-value pair. The expression captures the size of the pair, the size of the value, and the
-# value.
+# A key-value pair of `external_data`. The groups capture the size of the pair, the size of the
+# value, and the value.
 _PAIR: Final = rb"j(.)\n%c%b\x12(.)(%b)"
 # Size of a pair without its value.
 _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
@@ -57,6 +56,8 @@ _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
     for key in (LOCATION, OFFSET, LENGTH)
 )
 _NUMBER: Final = rb"0|[1-9][0-9]{0,17}"
+# The fields after the name of an external tensor: the pair location, the optional pairs offset and
+# length, and data_location.
 _EXTERNAL: Final = re.compile(
     _PAIR % (len(LOCATION), LOCATION.encode(), rb".{1,100}?")
     + b"".join(

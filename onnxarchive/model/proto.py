@@ -32,7 +32,7 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 SIZE_LIMIT = 1 << 31  # protobuf's limit in bytes; every message is smaller
-MAX_MESSAGES = 1 << 22  # of a model; a parsed message takes 50 to 200 bytes
+MAX_MESSAGES = 1 << 22  # of all models together; a parsed message takes 50 to 200 bytes
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Metadata key by which a link identifies its archive."""

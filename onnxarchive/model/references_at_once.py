@@ -286,7 +286,7 @@ class _Part(NamedTuple):
     """Columns of external initializers; `names` has the names of all initializers, one per line.
 
     Each range from `begins` to `ends` in the model is a run of adjacent `initializer` fields whose
-    tensors are external. `References` and `Shapes` describe the other columns.
+    tensors are external. `References` and `Shapes.of_columns` describe the other columns.
     """
 
     names: bytes

@@ -340,7 +340,7 @@ def _external_number(key: str, number: int) -> bytes:
 
 @cache
 def _external_data_head(key: str, width: int) -> bytes:
-    """The bytes of a serialized pair before its value, which has `width` bytes."""
+    """The bytes of an `external_data` field before the pair's value of `width` bytes."""
     return _external_data(key, " " * width)[:-width]
 
 

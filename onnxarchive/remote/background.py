@@ -96,8 +96,9 @@ def _start(request: Request[_Made]) -> Future[_Made]:
 def _stop(loop: AbstractEventLoop) -> None:
     """Cancels the running requests before Python ends.
 
-    Up to Python 3.13, a thread of obstore aborts the process if it calls Python while Python ends.
-    During the pause, threads that have just delivered a result end their calls of Python.
+    Up to Python 3.13, a thread of obstore aborts the process if the thread calls into Python while
+    Python ends. So this function ends with a pause, in which threads that have just delivered a
+    result finish their calls into Python.
     """
     import asyncio
 

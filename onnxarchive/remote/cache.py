@@ -8,11 +8,11 @@ A cache is a directory that only its user can enter, with one file for each vers
 - a byte for each entry, set once the entry's CRC-32 was found correct.
 
 The header and the two byte arrays are the file's state. The state is at the end, so a truncated
-file has none. A block is written and synced before its byte is set, so after a crash some blocks
-are fetched again at worst. A process locks a file only while it opens the file. Afterwards,
-processes and threads share the file without locks: two of them may write the same bytes of a block,
-until the block's byte is set. A file with a wrong state is removed, never truncated: other
-processes may have mapped the file.
+file has no complete state. A block is written and synced before its byte is set, so after a crash
+some blocks are fetched again at worst. A process locks a file only while it opens the file.
+Afterwards, processes and threads share the file without locks: two of them may write the same bytes
+of a block, until the block's byte is set. A file with a wrong state is removed, never truncated:
+other processes may have mapped the file.
 
 Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
 Machines must not share a cache: a map of a network file may show old bytes.
@@ -490,7 +490,7 @@ def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
 
 def _cut(url: str) -> str:
     """A URL cut to fit into a header."""
-    return url[: _HEADER_SIZE // 16]  # a character takes up to 12 bytes
+    return url[: _HEADER_SIZE // 16]  # in JSON, a character takes up to 12 bytes
 
 
 def _require_private(directory: str) -> None:
@@ -501,7 +501,8 @@ def _require_private(directory: str) -> None:
         raise PermissionError(
             errno.EACCES,
             f"expected a directory of user {os.geteuid()} with mode 0700, found one of user "
-            f"{status.st_uid} with mode {mode:04o}; name another one, or change it",
+            f"{status.st_uid} with mode {mode:04o}; use another directory, or change the owner or "
+            "mode of this directory",
             directory,
         )
 
@@ -544,7 +545,8 @@ def cached_archives(directory: str) -> list[CachedArchive]:
         directory: The directory of the cache; if it is missing, the list is empty.
 
     Raises:
-        OSError: As for `open_cached`.
+        PermissionError: As for `open_cached`.
+        OSError: The directory or a file cannot be read.
     """
     if not os.path.lexists(directory):
         return []
@@ -583,7 +585,9 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
 
     Raises:
         ValueError: A URL has no archive in the cache.
-        OSError: As for `open_cached`; or a file cannot be removed, as on Windows while it is open.
+        PermissionError: As for `open_cached`.
+        OSError: The directory or a file cannot be read, or a file cannot be removed. On Windows, an
+            open file cannot be removed.
     """
     found = cached_archives(directory)
     shown_urls = {_cut(shown_url(url)) for url in urls}

@@ -45,7 +45,7 @@ def require_no_redirect(store: Any, name: str) -> None:
         status = error.code
         error.close()
     except (OSError, ValueError):
-        return  # obstore's request will say why
+        return  # obstore's request will report the error
     else:
         return
     if status in (301, 302, 303, 307, 308):

@@ -26,7 +26,7 @@ _IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in
 
 
 class ObjectWriter(Closing):
-    """An object that is being written. Closing the writer before `commit` discards it.
+    """An object that is being written. Closing the writer before `commit` discards the object.
 
     A killed process may leave parts of an upload in the store. Listings do not show these parts; a
     bucket rule can remove them ("abort incomplete multipart uploads").
@@ -184,7 +184,8 @@ class _FileSystemWriter(ObjectWriter):
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
-            # Such a file may appear when it is closed, even by the garbage collector.
+            # A file whose class has no `commit` of its own may appear when the file is closed. The
+            # garbage collector would close the file, unless `closed` is set.
             self._file.closed = True
             raise UnsupportedFeatureError(
                 f"{name}: expected a file system in which only complete files appear, found "

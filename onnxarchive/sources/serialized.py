@@ -25,7 +25,7 @@ class Serialized:
 
     Attributes:
         model: The model. The location of each large tensor contains the number of its span.
-        file: The file of the complete model; with `small`, the model without its initializers.
+        file: File of the complete model; if `small` is set, of the model without its initializers.
         view: The bytes of the file.
         spans: Offset and encoding of each large tensor in the file.
         small: The main graph's initializers if they were taken out of the model, else None.

@@ -108,9 +108,9 @@ def open_model(
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError. If it is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: For speed: a size in bytes. If every initializer of a `.onnx` is external and
-            has from `taken_from` bytes to 64 KiB, the initializers may be moved from the model to
-            `Source.small`. None leaves all initializers in the model.
+        taken_from: A size in bytes, for speed only. If every initializer of a `.onnx` is external,
+            not smaller than `taken_from` and not larger than 64 KiB, the initializers may be moved
+            from the model to `Source.small`. None leaves all initializers in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or

@@ -102,7 +102,11 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets `path` and `absolute_path`; `Replacement` passes the target of its new file."""
+        """Sets `path` and `absolute_path`.
+
+        `Replacement` passes the path of the target for its temporary file, so that errors name the
+        target.
+        """
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -366,7 +370,8 @@ def opened(
 
 def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
     """Opens a file; returns the descriptor and whether it is open for writing."""
-    # Opening a pipe must not block: it is refused later. Windows would change line ends.
+    # With O_NONBLOCK, opening a pipe does not block; `MappedFile` then refuses the pipe. With
+    # O_BINARY, Windows does not change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if os.path.isdir(path):  # some systems open no directories
         raise _not_regular(path, "a directory", rule)

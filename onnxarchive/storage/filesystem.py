@@ -24,9 +24,9 @@ _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
-# File systems on which writing to reserved blocks is not slower. Btrfs does not compress data in
-# reserved blocks. ZFS refuses to reserve more than its free space, though compressed data may need
-# less.
+# File systems on which writing to reserved blocks is not slower. Btrfs is left out, since it does
+# not compress data in reserved blocks. ZFS is left out, since it refuses to reserve more than its
+# free space, though compressed data may need less.
 RESERVING = ("ext4", "xfs", "tmpfs")
 
 

@@ -19,9 +19,9 @@ class MemoryFile(RandomAccessFile):
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # `np.ndarray(buffer=view)` keeps `view.obj`, but not `view`. Without a view, the owner
-            # of the buffer could resize or unmap it. So `view.obj` becomes an array, which holds
-            # the buffer.
+            # `np.ndarray(buffer=view)` keeps `view.obj`, but not `view`. After `view` is freed, a
+            # `bytearray` could be resized, or an `mmap` closed, while numpy still reads the memory.
+            # An array as `view.obj` holds the buffer, so that neither is possible.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

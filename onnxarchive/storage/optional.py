@@ -34,7 +34,7 @@ def needing(library: str, purpose: str) -> Iterator[None]:
         yield
     except ImportError as error:
         title, package = _LIBRARIES[library]
-        reason = " ".join(str(error).split())  # on one line; numpy's takes a page
+        reason = " ".join(str(error).split())  # on one line; an error of numpy takes a page
         raise ImportError(
             f"{title} is needed to {purpose}, but cannot be imported ({reason}): "
             f"pip install {package}",

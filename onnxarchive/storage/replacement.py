@@ -92,7 +92,8 @@ class _Temporary(Generic[_Made]):
 
 def _temporary_prefix(target: str) -> str:
     directory, name = os.path.split(target)
-    return os.path.join(directory, f".{name[:50]}.")  # at most 200 bytes; a file name may have 255
+    # 50 characters take at most 200 bytes, and a file name may have 255 bytes.
+    return os.path.join(directory, f".{name[:50]}.")
 
 
 def remove_abandoned(
@@ -184,7 +185,7 @@ class Replacement:
         self._target = os.path.join(os.path.realpath(directory), name)
         if follow_links:
             self._target = os.path.realpath(path)
-        if os.path.isdir(self._path) or not name:  # no name after a slash at the end
+        if os.path.isdir(self._path) or not name:  # a path that ends with a slash has no name
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path
         # that does not exist.

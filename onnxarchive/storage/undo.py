@@ -34,7 +34,7 @@ _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
 # Largest old end (models, directory and end records) that has an undo log, in bytes. A forged
-# trailer in a sparse file could state more, and all of it would be hashed.
+# trailer in a sparse file could state a larger end, and `find` would hash all bytes of this end.
 MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 

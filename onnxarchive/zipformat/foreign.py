@@ -286,7 +286,7 @@ def _require_supported(record: DirectoryRecord, name: str) -> None:
 
 
 def _check_version(version: int, method: int, name: str) -> None:
-    # 4.4.3.2: of the methods in `_METHODS`, only LZMA needs the largest version.
+    # 4.4.3.2: LZMA needs version 63. All other methods in `_METHODS` need a smaller version.
     if version > records.VERSION_LZMA or (
         version == records.VERSION_LZMA and method != records.METHOD_LZMA
     ):

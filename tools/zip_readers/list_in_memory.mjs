@@ -9,7 +9,7 @@ import { extracts, forEachPath } from "./each_path.mjs";
 
 const digest = (data) => createHash("sha256").update(data).digest("hex");
 
-/** Lists the entries of an archive in memory, one function for each package. */
+/** For each package, a function that takes the bytes of an archive and yields the entries. */
 const readers = {
   *"adm-zip"(archive) {
     for (const entry of new AdmZip(archive).getEntries()) {
