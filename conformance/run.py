@@ -82,7 +82,7 @@ class LargeVectorError(Exception):
 
 
 class Processes:
-    """Runs commands, and ends all running commands with their child processes."""
+    """Runs commands, and ends all running commands (with child processes, except on Windows)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """ONNX archives: a model of any size as one zip file that is mapped, not read.
 
 An archive (`.onnxa`) is a plain zip. Its tensors are uncompressed and start at 64-byte boundaries;
-its last entry is the model. It opens in milliseconds, and its weights are views of the file.
-Unzipped, it is a directory of ONNX external data that every ONNX tool reads.
+its last entry is the model. An archive opens in milliseconds, and the weights are views of the
+file. Unzipped, an archive is a directory of models with ONNX external data.
 
     import onnxarchive
 
@@ -32,6 +32,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import onnx as _onnx  # noqa: F401  importing it here is a fifth faster than in a submodule
+
+from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 
 if _TYPE_CHECKING:
     from typing import Any as _Any
@@ -135,8 +137,5 @@ def __dir__() -> list[str]:
     here = (name for name in globals() if name.startswith("__") or not name.startswith("_"))
     return sorted({*__all__, *here})
 
-
-# This import is at the end of the module, since it imports submodules of this package.
-from onnxarchive.interop.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

@@ -50,7 +50,7 @@ __all__ = [
     "with_path",
 ]
 
-_MAX_SHOWN = 100  # characters of a value in a message
+_MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number
 
 
 class ArchiveError(Exception):
@@ -217,7 +217,7 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
-    """The `repr` of a value, cut to at most 200 characters, since values in a file can be long.
+    """The `repr` of a value for a message, cut short if the value is long.
 
     Args:
         value: A string, bytes, or numbers. Numbers beyond the cut are not read.

@@ -1,6 +1,6 @@
 """Measures this library, other libraries and the machine's limits, in one run on one machine.
 
-python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds 5]
+python3 tools/dev.py python tools/bench.py [--quick | --scale 1] [--only CASE ...] [--rounds 5]
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
 A case compares several ways to do the same work. Each way is timed in a fresh process that has done
@@ -19,11 +19,11 @@ rows, or a figure of one row. The median decides if the target is met. There is 
 spread (greatest minus least) exceeds the distance from the median to the target, or if the sizes
 are scaled.
 
-Before a process starts, its input files are read into the page cache, unless they are sparse or
-belong to `real`; --cold drops input files from the cache instead (posix_fadvise). Output files are
-new. All files are synced before a process starts, so that no way pays for the writes of another
-way. A virtual machine may return free memory to the host; getting memory back may then take longer
-than the work itself: try a smaller --scale.
+Before a process starts, its input files are read into the page cache, except sparse files and the
+files of the cases `real` and `real-convert`. --cold drops input files from the cache instead
+(posix_fadvise). Output files are new. All files are synced before a process starts, so that no way
+pays for the writes of another way. A virtual machine may return free memory to the host; getting
+memory back may then take longer than the work itself: try a smaller --scale.
 
 CPU is the CPU time of all threads of the process. Memory is peak growth: of anonymous memory
 (RssAnon of /proc/PID/status, sampled every 5 ms from outside), and of resident memory, which
@@ -99,7 +99,7 @@ Input = tuple[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool and returns its exit status."""
     arguments = _parse(argv)
-    # pip compiles the modules that it installs; those of a checkout may not be compiled.
+    # pip compiles the modules that it installs. Modules of a checkout can be uncompiled.
     compileall.compile_dir(Path(onnxarchive.__file__).parent, quiet=1)
     raise_limit_of_files()
     bench_interrupts.listen()
@@ -169,7 +169,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if not bench_cases.names([name]):
             parser.error(f"expected cases or their first words, found {name!r}: {parser.epilog}")
     if arguments.cold and not hasattr(os, "posix_fadvise"):
-        parser.error("expected a system with posix_fadvise for --cold, found none; leave it out")
+        parser.error(
+            "expected a system with posix_fadvise for --cold, found none; run without --cold"
+        )
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("expected matplotlib for --plot, found none; pip install matplotlib")
     return arguments
@@ -208,7 +210,7 @@ class Run:
         self._there: set[Input] = set()
 
     def cases(self, names: Sequence[str]) -> list[Result]:
-        """Measures cases and prints each result at once."""
+        """Measures cases; prints each result before measuring the next case."""
         results = []
         for index, name in enumerate(names):
             tell(f"{name} ...")

@@ -28,7 +28,7 @@ MIN_WIDTH: Final = 4
 BLOCK_NBYTES: Final = 4 << 20
 PIECE_NBYTES: Final = 8 << 20
 PAGE_NBYTES: Final = 4096
-PAGED_NBYTES: Final = 1 << 20  # tensors of at least this size are aligned to pages, as by onnx
+PAGED_NBYTES: Final = 1 << 20  # least size of an external tensor that is aligned to pages
 
 
 class Group(NamedTuple):
@@ -73,7 +73,7 @@ class Group(NamedTuple):
 # Sizes in the cases about growth: numbers of tensors (up to an archive's limit), and bytes.
 COUNTS: Final = (10, 100, 1_000, 10_000, 100_000, 262_143)
 SIZES: Final = (10**7, 10**8, 10**9, 10**10, 10**11)
-SIZED_COUNT: Final = 100  # tensors of each of SIZES
+SIZED_COUNT: Final = 100  # number of tensors in the group of each size
 
 GROUPS: Final[Mapping[str, Group]] = {
     "warm": Group(3, 32),  # files to warm up with before the clock starts

@@ -290,7 +290,7 @@ def text(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Counts targets met and without a verdict; adds a line for each target but those met."""
+    """Counts met targets, and targets without a verdict; describes all except the met targets."""
     verdicts = [(it.name, verdict) for it in results for verdict in it.verdicts()]
     met = sum(verdict.met is True for _, verdict in verdicts)
     open = sum(verdict.met is None for _, verdict in verdicts)

@@ -71,7 +71,7 @@ class Figures:
 
     Attributes:
         seconds: The time to make the session, or to copy the tensors.
-        result: The computed numbers; equal for all sessions, and for all copies.
+        result: The computed numbers, for `_compare`.
         run_seconds: The time of the first run of a session; None for copies.
         anonymous: Peak growth of anonymous memory in bytes; None if unknown.
     """

@@ -62,11 +62,12 @@ if TYPE_CHECKING:
 class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
-    Arrays are read-only views of the mapped file. Tensors of less than 8 bits, and those in the
-    model itself, are copied; so are all tensors of a file object, or of a remote archive without a
-    cache. Arrays stay valid after `close`, and after this library edits or replaces the archive. If
-    another program overwrites the file, views change; if it truncates the file, reading a view ends
-    the process with SIGBUS. Several threads may use an archive at once.
+    Arrays are read-only. They are views of the mapped file or of the given bytes, but copies for
+    elements of less than 8 bits, for tensors in the model itself, and if the archive is a file
+    object or remote and not cached. Arrays stay valid after `close`, and after this library edits
+    or replaces the archive. If another program overwrites the file, views change; if it truncates
+    the file, reading a view ends the process with SIGBUS. Several threads may use an archive at
+    once.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model` and `max_model_nbytes`.

@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         129 the terminal was closed; 130 interrupted; 143 terminated.
 
     Raises:
-        BrokenPipeError: The program that reads binary output, such as that of `cat`, has ended;
-            the function `run` then ends the process with status 141.
+        BrokenPipeError: The program that reads the binary output of a command such as `cat` has
+            ended; the function `run` then exits with status 141.
     """
     try:
         given = sys.argv[1:] if argv is None else argv

@@ -64,7 +64,7 @@ def cat_command(arguments: argparse.Namespace) -> int:
 
 
 def write_asset(archive: Archive, path: str) -> None:
-    """Writes an asset to standard output, in pieces; then compares the CRC-32."""
+    """Writes an asset to standard output and compares its CRC-32."""
     output = StandardOutput()
     for piece in asset_pieces(archive, path):
         output.write(piece)

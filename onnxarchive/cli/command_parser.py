@@ -14,7 +14,8 @@ class CommandParser(argparse.ArgumentParser):
         # `parse_known_intermixed_args` refuses subcommands, and forgets "--".
         if self._subparsers is not None or "--" in args:
             return super().parse_known_args(args, namespace)
-        # `parse_known_intermixed_args` may call this method by its name, depending on the version.
+        # Some versions of Python call `self.parse_known_args` in `parse_known_intermixed_args`. An
+        # attribute hides this method meanwhile, so that the call reaches the base class.
         self.__dict__["parse_known_args"] = super().parse_known_args
         try:
             return self.parse_known_intermixed_args(args, namespace)

@@ -181,8 +181,8 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 def _executor(jobs: int) -> Iterator[Executor]:
     """Starts worker processes; interrupted workers remove their temporary files and end."""
     context = multiprocessing.get_context("spawn")
-    # The resource tracker of multiprocessing starts here. The workers start below: each task starts
-    # a worker, since no worker is idle yet.
+    # Signals are held while the resource tracker of multiprocessing starts, and again while the
+    # workers start. Each task starts one worker, since no worker is idle yet.
     with _signals_held():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:
@@ -237,6 +237,6 @@ def _end_with_parent() -> None:
 
 def _end_worker(*_: object) -> None:
     """In a worker: ends the worker at once; an exception would become the result of a task."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends SIGTERM, too
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool may send a second SIGTERM
     remove_temporaries()
     os._exit(WRONG_USE)

@@ -125,7 +125,7 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
 
 
 def access(arguments: argparse.Namespace) -> Access:
-    """Options for remote archives, from the arguments of `parser._add_remote`."""
+    """Options for remote archives, from the arguments that `parser._add_remote` adds."""
     cache = arguments.cache_dir or arguments.cache or None
     return Access(storage_options=storage_options(arguments), cache=cache)
 

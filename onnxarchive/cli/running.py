@@ -31,7 +31,7 @@ _MS: Final = 1000.0
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Runs `run`."""
-    if arguments.compare is not None:  # refused before the first model runs
+    if arguments.compare is not None:  # wrong arguments fail before the first model runs
         require_tolerances(arguments.atol, arguments.rtol)
         for path in files_of(arguments.compare, {}):
             MappedFile(path).close()

@@ -243,7 +243,7 @@ def _remote_work(
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
-    """Assets that can be sent to workers: files by absolute path, bytes as `bytes`."""
+    """Assets that can be sent to workers: each an absolute path or `bytes`."""
     return {
         name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else bytes(asset)
         for name, asset in (assets or {}).items()

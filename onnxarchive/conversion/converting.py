@@ -504,8 +504,8 @@ def extract(
 ) -> None:
     """Unzips an archive to a directory of ONNX external data.
 
-    Every ONNX tool can open the directory's `__MODEL_PROTO`, and further models such as
-    `__MODEL_PROTO_decoder`. The directory appears when it is complete.
+    Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
+    such as `__MODEL_PROTO_decoder`. The directory appears when it is complete.
 
     Args:
         path: The archive, or its URL.

@@ -112,7 +112,7 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
     """Downloads an object that has no cache key, so the download cannot be resumed later."""
-    Archive(remote)  # refuses other files before they are downloaded
+    Archive(remote)  # an object that is not an archive is refused before it is downloaded
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):
             replacement.file.write(piece)

@@ -69,7 +69,8 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # Sparse, of the archive's size if possible. onnx ignores sizes: an empty file works.
+            # A sparse file of the archive's size. If the system refuses this size, the file stays
+            # empty: onnx does not check the size.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

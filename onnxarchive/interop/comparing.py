@@ -115,7 +115,7 @@ def _compare(
 ) -> tuple[Any, Any, Any]:
     """Compares numbers; gives equality, absolute and relative difference of each pair."""
     if one.dtype.kind in "iu":
-        # Unsigned 64-bit differences are exact for all integers.
+        # The difference in uint64 is exact for all integers: negative numbers wrap modulo 2**64.
         gap = np.maximum(one, two).astype(np.uint64) - np.minimum(one, two).astype(np.uint64)
         is_same, distance, size = one == two, gap.astype(np.float64), np.abs(two.astype(np.float64))
     else:

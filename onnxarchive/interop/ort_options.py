@@ -1,8 +1,9 @@
 """Copies a caller's session options for a session of an archive, or changes them temporarily.
 
 A session needs further entries in its options, such as the directory of external data, and the
-caller's options must not keep these entries. ONNX Runtime can copy most SessionOptions objects. In
-others, the entries are set while the session is made, and then restored.
+caller's options must not keep these entries. ONNX Runtime can copy most SessionOptions objects.
+Options that cannot be copied get the entries while the session is made, and their former entries
+afterwards.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ class Outcome:
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
         run_seconds: Time of each run.
-        memory: Growth of memory in bytes, from before the session to after the last run: of the
-            process's own memory (`"anonymous"`), and of mapped files, which processes share
-            (`"mapped"`). Empty if the system does not report memory.
+        memory: Growth of memory in bytes, from before the session to after the last run.
+            `"anonymous"` is the process's own memory; `"mapped"` is the memory of mapped files,
+            which processes share. Empty if the system does not report memory.
     """
 
     path: str

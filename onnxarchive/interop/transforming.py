@@ -88,8 +88,8 @@ def transform(
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if the archive already stores other
-            tensors than initializers outside; else False.
+            the model, not only initializers. None means True if a tensor other than an initializer
+            is already stored outside a model of the archive, else False.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
@@ -353,9 +353,8 @@ def _initializers(
             continue
         if value.name in taken:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to return either the input "
-                f"{value.name!r}, which replaces the tensor, or an initializer of this name, found "
-                "both, or two such inputs; remove the input"
+                f"tensor {weight.name!r}: expected the function to return either one input or one "
+                f"initializer {value.name!r} for the tensor, found several; keep one of them"
             )
         taken.add(value.name)
         tensor = copied(weight.tensor)

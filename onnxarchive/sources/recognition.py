@@ -121,10 +121,12 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
 
 
 def _directory(names: list[str], convert: str, convert_all: str) -> Kind:
-    count = 1 if MODEL_PROTO in names else sum(_is_onnx(it) and not is_litter(it) for it in names)
+    count = _count(names)
+    if MODEL_PROTO in names and count:  # `convert` refuses this directory
+        return Kind(f"a directory with {MODEL_PROTO} and other models", is_source=True)
     if count > 1:
         return Kind(f"a directory with {count} models", convert_all, is_source=True)
-    if count:
+    if MODEL_PROTO in names or count:
         return Kind("a directory with a model", convert, is_source=True)
     return Kind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
 
@@ -135,9 +137,17 @@ def _zip(names: list[str], convert: str) -> Kind | None:
         return None
     if _TORCH_PICKLE in bases:
         return Kind("a file of torch.save", _EXPORT_TORCH)
-    if any(map(_is_onnx, bases)):
+    count = _count(names)
+    if count > 1:
+        return Kind(f"a plain zip with {count} models", "unzip it first", is_source=True)
+    if count:
         return Kind("a plain zip with a model", convert, is_source=True)
     return Kind(f"a zip without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+
+
+def _count(names: list[str]) -> int:
+    """The number of `.onnx` files."""
+    return sum(_is_onnx(name) and not is_litter(name) for name in names)
 
 
 def _is_onnx(name: str) -> bool:

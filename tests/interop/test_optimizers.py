@@ -692,12 +692,16 @@ REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
     (
         _both,
         ArchiveFormatError,
-        "'a': expected .* either the input 'a', .* or an init.* found both",
+        "'a': expected .* either one input or one initializer 'a' .* found several",
     ),
-    (_both_renamed, ArchiveFormatError, "'a': expected .* either the input 'new', .* or an init"),
-    (_input_and_sparse, ArchiveFormatError, "'a': expected .* found both"),
-    (_two_inputs, ArchiveFormatError, "'a': expected .* or two such inputs; remove"),
-    (_two_weights_of_one_name, ArchiveFormatError, "'b': expected .* or two such inputs"),
+    (_both_renamed, ArchiveFormatError, "'a': expected .* one input or one initializer 'new' for"),
+    (_input_and_sparse, ArchiveFormatError, "'a': expected .* or one initializer .* found several"),
+    (_two_inputs, ArchiveFormatError, "'a': expected .* one input or .* found several; keep one"),
+    (
+        _two_weights_of_one_name,
+        ArchiveFormatError,
+        "'b': expected .* one input or .* found several",
+    ),
     (_two_initializers, ArchiveFormatError, "'new': expected .* one initializer .* found several"),
     (lambda model: None, TypeError, "expected <lambda> to return an onnx.ModelProto, found .*None"),
     (

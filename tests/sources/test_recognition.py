@@ -14,6 +14,7 @@ from models import run_python, runnable_model
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources import recognition
 
 
@@ -38,6 +39,11 @@ def _directory_of_two(path: Path) -> None:
     _onnx(path / "another.onnx")
 
 
+def _directory_of_kinds(path: Path) -> None:
+    _directory(path)
+    _onnx(path / MODEL_PROTO)
+
+
 def _safetensors(path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
@@ -53,6 +59,13 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "m.zip": (lambda path: _zip(path, "sub/m.onnx"), "a plain zip with a model", CONVERT, True),
     "directory": (_directory, "a directory with a model", CONVERT, True),
     "models": (_directory_of_two, "a directory with 2 models", CONVERT_ALL, True),
+    "unzipped": (_directory_of_kinds, f"a directory with {MODEL_PROTO} and other", "", True),
+    "models.zip": (
+        lambda path: _zip(path, "a.onnx", "b.onnx"),
+        "a plain zip with 2",
+        "unzip",
+        True,
+    ),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
     "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
     "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),

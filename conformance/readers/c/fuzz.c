@@ -180,7 +180,7 @@ static int read_file(const uint8_t *data, size_t size) {
 /* ---- Mutations ---- */
 
 /* Corrects the CRC-32 of each entry that the directory seems to have, in the record and the local
- * header. Stops at an offset outside the file. */
+ * header. Goes backwards, and stops at an entry that does not fit before the next header. */
 static void mend(uint8_t *data, size_t size) {
     static onnxa table; /* for its table alone */
     size_t at, end, next, i, count = 0;
@@ -244,8 +244,8 @@ static size_t random_below(size_t limit) { /* xorshift64 */
     return limit ? (size_t)(random_state >> 11) % limit : 0;
 }
 
-/* An offset in the file: anywhere, from the directory on, or in the 256 bytes before the directory,
- * where the default model ends. */
+/* A random offset in one of three parts: the whole file, the directory with the end records, or the
+ * 256 bytes before the directory, where the default model ends. */
 static size_t place(const uint8_t *data, size_t size) {
     size_t directory = size < 22 ? 0 : onnxa__u32(data + size - 6), part = random_below(3);
     if (part && size && directory < size) {
@@ -282,7 +282,7 @@ static size_t mutate(uint8_t *data, size_t size, const uint8_t *other, size_t ot
             if (count > other_size - from) count = other_size - from;
             if (count) memcpy(data + at, other + from, count);
             break;
-        case 6: /* adds -64 to 64 to a number of 4 bytes, or sets all its bits */
+        case 6: /* changes a number of 4 bytes by at most 64, or sets all its bits */
             if (size - at < 4) break;
             from = random_below(4) ? onnxa__u32(data + at) + random_below(129) - 64 : SIZE_MAX;
             for (i = 0; i < 4; i++) data[at + i] = (uint8_t)(from >> 8 * i & 0xFF);

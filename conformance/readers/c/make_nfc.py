@@ -178,7 +178,7 @@ def decompositions() -> Iterator[tuple[int, list[int]]]:
 
 
 def compositions() -> Iterator[tuple[int, int, int]]:
-    """Gives each pair that composes, with what it composes to, but for Hangul."""
+    """Gives the pairs that compose, each with the composed code point, except for Hangul."""
     for point in range(sys.maxunicode + 1):
         parts = unicodedata.decomposition(chr(point)).split()
         if len(parts) == 2 and not parts[0].startswith("<"):

@@ -18,7 +18,8 @@
  * - If another process changes the memory meanwhile, the answers may be wrong. But a length that
  *   is read again is checked again, so that all reads still lie within the memory.
  * - It compares each size with that of the memory before it reads or allocates. It takes memory in
- *   proportion to the central directory and to the external tensors, up to a limit of yours.
+ *   proportion to the size of the central directory and the number of external tensors, up to a
+ *   limit that you may set.
  * - To read n bytes it takes time in proportion to n log n, whatever the content.
  * - Its recursion is at most about a hundred calls deep.
  * - An open archive does not change, so several threads may read it.
@@ -59,7 +60,7 @@ typedef struct onnxa_error {
     const char *rule;               /* the id of a broken rule, such as "ZIP-6", or NULL */
     char message[200];              /* what is wrong, in ASCII; holds no text of the file */
     char entry[ONNXA_MAX_NAME + 1]; /* the name of the entry, "" if none is concerned */
-    char tensor[256];               /* the begin of the tensor's name, "" if none is concerned */
+    char tensor[256];               /* the start of the tensor's name, "" if none is concerned */
 } onnxa_error;
 /* `entry` and `tensor` come from the file. Control characters of ASCII are shown as "?"; the
  * other bytes need not be UTF-8. */
@@ -510,7 +511,7 @@ static onnxa_status onnxa__read_ends(onnxa *a, onnxa_error *error) {
 
 /* ---- Names: NAME-1, VERSION-1, KEY-1, ASSET-1, MODEL-4 ---- */
 
-/* The length of the UTF-8 sequence at `at` (RFC 3629), 0 if there is none. */
+/* The length of the UTF-8 sequence at the start of `text` (RFC 3629), 0 if there is none. */
 static size_t onnxa__utf8(const char *text, size_t length) {
     const uint8_t *at = (const uint8_t *)text;
     uint8_t low = 0x80, high = 0xBF;
@@ -756,8 +757,8 @@ static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
         onnxa_status status = onnxa__read_record(a, &a->entries[i], error);
         if (status) return status;
     }
-    /* Ends each name by a NUL, in place of a byte that has been read. The fields from the version
-     * needed to the name length stay, for the comparison with the local header. */
+    /* Ends each name by a NUL, in place of a byte that has been read. The fields that are
+     * compared with the local header, bytes 6 to 29 of each record, stay unchanged. */
     for (i = 0; i < a->count; i++)
         a->directory[(size_t)(a->entries[i].record - a->directory) + ONNXA__RECORD +
                      a->entries[i].name_length] = 0;
@@ -1773,7 +1774,8 @@ static onnxa_status onnxa__check_data(const onnxa *a, const onnxa_entry *entry,
 
 /* ---- Opening ---- */
 
-/* Checks and walks all models, then joins entries and tensors (DATA-2). */
+/* Checks and walks all models. Then refuses a key without a tensor (DATA-2), and links each entry
+ * to its tensors. */
 static onnxa_status onnxa__read_models(onnxa *a, onnxa_error *error) {
     onnxa_status status;
     uint32_t *spare;

@@ -2,8 +2,9 @@
 // TextDecoder, and `fetch` for `httpSource`. The parts: errors, sources, checksums, end records,
 // directory, local headers, names, the models, tensors, and the archive that puts them together.
 //
-// A source is { size, read(offset, length) -> Promise<Uint8Array> }. Offsets and sizes are plain numbers: one that
-// comes from a field of 64 bits and exceeds 2^53 is inexact, but still beyond the end of any file, and so refused.
+// A source is { size, read(offset, length) -> Promise<Uint8Array> }. Offsets and sizes have the type number. Only
+// fields of 64 bits can hold values above 2^53. These values are rounded, still exceed the size of every file, and are
+// refused.
 
 const MODEL_NAME = '__MODEL_PROTO';
 const FURTHER_MODEL = '__MODEL_PROTO_'; // and the id
@@ -359,7 +360,7 @@ function readZip64EndRecords(tail, fileSize) {
   };
 }
 
-/** ZIP-16: refuses bytes that a reader that searches could take for an end record. */
+/** Refuses false records in the last bytes, and signatures in the two offsets (ZIP-16). */
 function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
   const start = fileSize - tail.byteLength;
   const end = offset + size - start; // of the directory; at least 22 bytes before that of the file
@@ -372,7 +373,7 @@ function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
   }
 }
 
-/** The kind of end record that the bytes read as, or null. */
+/** The kind of the false record at offset `at` of the tail, or null. */
 function readsAs(tail, at) {
   switch (u32(tail, at)) {
     case SIGNATURE.end: {
@@ -389,7 +390,10 @@ function readsAs(tail, at) {
   }
 }
 
-/** Whether an offset, in 4 bytes, or in 8 if it does not fit, holds a signature of ZIP-16. */
+/**
+ * True if the bytes of an offset contain a signature of ZIP-16. There are 8 bytes if the offset does not fit 32 bits,
+ * and 4 otherwise.
+ */
 function holdsSignature(offset) {
   const view = new DataView(new ArrayBuffer(8));
   view.setBigUint64(0, BigInt(offset), true);
@@ -668,7 +672,7 @@ function checkAsset(name, bytes) {
 
 const SLASH = 0x2f;
 
-// Each byte of a name as it is compared: in lower case, and the slash below all others.
+// The byte to compare for each byte of a name: lower case for A to Z, 0 for the slash, otherwise the byte itself.
 const FOLDED = Uint8Array.from({ length: 256 }, (_, byte) => {
   if (byte === SLASH) return 0;
   return byte >= 0x41 && byte <= 0x5a ? byte + 0x20 : byte;
@@ -787,9 +791,10 @@ const MAX_MESSAGES = 4194304;
 const MAX_DIMS = 64;
 const EXTERNAL_KEYS = ['location', 'offset', 'length', 'checksum'];
 
-// What is kept of a message while it is parsed; null for most messages, of which nothing is kept.
-// `number` takes a number, `string` the range of a string in the model. `part` takes a message in a field, and returns
-// the Kept object of the message, or null. If the field is not repeated, all its occurrences have the same Kept object.
+// A Kept object holds the parts of a message that the reader needs. Most messages have null instead of a Kept object.
+// `number` takes a number, `string` the range of a string in the model. `part` is called for each nested message, and
+// returns the Kept object of the nested message, or null. If the field is not repeated, all its occurrences have the
+// same Kept object.
 
 class KeptModel {
   hasVersion = false;
@@ -1173,7 +1178,7 @@ function checkTensor(parser, { dims, dataType, isExternal, name: nameRange, insi
   return { key, name, dataType, dims, entry, unusedBits, checksum: pairText('checksum', 40) };
 }
 
-/** The number of elements, and that of bytes in an entry. */
+/** The number of elements, and the size of the data in bytes. */
 function measure(dims, bits, key) {
   if (dims.length > MAX_DIMS) refuse('TENSOR-2', key, `at most ${MAX_DIMS} dims`, 'more');
   let count = 1n;
@@ -1204,7 +1209,7 @@ class DataCheck {
   #sha1 = null;
   #lastByte = 0;
 
-  /** `tensors` are those at this key, all of one data type and shape. */
+  /** `tensors` are the tensors whose data the entry holds, all of one data type and shape. */
   constructor(entry, tensors = []) {
     this.#entry = entry;
     this.#tensors = tensors;

@@ -7,7 +7,7 @@ import { ArchiveError, LimitError, openArchive } from './onnxa.mjs';
 
 const SHA256_OF_NOTHING = createHash('sha256').digest('hex');
 
-/** A number as JSON can hold it without loss. */
+/** A BigInt as a number for JSON, or as a string if the number would not be exact. */
 const exact = (number) => (number <= Number.MAX_SAFE_INTEGER ? Number(number) : String(number));
 
 async function report(source, isFull) {
@@ -33,7 +33,7 @@ async function report(source, isFull) {
   };
 }
 
-/** Makes the full check; returns the SHA-256 of the data of all tensors by key. */
+/** Makes the full check; returns a map from each key to the SHA-256 of the entry's data. */
 async function hashTensors(archive) {
   const hashes = new Map(archive.tensors.map(({ key }) => [key, SHA256_OF_NOTHING]));
   let hash = null;

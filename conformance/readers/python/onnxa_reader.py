@@ -32,7 +32,7 @@ MODEL = b"__MODEL_PROTO"
 FURTHER_MODEL = b"__MODEL_PROTO_"  # and the id
 ASSETS = b"assets/"
 
-_PIECE = 4 << 20  # bytes of data that are in memory at a time
+_PIECE = 4 << 20  # bytes of data read at once; models are read whole
 _MAX_ENTRIES = 262_144
 _MAX_MODEL = (1 << 31) - 1
 _MAX_MESSAGES = 4_194_304
@@ -56,8 +56,8 @@ _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
 _RECORD = struct.Struct("<4s6H3I5H2I")
-_SHARED = slice(6, 30)  # of a directory record: what a local header states, too
-_LOCAL_SHARED = slice(4, 28)  # the same in a local header, from "version needed" to "name length"
+_SHARED = slice(6, 30)  # the fields of a directory record that a local header repeats
+_LOCAL_SHARED = slice(4, 28)  # these fields in a local header: "version needed" to "name length"
 _LOCAL_SIZE = 30
 _ALIGNMENT_FIELD = struct.Struct("<3H")  # its id, the size of its data, the alignment
 _ZIP64_FIELD_SIZE = 20  # of a local header
@@ -67,7 +67,7 @@ _KEY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 _ID = re.compile(rb"[a-z][a-z0-9_]{,63}")
 _BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 
-# Section 8.2: the bits of an element in the entry. Its bytes once unpacked are ceil(bits / 8).
+# Section 8.2: the bits of an element in the entry. An unpacked element has ceil(bits / 8) bytes.
 _BITS = (
     dict.fromkeys((14, 11, 7, 13), 64)
     | dict.fromkeys((1, 6, 12), 32)
@@ -163,7 +163,7 @@ def check_path(path: str | os.PathLike[str], *, is_full: bool = True) -> Archive
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        # O_NONBLOCK: opening a pipe that nobody writes to would wait.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if os.path.exists(path) and not os.path.isfile(path):  # a socket; a folder on Windows
@@ -669,7 +669,7 @@ class _TensorProto(_Sink):
 
     __slots__ = ("data_type", "dims", "external", "holds_data", "is_found", "name", "pairs")
 
-    # float_data, int32_data, int64_data, double_data and uint64_data, each element by itself
+    # tags of unpacked elements: float_data, int32_data, int64_data, double_data, uint64_data
     _ELEMENTS = frozenset((4 << 3 | 5, 5 << 3, 7 << 3, 10 << 3 | 1, 11 << 3))
     _PACKED = frozenset(number << 3 | 2 for number in (4, 5, 7, 10, 11))
     _STRING_DATA_RAW_DATA = (6 << 3 | 2, 9 << 3 | 2)
@@ -680,7 +680,7 @@ class _TensorProto(_Sink):
         self.data_type = 0
         self.name = memoryview(b"")
         self.external = False
-        self.pairs: list[_Pair] = []  # at most five: with five, one is always wrong
+        self.pairs: list[_Pair] = []  # at most one more than DATA-4 permits
         self.holds_data = False
         self.is_found = False
 
@@ -849,7 +849,7 @@ def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_Tens
 
 
 def _parse_messages(view: memoryview, model: _Sink, messages: int) -> int:
-    """Reads a ModelProto with its nested messages; returns `messages` plus the number read."""
+    """Reads a ModelProto; returns `messages` plus the number of messages nested in it."""
     sink: _Sink | None = model
     position, end, fields = 0, len(view), _MODEL_FIELDS
     around: list[tuple[int, dict[int, _Field], _Sink | None]] = []
@@ -1050,7 +1050,7 @@ def _check_data(source: _Source, entry: Entry, tensors: list[Tensor], buffer: by
     Args:
         source: The file.
         entry: The entry.
-        tensors: The tensors at this key, all of one data type and shape.
+        tensors: The tensors whose data the entry holds, all of one data type and shape.
         buffer: Takes one piece at a time.
     """
     name = entry.raw_name
@@ -1092,7 +1092,10 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         result = refusal(error)
     except MemoryError:
-        result = {"accepted": None, "message": "the models do not fit into memory"}
+        result = {
+            "accepted": None,
+            "message": "the directory and the models do not fit into memory",
+        }
     except OSError as error:
         print(f"onnxa_reader.py: {error}", file=sys.stderr)
         return 2
