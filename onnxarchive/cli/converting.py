@@ -166,7 +166,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
-        reason = " ".join(map(str.strip, reason.splitlines()))
+        reason = "; ".join(map(str.strip, reason.splitlines())).replace(":;", ":")
         lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
     for item in conversions:
         others = _other_files(item)

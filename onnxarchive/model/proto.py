@@ -433,7 +433,10 @@ def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str
             f"{ref}: expected a data type of fixed width, found number {tensor.data_type}",
         )
     if not tensors.are_dims(tensor.dims, data_type):
-        broken("TENSOR-2", f"{ref}: expected a shape that an array can have, found {shown(tensor.dims)}")
+        broken(
+            "TENSOR-2",
+            f"{ref}: expected a shape that an array can have, found {shown(tensor.dims)}",
+        )
     elif data_type is not None and nbytes is not None and data_type.nbytes(tensor.dims) != nbytes:
         broken(
             "TENSOR-3",

@@ -400,4 +400,4 @@ def test_a_failure_of_several_tensors_is_one_line(tmp_path: Path, capsys: Captur
     output = capsys.readouterr().out
     (failure,) = [line for line in output.splitlines() if line.startswith("failed: ")]
     assert "2 tensors have faulty data: tensor 'a'" in failure
-    assert "tensor 'b'" in failure
+    assert "; tensor 'b'" in failure
