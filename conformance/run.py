@@ -82,7 +82,10 @@ class LargeVectorError(Exception):
 
 
 class Processes:
-    """Runs commands, and ends all running commands (with child processes, except on Windows)."""
+    """Runs commands; `end` ends all running commands.
+
+    Ending a command also ends its child processes, except on Windows.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -238,7 +241,7 @@ def run_suite(argv: Sequence[str] | None) -> int:
 
 
 def is_of(rules: set[str], vector: dict[str, Any]) -> bool:
-    """True if the vector shows what one of the rules permits, or was made to break one."""
+    """True if the vector was made to break one of the rules, or shows what one of them permits."""
     return not rules.isdisjoint(vector["rules"] if vector["accepted"] else vector["rules"][:1])
 
 
@@ -392,7 +395,10 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
     if accepted is not (vector["accepted"] or is_late):
         wanted = f"refused ({', '.join(vector['rules'])})"
         if is_late:
-            wanted = f"accepted with --open, {wanted} at the stage {vector['stage']!r}"
+            rules = ", ".join(vector["rules"])
+            wanted = (
+                f"accepted, since --open does not reach the stage {vector['stage']!r} ({rules})"
+            )
         elif vector["accepted"]:
             wanted = "accepted"
         found = json.dumps(printed, ensure_ascii=False)[:400]

@@ -1,8 +1,9 @@
 """ONNX archives: a model of any size as one zip file that is mapped, not read.
 
-An archive (`.onnxa`) is a plain zip. Its tensors are uncompressed and start at 64-byte boundaries;
-its last entry is the model. An archive opens in milliseconds, and the weights are views of the
-file. Unzipped, an archive is a directory of models with ONNX external data.
+An archive (`.onnxa`) is a plain zip. Large tensors are uncompressed entries whose data begins at
+multiples of 64 bytes; the last entry is the model, or the default model of several. An archive
+opens in milliseconds, and weights of 8 bits and more are views of the file. Unzipped, an archive is
+a directory of models with ONNX external data.
 
     import onnxarchive
 
@@ -13,7 +14,7 @@ file. Unzipped, an archive is a directory of models with ONNX external data.
 The names in `__all__` are imported when they are first used. Other names need an import of their
 module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 
-The rooms (subpackages), lowest first; each imports only from the rooms listed before it:
+The rooms (subpackages), lowest first; each imports only from `errors` and the rooms before it:
 
     buffers      data of entries, CRC-32, columns of numbers
     zipformat    zip records, the layout of an archive, zips of other tools

@@ -3,8 +3,8 @@
 Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the source of the
 archive: a file, bytes, a file object or a remote object. `contents` reads directory and models,
 `local_headers` compares local headers, `snapshot` finds the bytes of entries. `views` shows entries
-as tensors and assets, `html` as tables in notebooks; `views_ahead` speeds up lookups in order.
-`rules` checks an archive.
+as tensors and assets, `html` as tables in notebooks; `views_ahead` speeds up the lookup of
+successive tensors. `rules` checks an archive.
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
@@ -15,5 +15,5 @@ Editing: `editing` and `editable` lock an archive and start an edit; `rewriting`
 `entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves
 models whose tensors are entries of an archive.
 
-This room imports only from the room `sources` and from the rooms below that one.
+This room imports only from `sources` and from the rooms below `sources`.
 """

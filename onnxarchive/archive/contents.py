@@ -101,7 +101,7 @@ def _read_models(
     report: Report,
     max_model_nbytes: int,
 ) -> dict[str, bytes]:
-    """The bytes of each model by entry name, the default model first; {} if they are too large."""
+    """The bytes of each model by entry name, the default model first; {} if MODEL-2 is broken."""
     found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
     # The default model is first, since its name is a prefix of the others.
     sizes = {name: found[name].nbytes for name in sorted(found)}

@@ -64,17 +64,18 @@ class _Text:
 class EditableArchive(Archive):
     """An archive that can be edited, returned by `open` with mode `"r+"`.
 
-    Each assignment changes the file at once, like `replace_model`; assignments in an `edit` block
-    are written together when the block ends. A change is made completely or not at all, even in a
-    crash. After a change this object shows the new state; earlier views do not change. The file is
-    locked only during a change.
+    Assigning `model`, an item of `metadata` or a text such as `doc_string` changes the file at
+    once, like `replace_model`; assignments in an `edit` block are written together when the block
+    ends. A change is made completely or not at all, even in a crash. After a change this object
+    shows the new state; earlier views do not change. The file is locked only during a change.
 
     Several threads may use one archive: while one thread edits, the others read the state before
     the edit. A forked process may read, but not edit.
 
-    Each method works like the function of the same name and raises the same errors; `edit` and
-    `rename` raise the errors of `onnxarchive.replace_model`. In an `edit` block, the methods that
-    change the archive raise a `LockedError`, except `edit` and `rename`.
+    A method with the name of a public function, such as `replace_tensor`, works like the function
+    and raises the same errors; `edit` and `rename` raise the errors of `onnxarchive.replace_model`.
+    In an `edit` block, the methods that change the archive raise a `LockedError`, except `edit` and
+    `rename`.
 
     Example:
         with onnxarchive.open("model.onnxa", mode="r+") as archive:
@@ -98,7 +99,7 @@ class EditableArchive(Archive):
         # Per thread: `is_editing`; in an `edit` block also the block's `model` and the asyncio
         # `task` that entered the block.
         self._draft = threading.local()
-        self._shown: onnx.ModelProto | None = None  # the model last returned by `model`
+        self._shown: onnx.ModelProto | None = None  # last result of `model` outside of blocks
         with opened_for_edit(path, is_writable=None, timeout=timeout) as file:
             roll_back(file)
             super().__init__(file, max_model_nbytes, model)
@@ -126,7 +127,7 @@ class EditableArchive(Archive):
         if drafted is None:
             self.replace_model(model)
         else:
-            drafted.CopyFrom(model)  # the block keeps using this object
+            drafted.CopyFrom(model)  # the block will write `drafted`
 
     @property
     def metadata(self) -> Metadata:
@@ -145,12 +146,13 @@ class EditableArchive(Archive):
     ) -> Iterator[onnx.ModelProto]:
         """Collects changes of the model, and writes them as one edit when the block ends.
 
-        The archive is locked while the block runs, so nobody else can open it. In the block,
-        `model`, `metadata` and the texts, such as `doc_string`, show and change the model that will
-        be written; `tensors`, `models`, `entries` and `assets` show the archive as it is.
-        An exception discards all changes; a block without changes writes nothing. An inner block is
-        part of the outer one. Other threads and asyncio tasks see the state before the block; an
-        edit by another thread waits, an edit by another task raises a `LockedError`.
+        The archive is locked while the block runs: `open` in other threads and processes waits.
+        In the block, `model`, `metadata` and the texts, such as `doc_string`, show and change the
+        model that will be written; `tensors`, `models`, `entries` and `assets` show the archive as
+        it is. An exception discards all changes; a block without changes writes nothing. An inner
+        block is part of the outer one. Other threads and asyncio tasks see the state before the
+        block; an edit by another thread waits, an edit by another task raises a `LockedError`. But
+        a block entered outside of a task is shared by all tasks of its thread.
 
         Args:
             compact: As in `onnxarchive.replace_model`.
@@ -198,8 +200,8 @@ class EditableArchive(Archive):
         """Renames inputs and outputs of the main graph, and all their uses.
 
         Args:
-            inputs: The new names of inputs by their old ones.
-            outputs: The new names of outputs by their old ones.
+            inputs: The new name of each input to rename, by the old name.
+            outputs: The new name of each output to rename, by the old name.
             compact: As in `onnxarchive.replace_model`.
             copy: As in `onnxarchive.replace_model`.
             timeout: As in `onnxarchive.replace_model`.
@@ -398,7 +400,7 @@ class EditableArchive(Archive):
         """Adds, replaces and removes assets in one edit.
 
         Args:
-            added: Assets to add or replace, by path: their bytes, or the path of a file.
+            added: For the path of each asset to add or replace: its bytes, or the path of a file.
             removed: Paths of assets to remove.
             copy: As in `onnxarchive.replace_model`.
             timeout: As in `onnxarchive.replace_model`.
@@ -495,7 +497,7 @@ class EditableArchive(Archive):
                     yield Archive(file, self.max_model_nbytes, self.model_id)
             finally:
                 self._draft.is_editing = False
-                with contextlib.suppress(RuntimeError):  # this thread has not acquired it
+                with contextlib.suppress(RuntimeError):  # `_editor` was not acquired
                     self._editor.release()
 
     def _write(self, write: Callable[[], MappedFile], renamed: str | None = None) -> None:
@@ -503,7 +505,7 @@ class EditableArchive(Archive):
 
         Args:
             write: Makes the edit and returns the edited file, still locked except on Windows.
-            renamed: The new id of `model` after a rename, or None.
+            renamed: The new id of the model chosen in `open`; None if the id stays.
         """
         with self._writing:
             file = write()
@@ -522,7 +524,7 @@ class EditableArchive(Archive):
     def _unless_forked(
         self, lock: contextlib.AbstractContextManager[object]
     ) -> contextlib.AbstractContextManager[object]:
-        """The lock; none in a forked process, which lacks the thread that may hold the lock."""
+        """The lock, or none in a forked process: no thread there could release a held lock."""
         return lock if os.getpid() == self._process else contextlib.nullcontext()
 
 
@@ -548,7 +550,8 @@ def _running_task() -> object:
 class Metadata(MutableMapping[str, str]):
     """The metadata (`metadata_props`) of an archive opened with mode `"r+"`.
 
-    Each change is one edit of the file; `update` makes several changes in one edit.
+    Outside of `edit` blocks, each change is one edit of the file; `update` makes several changes in
+    one edit.
     """
 
     def __init__(self, archive: EditableArchive) -> None:

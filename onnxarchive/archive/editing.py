@@ -2,9 +2,10 @@
 
 The models are the last entries, so replacing a model only needs a new end of the file: new tensors,
 models, directory and end records. If the file system can share blocks, the new end is written to a
-clone, which then replaces the archive. Otherwise it is written to the file itself, with an undo log
-at the end of the file until the edit is complete. After a crash the archive is the old or the new
-one. Moving entries needs a new file: edits of models move entries only on request (`compact`).
+clone, which then replaces the archive. Otherwise the new end is written to the archive itself, with
+an undo log at the end of the file until the edit is complete. A crash leaves the old archive, the
+new archive, or a file from which a rollback restores the old archive. An edit that moves entries
+writes a new file. Edits of models move entries only on request (`compact`).
 
 An edit holds the lock of the archive while it reads the old state and writes the new one, so no
 other edit is lost.
@@ -69,14 +70,14 @@ def replace_model(
     the file is written: new tensors, models, directory and end records. So the time does not depend
     on the size of the weights. There is one exception: if the file system cannot share blocks, and
     the old models and directory exceed 3 GiB, the whole file is written anew. Existing views stay
-    valid. After a crash the archive is the old or the new one. Some crashes leave a file that
-    `open` refuses until `recover`, or the next edit, has restored the archive.
+    valid. A crash leaves the old archive, the new archive, or a file that `open` refuses until
+    `recover`, or the next edit, has restored the old archive.
 
     A tensor of the new model uses an existing entry in three cases: its location is the entry's
     key; its external data is the entry's data in the archive file (see `link`); or the entry has
     the tensor's bytes, and the key that `save` would give the tensor. In an archive of several
-    models, a tensor also uses an entry with the same data type, dims and bytes. Other tensors that
-    are stored outside the model get new entries.
+    models there is a fourth case: the entry has the tensor's data type, dims and bytes. Other
+    tensors that are stored outside the model get new entries.
 
     Args:
         path: The archive.
@@ -91,13 +92,13 @@ def replace_model(
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
             means the larger of two sizes: the size of the largest initializer inside the replaced
-            model, plus 1; and the size of the smallest initializer outside that model, but at most
+            model, plus 1; and the size of that model's smallest external initializer, but at most
             1024. Tensors other than initializers count, too, if any of them is stored outside. For
             a new model, or with `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if a tensor other than an initializer
-            is stored outside the replaced model; for a new model, or with `compact`, outside any
-            model of the archive.
+            the model, not only initializers. None means True if any external tensor of the
+            replaced model is not an initializer. For a new model, or with `compact`, the external
+            tensors of all models of the archive count.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -197,7 +198,8 @@ def change_model(
 
     Args:
         path: The archive. It stays locked while `change` runs, so `change` cannot open it.
-        change: A function that takes a copy of the model, may change it, and returns the new model.
+        change: A function that takes a copy of the model, may change the copy, and returns the new
+            model. If the new model equals the old model, nothing is written.
         name: Id of the model, such as `"decoder"`; `""` for the default one.
         compact: Whether to rewrite the archive without tensors that no model uses.
         copy: Whether to write a new file; see `replace_model`.
@@ -235,15 +237,15 @@ def replace_tensor(
 
     If the tensor is in the model itself or shared with other models, the model is replaced as by
     `replace_model`, and the other models keep the old elements. Otherwise a new file replaces the
-    archive; if the file system can share blocks, only the tensor, the models and the directory are
-    written to it. In both cases, existing views and sessions keep the old elements.
+    archive; if the file system can share blocks, only the tensor, the models and the directory of
+    the new file are written. In both cases, existing views and sessions keep the old elements.
 
     Args:
         path: The archive.
         name: Name of the initializer.
         array: Its new elements, of the same shape and data type.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        copy: Whether to write a new file; see `replace_model`.
+        copy: Whether to write a new file even if the model is replaced; see `replace_model`.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -275,13 +277,15 @@ def add_asset(
         path: The archive.
         name: Path of the asset, such as `"tokenizer.json"`.
         data: Its bytes, or the path of a file.
-        copy: Whether to write a new file; see `replace_model`.
+        copy: Whether `path` may be a symbolic link or a file with other hard links; see
+            `replace_model`.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        ValueError: `name` is not allowed (rules ASSET-1, NAME-2), or the file is the archive.
-        OSError: The file cannot be read.
+        ValueError: `name` is not allowed (rules ASSET-1, NAME-2), or `data` is the path of the
+            archive itself.
+        OSError: The file with the path `data` cannot be read.
 
     Example:
         onnxarchive.add_asset("model.onnxa", "config.json", b"{}")
@@ -302,7 +306,8 @@ def remove_asset(
     Args:
         path: The archive.
         name: Path of the asset, such as `"tokenizer.json"`.
-        copy: Whether to write a new file; see `replace_model`.
+        copy: Whether `path` may be a symbolic link or a file with other hard links; see
+            `replace_model`.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -334,14 +339,16 @@ def change_assets(
         path: The archive.
         added: Assets to add or replace, by path: their bytes, or the path of a file.
         removed: Paths of assets to remove.
-        copy: Whether to write a new file; see `replace_model`.
+        copy: Whether `path` may be a symbolic link or a file with other hard links; see
+            `replace_model`.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         TensorNotFoundError: A path in `removed` has no asset.
-        ValueError: A path is not allowed (rules ASSET-1, NAME-2), or a file is the archive.
-        OSError: A file cannot be read.
+        ValueError: The path of an asset is not allowed (rules ASSET-1, NAME-2), or an asset is
+            given by the path of the archive itself.
+        OSError: The file of an asset cannot be read.
 
     Example:
         onnxarchive.change_assets("model.onnxa", {"config.json": b"{}"}, ["labels.txt"])
@@ -376,7 +383,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     if os.path.islink(path):
         found = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"
     elif names > 1:
-        found = f"a file with {names} names (hard links), all of which would change"
+        found = f"a file with {names} names (hard links), which share the content"
     if found is not None:
         raise ValueError(
             f"{os.fspath(path)}: expected a file with one name, found {found}; copy=True (--copy) "

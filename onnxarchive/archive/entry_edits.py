@@ -1,7 +1,8 @@
 """Replaces a tensor of an archive, or adds, replaces and removes assets.
 
 If the file system can share blocks, a clone is changed and replaces the archive; otherwise a new
-file replaces the archive. So views of the old tensors and assets do not change.
+file replaces the archive. For a tensor in the model itself or shared by several models,
+`write_model` replaces the model instead. Views of the old tensors and assets never change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data type, dims and bytes of tensors given to `Writer`: numpy, onnx, onnx_ir, PyTorch.
 
-onnx_ir and PyTorch are recognised by the names of their classes and not imported.
+Tensors of onnx_ir and PyTorch are recognised by the names of their classes, without an import.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class GivenTensor:
 
 
 def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
-    """Reads a tensor; bytes that the tensor offers in the layout of `raw_data` are not copied.
+    """Reads a tensor; a numpy array with the memory layout of `raw_data` is not copied.
 
     Args:
         name: Name of the tensor, for messages.
@@ -134,7 +134,9 @@ def _of_torch(tensor: Any) -> GivenTensor:
     dims = tuple(dense.shape)
     if data_type.name == _FLOAT4:
         if not dims:
-            raise _unsupported("two numbers of float4_e2m1fn_x2 without a dimension")
+            raise _unsupported(
+                "a float4_e2m1fn_x2 tensor without dimensions, which holds two numbers"
+            )
         dims = (*dims[:-1], 2 * dims[-1])
         return GivenTensor(data_type, dims, Stored(codes.data))
     native = data_type.dtype

@@ -25,9 +25,11 @@ class Item:
     Attributes:
         name: Name of the entry.
         nbytes: Size of the data in bytes.
-        data: Gives the data; called in any thread when the entry is written. A copy in memory must
-            hold only this entry's data. The writer drops the copy after writing the entry.
-        ref: The tensor in the entry; None for an asset or a model.
+        data: Gives the data; called in any thread, possibly several times. If the function copies
+            the data to memory, the copy must hold only this entry's data: the writer frees the copy
+            after writing the entry.
+        ref: The tensor in the entry; None for an asset, a model, or an existing entry of an edited
+            archive.
     """
 
     name: str

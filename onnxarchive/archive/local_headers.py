@@ -25,8 +25,9 @@ class LocalHeaders:
         listed: Its directory.
 
     Attributes:
-        verified: For each entry 1 if its header was compared and matches, else 0.
-        alignment: Alignment in bytes that the last compared header shows; 64 before the first.
+        verified: For each entry 1 once its header is known to match, else 0; set by `require`, not
+            by `compare`.
+        alignment: Alignment in bytes in the last compared header; 64 if no header was compared.
     """
 
     def __init__(self, file: RandomAccessFile, listed: Directory) -> None:

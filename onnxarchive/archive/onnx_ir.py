@@ -1,6 +1,6 @@
 """Loads models of archives into onnx_ir; for `save`, splits models into proto and large tensors.
 
-Neither loading nor splitting reads all tensors at once. This module is not in interop, because
+Neither loading nor splitting reads the large tensors. This module is not in interop, because
 `save` uses it, and modules of this room must not import from interop.
 Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
 """
@@ -205,7 +205,7 @@ def _require_no_loss(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SplitModel:
-    """A model, split into a proto without large tensors, and the large tensors.
+    """A model, split into a proto without the data of large tensors, and the large tensors.
 
     Attributes:
         model: The model.
@@ -233,7 +233,8 @@ class SplitModel:
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
         """Those of the model's archives that a save to `path` would replace."""
-        # Saving sets a new origin, but tensors still refer to the archives they were loaded from.
+        # After a save to `path`, the model's tensors still refer to the archive that the save
+        # replaced, but the origin is the new archive.
         if self.origin is not None and self.origin._is_at(path):
             return [self.origin]
         return [archive for archive in self.archives if archive._is_at(path)]
@@ -289,7 +290,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
-    """The bytes of `raw_data`: verified views if they are in an archive, else a copy."""
+    """The bytes of `raw_data`: a verified view for an `ArchiveTensor`, else a copy."""
     if isinstance(tensor, ArchiveTensor):
         return verified_data(tensor.archive, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):

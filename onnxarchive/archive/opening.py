@@ -75,22 +75,23 @@ def open(
             an edit that a crash interrupted.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file; mode `"r+"` also waits while
-            another process opens the file. None waits without limit, 0 fails at once.
+        timeout: Seconds to wait while another process edits the file; in mode `"r+"`, and on
+            Windows, also while another process opens the file. None waits without limit, 0 fails at
+            once.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.
         prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
-            system reads it in the background (`madvise`), which helps if tensors are not used in
-            file order. `"populate"`: `open` reads and maps the whole file before it returns
-            (`MAP_POPULATE`), so the file counts as resident memory. None: pages are read when they
-            are used. An edit of the archive ends the prefetch.
+            system reads the file in the background (`madvise`; no effect on Windows), which helps
+            if tensors are not used in file order. `"populate"`: `open` reads and maps the whole
+            file before it returns (`MAP_POPULATE`), so the file counts as resident memory. None:
+            pages are read when they are used. An edit of the archive ends the prefetch.
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
             credentials, region, timeouts, ...
-            `cache`: A directory for local copies of the data read, or True for the user's cache
-            directory. Views are then maps of a copy, which processes share. An object with neither
-            a strong ETag nor a version is not cached.
+            `cache`: A directory for local copies of remote data, or True for the user's cache
+            directory. Views then map a local copy, which processes share. An object with neither a
+            strong ETag nor a version is not cached.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

@@ -33,7 +33,7 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
-# Tensors of this many bytes or more that stay in the model are mapped, not copied.
+# From this size in bytes, external tensors that go into the model are mapped, not held in memory.
 MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
@@ -97,8 +97,8 @@ class PlannedModel:
             `items.small` that have entries are left out: `serialize` adds them.
         locations: The keys of tensors stored outside, by path, except those of `items.small`.
             Keys of entries that are written already or planned for other models are included.
-        held: Bytes of large tensors that stay in the model, by placeholder. In `model`, these
-            tensors are external, with the placeholders as locations.
+        held: Bytes of large tensors that go into the serialized model, by placeholder. In `model`,
+            these tensors are external, with the placeholders as locations.
     """
 
     items: Items
@@ -224,8 +224,8 @@ def plan_archive(
         models: The models by id; `""` is the id of the default model.
         options: The options of the archive.
         kept_assets: Assets of the source; `options.assets` overrides them.
-        temporary: Directory for a temporary copy of large tensors that stay in a model and cannot
-            be mapped; None for the system's directory.
+        temporary: Directory for a temporary copy of large external tensors that go into a model
+            and cannot be mapped; None for the system's temporary directory.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or a model is too large even without the
@@ -275,7 +275,7 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """The data of a tensor that models share; data in memory or in a file gets a CRC-32 to verify.
+    """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
 
     Args:
         data: Gives the data. A CRC-32 that the data already has is kept.
@@ -332,8 +332,8 @@ def plan_model(
         assigned: The keys that are assigned already.
         shared: The entries of other models, for this model to share; the new entries are added.
         temporary: Directory for a temporary file; None for the system's.
-        small: Small initializers (`find_small`), which are serialized apart from the copy of the
-            model. Must be None or empty if `stored` or `shared` is given.
+        small: Small initializers (`find_small`); those that become entries are left out of the
+            copy of the model. Must be None or empty if `stored` or `shared` is given.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the

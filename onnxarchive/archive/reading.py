@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
-    Arrays are read-only. They are views of the mapped file or of the given bytes, but copies for
-    elements of less than 8 bits, for tensors in the model itself, and if the archive is a file
-    object or remote and not cached. Arrays stay valid after `close`, and after this library edits
-    or replaces the archive. If another program overwrites the file, views change; if it truncates
-    the file, reading a view ends the process with SIGBUS. Several threads may use an archive at
-    once.
+    Arrays are read-only. An array is a copy if its elements have less than 8 bits, if the model
+    itself holds the tensor, if the archive is read from a file object, or if a remote archive is
+    opened without a cache. Every other array is a view of the mapped file or of the given bytes.
+    Arrays stay valid after `close`, and after this library edits or replaces the archive. If
+    another program overwrites the file, views change; if it truncates the file, reading a view ends
+    the process with SIGBUS. Several threads may use an archive at once.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
-    the same `model` and `max_model_nbytes`.
+    the same `model_id` and `max_model_nbytes`.
 
     Attributes:
         entries: Every entry by name, in the order of the archive.
@@ -87,7 +87,8 @@ class Archive(Closing):
             print(weight.shape, archive.entries["layer_0_weight"].data_offset)
     """
 
-    # Plain attributes: for `archive.tensors["<Tab>`, IPython evaluates attributes, not properties.
+    # Plain attributes, since IPython completes names in `archive.tensors["` without evaluating
+    # properties.
     entries: NamedEntries
     models: Models
     tensors: Tensors
@@ -121,7 +122,10 @@ class Archive(Closing):
 
     @property
     def path(self) -> str:
-        """The path as it was given; a URL without credentials and query."""
+        """The path as it was given; a URL without credentials and query.
+
+        For bytes and file objects, a name for messages.
+        """
         return self._path
 
     @property
@@ -143,17 +147,17 @@ class Archive(Closing):
 
     @property
     def _local_file(self) -> MappedFile:
-        """The open local file of the archive.
+        """The open local file with the archive's bytes: the archive itself, or its cached copy.
 
         Raises:
-            UnsupportedFeatureError: The archive is not in a local file.
+            UnsupportedFeatureError: The archive is neither in a local file nor in a cache.
         """
         local = self._file.mapped_file
         if isinstance(local, MappedFile):
             return local
         error = UnsupportedFeatureError(
-            "expected a local file, found an archive in memory or at a URL; 'onnxarchive download' "
-            "copies a remote archive to a file"
+            "expected a local file, found an archive in memory, in a file object or at a URL; "
+            "'onnxarchive download' copies a remote archive to a file"
         )
         error.path = self.path
         raise error
@@ -278,7 +282,7 @@ class Archive(Closing):
             except (LockedError, UnfinishedEditError):
                 is_edited = True
             except (ArchiveError, OSError):
-                pass  # the path now has another file, or none
+                pass  # the file is damaged, or the path now leads to another file or to none
             if is_edited:
                 raise self._changed()
             yield
@@ -297,7 +301,7 @@ class Archive(Closing):
             are unpacked to a copy with one byte per element; `read(key)` gives the packed bytes.
 
         Raises:
-            TensorNotFoundError: No tensor has this key.
+            TensorNotFoundError: No tensor of the model has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
             ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
             ValueError: The archive is closed.
@@ -308,7 +312,9 @@ class Archive(Closing):
         """
         snapshot = self._snapshot
         if key not in snapshot.refs:
-            raise snapshot.not_found(f"expected the key of a tensor, found {shown(key)}")
+            raise snapshot.not_found(
+                f"expected the key of a tensor of the model, found {shown(key)}"
+            )
         return snapshot.array(snapshot.entries.index_of[key])
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
@@ -380,8 +386,8 @@ class Archive(Closing):
         booleans 0 or 1. An archive that opens and passes is valid.
 
         Args:
-            progress: Called with the bytes done and the bytes in all, at least once per MiB, by one
-                thread at a time; True shows a bar.
+            progress: Called with the bytes done and the bytes in all, every few MiB or more often,
+                by one thread at a time; True shows a bar.
             jobs: Number of threads; None for one per core. Of several faults the first in the file
                 is raised.
 
@@ -416,7 +422,7 @@ class Archive(Closing):
             discarding_faults(snapshot.file),
             contextlib.ExitStack() as resources,
         ):
-            resources.callback(stream.stop)  # before anybody closes the file
+            resources.callback(stream.stop)  # also after an error
             threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
             try:
                 with self._settled() as current:
@@ -426,7 +432,7 @@ class Archive(Closing):
                         else:  # an edit by this object verified these models and overwrote them
                             counter.add(entries.sizes[number])
             except ArchiveFormatError:
-                with self._unedited(snapshot):  # an edit may have overwritten them meanwhile
+                with self._unedited(snapshot):  # an edit may have overwritten the models meanwhile
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
 
@@ -479,8 +485,8 @@ class Archive(Closing):
         file = self._file
         if not isinstance(file, MappedFile):
             raise TypeError(
-                f"{self.path}: expected a local file to pickle, found an archive in memory or at a "
-                "URL; open it in the process that uses it"
+                f"{self.path}: expected a local file to pickle, found an archive in memory, in a "
+                "file object or at a URL; open it in the process that uses it"
             )
         file.fileno()  # raises if the file is closed
         return type(self)._reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
@@ -537,7 +543,8 @@ def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
     """Yields the bytes of an asset: in pieces if the file is mapped, else as one copy.
 
     Raises:
-        ChecksumError: The bytes do not match their CRC-32; raised after the last piece.
+        ChecksumError: The bytes do not match their CRC-32; raised before the first or after the
+            last piece.
         TensorNotFoundError: There is no such asset.
     """
     name = archive.entries.names[archive._snapshot.asset_number(path)]

@@ -30,7 +30,7 @@ from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
-_USUAL_HEADER_SIZE = 512  # bytes; long names and extra fields give up to 128 KiB
+_USUAL_HEADER_SIZE = 512  # bytes; the largest local header has about 128 KiB
 
 __all__ = ["Recovery", "opened_for_edit", "recover", "require_finished", "roll_back"]
 
@@ -169,8 +169,8 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
     """Finds the archive at the beginning of a file by local headers alone.
 
     Returns:
-        The offsets of the first model's entry and of the archive's end, in bytes; None if the file
-        does not begin with an archive.
+        The offset of the first model's entry and the size of the archive, in bytes; None if the
+        file does not begin with an archive.
     """
     offset = directory_size = 0
     first_model = None

@@ -73,7 +73,7 @@ def verified_assets(archive: Archive) -> list[Item]:
 
 
 def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:
-    """True if a tensor other than an initializer is stored outside one of these models."""
+    """True if one of these models has an external tensor other than an initializer."""
     refs = (ref for model in models for ref in archive._refs_of(model).values())
     return any(not ref.is_initializer for ref in refs)
 

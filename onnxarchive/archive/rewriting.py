@@ -1,9 +1,9 @@
 """Replaces, adds, removes and renames models of an archive.
 
-An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
-system can clone files (share blocks), the new end is written to a clone of the archive, which gets
-the archive's owner and is renamed over the archive. If that is not possible or not permitted, the
-new end is written to the file itself, with an undo log.
+An edit leaves tensors and assets in place, and writes a new end of the file: new tensors, models,
+directory and end records. If the file system can clone files (share blocks), the new end is written
+to a clone of the archive, which gets the archive's owner and is renamed over the archive. If that
+is not possible or not permitted, the new end is written to the file itself, with an undo log.
 
 In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
 entry; if the option `copy` is true, but the file cannot be cloned; or if there is no clone, and the
@@ -85,7 +85,7 @@ _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a rename over a mount point, or over another user's file in some directories.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
-# A model whose external tensors may refer to the archive, or the path of a .onnx.
+# The path of a .onnx file, or a ModelProto whose external tensors refer to the archive by key.
 GivenModel: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 
 
@@ -252,7 +252,7 @@ def _open_given(
 def _by_entry(source: Source, archive: Archive) -> Resolve:
     """The `Resolve` of a source; data that is an entry of the archive becomes `EntryData`.
 
-    A link, for example, has such data.
+    A `.onnx` written by `link`, for example, has such data.
 
     Raises:
         ArchiveFormatError: The bytes of a tensor overlap the archive's models or directory.
@@ -319,7 +319,7 @@ def _plan_keeping_all(
     options: WriteOptions,
     plan: Plan | None,
 ) -> Plan:
-    """Plans all entries of the archive unchanged, then new tensors and the models.
+    """Plans all tensors and assets of the archive unchanged, then new tensors and the models.
 
     Args:
         archive: The archive.
@@ -468,7 +468,7 @@ def changed_clone(
     Args:
         archive: The archive.
         offset: Offset at which `write` begins, in bytes.
-        write: Writes from `offset` to the new end of the file.
+        write: Writes from `offset` on. The clone is cut off where `write` stops.
         else_in_place: Whether the caller can change the file in place instead. If True, the result
             is also None for a clone that cannot be given the archive's owner, or cannot be renamed
             over the archive.

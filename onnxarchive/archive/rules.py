@@ -41,7 +41,8 @@ class Rule:
 
     Attributes:
         id: Its id, such as `"ZIP-6"`.
-        seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
+        seen: The stage at which a reader can check the rule: `"open"`, `"header"` (local header) or
+            `"data"`.
         text: The rule as a sentence.
         mended: True if `convert` accepts other tools' zips that break the rule, and writes a valid
             archive.

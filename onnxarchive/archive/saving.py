@@ -69,9 +69,9 @@ def save(
 
     The archive appears at `path` when it is complete; after a failure the old file is unchanged. On
     ext4, XFS and tmpfs, a full disk raises an error before anything is written. The same model and
-    options give the same bytes. Memory holds copies of the tensors that stay in the model, and of
-    the tensor being written; with several threads, also of up to `jobs` more tensors, together at
-    most 96 MiB.
+    options give the same bytes. Memory holds copies of the tensors that stay in the model, and a
+    copy of the tensor that is being written. With several threads, memory also holds copies of the
+    next tensors: at most `jobs` tensors, and at most 96 MiB.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
     To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from
@@ -84,8 +84,8 @@ def save(
         path: The archive, usually `name.onnxa`; a URL in a store, where the archive appears when it
             is complete; or a binary file, which is written in order and need not be seekable.
         models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
-            most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
-            once.
+            most 64 bytes. Tensors of different models are stored once if their data type, dims and
+            bytes are equal.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes. None means: as
             in the archive from which the model was loaded, if `keep` is true; else 64.

@@ -16,9 +16,9 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData
 
-# Different data with the same CRC-32 is rare, unless an attacker makes it to force comparisons of
-# all pairs. So data is compared with at most this many contents of the same CRC-32; other contents
-# are not shared.
+# Different data rarely has the same CRC-32, but an attacker can make any number of such tensors. To
+# avoid comparing all pairs, data is compared with at most this many contents of the same CRC-32;
+# further contents are not shared.
 _MAX_COLLISIONS = 8
 
 
@@ -61,7 +61,7 @@ class _Alike:
         return self._find(data)[1]
 
     def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
-        """The CRC-32 of this data, and the content with equal data or None."""
+        """The CRC-32 of this data, and the `_Content` of equal data (None if there is none)."""
         given = data()
         crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
         equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
@@ -83,7 +83,8 @@ class SharedEntries:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._taken: set[str] = set()
-        self._numbers: dict[int, int] = {}  # index of the next key, by `id()` of a `_Content`
+        # By `id()` of a `_Content`: number of its keys that `find` has tried for the present model.
+        self._tried: dict[int, int] = {}
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 
@@ -91,10 +92,11 @@ class SharedEntries:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: Keys of entries that this model uses already; no other tensor of it gets them.
+            taken: Keys of entries that this model already uses; no other tensor of the model gets
+                these keys.
         """
         self._taken = {*taken}
-        self._numbers.clear()
+        self._tried.clear()
 
     def add(self, planned: Iterable[tuple[str, TensorRef, Callable[[], Data]]]) -> None:
         """Adds the entries of a model: the key, the tensor and a function that gives its data."""
@@ -117,9 +119,9 @@ class SharedEntries:
         content = None if alike is None else alike.find(data)
         if content is None:
             return None
-        first = self._numbers.get(id(content), 0)
+        first = self._tried.get(id(content), 0)
         for number in range(first, len(content.keys)):
-            self._numbers[id(content)] = number + 1
+            self._tried[id(content)] = number + 1
             key = content.keys[number]
             if key not in self._taken:
                 self._taken.add(key)

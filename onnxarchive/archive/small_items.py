@@ -55,7 +55,11 @@ def in_groups(sizes: Sequence[int]) -> list[range]:
 
 
 def fetch_small(items: Items) -> SmallEntries | None:
-    """Fetches the data of small items; None if an item needs more checks, or a size is wrong."""
+    """Fetches the data of small items.
+
+    Returns:
+        The entries; None if elements or a CRC-32 must be checked, or if a size is wrong.
+    """
     contents = _fetch_rows(items)
     parts: list[FileData] = []
     places: list[int] = []  # index in `contents` of each of `parts`
@@ -66,7 +70,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
         if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
             return None
         data = item.data()
-        if data.crc32 is not None:  # compared while the item is written
+        if data.crc32 is not None:  # only `ZipWriter.add_stream` compares a CRC-32 with the data
             return None
         if isinstance(data, FileData):
             places.append(number)
@@ -84,7 +88,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
 
 
 def _fetch_rows(items: Items) -> list[bytes | None]:
-    """The data of small initializers in the model or in a known file; None for other items."""
+    """Data of small initializers in the model or in `items.small.files`; None for other items."""
     small = items.small
     contents: list[bytes | None] = []
     in_files: defaultdict[int, list[int]] = defaultdict(list)

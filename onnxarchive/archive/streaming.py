@@ -183,7 +183,7 @@ class Writer(Closing):
             data: Its bytes, or the path of a file.
 
         Raises:
-            ValueError: The path is not allowed or taken, or the writer is closed.
+            ValueError: The path is taken or not allowed, or the writer is closed.
             OSError: The file cannot be read, or the archive cannot be written.
 
         Example:
@@ -320,7 +320,11 @@ class Writer(Closing):
         return key
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
-        """Copies missing data types and shapes from added tensors, and compares the others."""
+        """Copies missing data types and shapes from added tensors.
+
+        Raises:
+            ArchiveFormatError: An existing data type or shape differs from the added tensor's.
+        """
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
             added = self._added.get(key) if key is not None else None

@@ -1,4 +1,4 @@
-"""Mappings of an archive: tensors as views of its file, assets as copies, metadata and models."""
+"""`Mapping` classes: tensors (views of an archive's file), assets (copies), metadata and models."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
-    The mapping has the initializers of the main graph and of its subgraphs, including small ones
-    and strings in the model itself. Several graphs, such as the branches of an If, may define the
-    same name. Iteration skips such a name, and looking it up raises an error that says where these
-    initializers are found.
+    The mapping has the initializers of the main graph and of its subgraphs, including small and
+    string initializers, whose data is in the model itself. Several graphs, such as the branches of
+    an If, may define the same name. Iteration skips such a name, and looking it up raises an error
+    that says where these initializers are found.
     """
 
     _snapshot: Snapshot  # the archive replaces it after each edit
@@ -44,7 +44,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return self._snapshot.ref(name)
 
     def key(self, name: str) -> str | None:
-        """The key of an initializer; None if the model itself holds it.
+        """The key of an initializer; None if the initializer's data is in the model itself.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
@@ -63,7 +63,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             ArchiveFormatError: Data in the model does not fit type and shape, or the local header
                 of an entry does not match the directory.
-            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
+            ChecksumError: Bytes from a file object or a remote archive do not match their CRC-32.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._snapshot

@@ -20,12 +20,11 @@ NONE: Final[View] = object(), (dtypes.BOOL, ()), 0, 0  # the `object()` equals n
 
 
 class ViewsAhead:
-    """The views that are probably looked up next. Several threads may use them.
+    """The views that are probably looked up next. Several threads may use this object.
 
     Args:
         names: Names of the initializers.
-        indexes: For each entry that holds an initializer, the index of this initializer in `names`.
-            Empty if the archive does not begin with these entries.
+        indexes: As `Initializers.in_order` in `snapshot`.
         entries: The entries.
         shapes: Data type and shape of each entry's tensor.
         verified: For each entry 1 if its local header is verified.
@@ -47,7 +46,7 @@ class ViewsAhead:
         self._shapes, self._verified = shapes, verified
         self.first = NONE
         self.others: Iterator[View] = iter(())
-        self._next = 0  # number of the entry after the prepared views
+        self._next = 0  # number of the entry whose lookup continues the order
         self._count = 1
 
     def prepare(self, number: int) -> None:
@@ -67,7 +66,7 @@ class ViewsAhead:
             else [self._names[index] for index in indexes]
         )
         offsets, sizes = self._entries.data_offsets[start:stop], self._entries.sizes[start:stop]
-        # No generator: it could not be shared by threads.
+        # Iterators made by `zip` and `map`, since threads cannot share a generator.
         views = zip(names, shapes, offsets, map(add, offsets, sizes), strict=True)
         self.others = compress(views, [data_type.is_viewed for data_type, _ in shapes])
         self.first = next(self.others, NONE)

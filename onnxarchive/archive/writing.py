@@ -26,8 +26,9 @@ from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 
-# With several threads, data of up to this many bytes is copied to memory and read once. Larger data
-# is read twice through a map: to compute the CRC-32, and by the writer. Copying is no faster.
+# With several threads, data of up to this many bytes is read once, into memory. Larger data of a
+# file is read twice through a map: once for the CRC-32, and once by the writer. One read into
+# memory would take as long.
 COPIED_SIZE = 1 << 25
 
 
@@ -44,8 +45,8 @@ def write_archive(
 
     Args:
         plan: The plan.
-        path: The archive: a path or URL, where it appears when it is complete; or a binary file,
-            which is written to in order.
+        path: A path or URL, where the archive appears when it is complete; or a binary file, which
+            is written sequentially.
         options: The options; only `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards the file.
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
@@ -138,7 +139,7 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
                 for entry in group:
                     write_entry(entry, target, counter)
                     del entry
-            del group  # before the next groups are fetched
+            del group  # frees its data before further groups are fetched
     return target.finish()
 
 
@@ -172,11 +173,11 @@ class FetchedEntry:
 
 
 def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
-    """Gets the data of an item with its CRC-32, computed unless the data states one.
+    """Gets an item's data and CRC-32; computes the CRC-32 unless the data states it.
 
-    Large data without a CRC-32 is read twice: here to compute the CRC-32, and by the writer, which
-    compares the CRC-32, since the data may have changed in between. Large remote data is first
-    copied to a temporary file.
+    Data of more than `copied_size` bytes that states no CRC-32 is read twice: here, to compute the
+    CRC-32, and then by the writer. If the data may have changed in between, the writer compares the
+    CRC-32. If the data is remote, it is first copied to a temporary file.
 
     Args:
         item: The item.
@@ -184,8 +185,8 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
             that cannot change is never copied.
 
     Raises:
-        ArchiveFormatError: The data has another size than the item, or an element of the tensor
-            breaks a rule.
+        ArchiveFormatError: Data that states no CRC-32 has another size than the item, or an element
+            of the tensor breaks a rule.
     """
     data = item.data()
     stated = data.crc32
@@ -211,7 +212,7 @@ def _is_constant(data: Data) -> bool:
 
 
 def _copied(data: Data) -> Data:
-    """A copy of data in memory; the data itself if it yields more than `data.nbytes` bytes."""
+    """Copies data into memory; returns `data` itself if it yields more than `data.nbytes` bytes."""
     if isinstance(data, FileData):
         return Stored(memoryview(data.read()))
     copy = copied(data)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-PIECE_SIZE = 8 << 20  # most bytes of one piece of data
+PIECE_SIZE = 8 << 20  # largest size of a piece of data, in bytes
 
 
 class SupportsWrite(Protocol):
     """A binary file, a pipe, or the file of a socket."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """Writes the first bytes of `data`; returns how many, or None for all."""
+        """Writes `data`, perhaps only in part; returns the number of bytes written (None: all)."""
 
 
 class Data(Protocol):

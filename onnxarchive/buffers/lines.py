@@ -23,7 +23,8 @@ class Lines(Sequence[str]):
 
     Args:
         text: The text, with a newline after each line.
-        begins: Offset of each line, then the end of the last line; None for all lines of the text.
+        begins: Offset of each line, then the offset after the newline of the last line. None means
+            all lines of the text.
     """
 
     def __init__(self, text: str, begins: Sequence[int] | None = None) -> None:

@@ -1,8 +1,8 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`parser` and `command_parser` have the arguments, `frame` the exit statuses of errors, `table` and
-`progress` the output. The other modules have the commands. This room (subpackage) may import all
-others.
+`parser` and `command_parser` have the arguments, `examples` the examples in the help, `frame` the
+exit statuses of errors, `table` and `progress` the output. The other modules have the commands.
+This room (subpackage) may import all others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if argv is None else argv
         arguments = parser(given[0] if given else None).parse_args(given)
-    except SystemExit as end:  # argparse has printed the reason
+    except SystemExit as end:  # argparse has printed an error, the help or the version
         return end.code if isinstance(end.code, int) else WRONG_USE
     try:
         with warnings.catch_warnings():

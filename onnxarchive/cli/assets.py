@@ -74,7 +74,8 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
     """The paths of the files that arguments `[NAME=]PATH` match, by asset path.
 
     Raises:
-        ValueError: Two files have the same asset path, or a pattern or directory has no files.
+        ValueError: Two files have the same asset path, a pattern or directory has no files, or a
+            directory has a link to a folder.
         OSError: A directory cannot be read.
     """
     assets: dict[str, str] = {}
@@ -143,8 +144,8 @@ def _below(directory: str) -> Iterator[str]:
         for folder in folders:
             if os.path.islink(os.path.join(place, folder)):
                 raise ValueError(
-                    f"links to folders are not followed: {os.path.join(place, folder)!r}; add it "
-                    "separately: NAME=PATH"
+                    f"links to folders are not followed: {os.path.join(place, folder)!r}; add the "
+                    "folder separately: NAME=PATH"
                 )
         yield from (os.path.join(place, name) for name in sorted(names) if not is_hidden(name))
 

@@ -14,8 +14,8 @@ class CommandParser(argparse.ArgumentParser):
         # `parse_known_intermixed_args` refuses subcommands, and forgets "--".
         if self._subparsers is not None or "--" in args:
             return super().parse_known_args(args, namespace)
-        # Some versions of Python call `self.parse_known_args` in `parse_known_intermixed_args`. An
-        # attribute hides this method meanwhile, so that the call reaches the base class.
+        # In some versions of Python, `parse_known_intermixed_args` calls `self.parse_known_args`.
+        # The attribute that is set here sends this call to the base class.
         self.__dict__["parse_known_args"] = super().parse_known_args
         try:
             return self.parse_known_intermixed_args(args, namespace)

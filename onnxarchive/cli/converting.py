@@ -179,7 +179,10 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 
 @contextlib.contextmanager
 def _executor(jobs: int) -> Iterator[Executor]:
-    """Starts worker processes; interrupted workers remove their temporary files and end."""
+    """Starts worker processes; terminates them if the block raises.
+
+    Except on Windows, terminated workers first remove their temporary files.
+    """
     context = multiprocessing.get_context("spawn")
     # Signals are held while the resource tracker of multiprocessing starts, and again while the
     # workers start. Each task starts one worker, since no worker is idle yet.
@@ -199,7 +202,10 @@ def _executor(jobs: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delays the terminal's signals until the block ends. New processes start with them blocked."""
+    """Delays the terminal's signals until the block ends.
+
+    Except on Windows, new processes start with these signals blocked.
+    """
     held: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # only it can set handlers

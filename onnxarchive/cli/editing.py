@@ -1,4 +1,4 @@
-"""The commands that edit an archive, and `recover`."""
+"""The commands that edit the models of an archive, and `recover`."""
 
 from __future__ import annotations
 

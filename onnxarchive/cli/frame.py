@@ -144,8 +144,8 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:
     """Prints a result: `result` as JSON under `--json`, else `text`.
 
-    If the reader of the output has ended, such as `head`, the command goes on without output: its
-    exit status may tell what was found.
+    If the program that reads the output, such as `head`, has ended, the command continues without
+    output, since the exit status of the command can be a result, too.
     """
     try:
         with to_standard_output():

@@ -19,8 +19,8 @@ WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 ASSET: Final = "[NAME=]PATH"
 _ASSET_HELP = (
     "a file; a directory, with all files below it except hidden ones; or a quoted pattern such as "
-    "'llm/*.json' (** matches folders). NAME renames the file or the directory; with a pattern, "
-    "NAME is the folder of the files. Links to files are followed"
+    "'llm/*.json' (** matches folders). In the archive, NAME replaces the name of the file or the "
+    "directory; with a pattern, NAME is the folder of the assets. Links to files are followed"
 )
 
 # Commands whose archives may be remote.
@@ -229,7 +229,7 @@ def _add_convert(commands: Any) -> None:
         help="follow symbolic links in a source if they lead to files below DIRECTORY (without "
         "DIRECTORY: within the model's folder of a Hugging Face cache)",
     )
-    _add_flag(command, "--dry-run", "report the result without writing it")
+    _add_flag(command, "--dry-run", "report the outcome, but write no archive")
     _add_flag(command, "--skip-existing", "with --output-dir: skip models whose archive exists")
     _add_force(command)
 
@@ -457,7 +457,8 @@ def _add_run(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="the size of an open dimension (default 1)",
+        help="the size of a dimension that the model leaves open (default 1); NAME is x[0] for an "
+        "unnamed first dimension of the input x",
     )
     command.add_argument(
         "--provider",

@@ -63,7 +63,8 @@ def convert_many(
         executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
             machines need the same files at the same paths, and receive `access`. None runs one
             conversion after another.
-        replace: Whether to replace archives that exist; False makes such conversions fail.
+        replace: Whether to replace archives that exist. If False, a conversion fails if its archive
+            exists, unless `skip_existing` is True.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
             and the number of all conversions.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
@@ -80,8 +81,9 @@ def convert_many(
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one per core, or for a single
             thread if there is an executor.
-        skip_existing: Whether to skip models whose archives exist; such outcomes have `is_skipped`.
-            True continues an interrupted run, since an archive appears only when it is complete.
+        skip_existing: Whether to skip models whose archives exist; the outcomes of skipped models
+            have `is_skipped`. True continues an interrupted run, since an archive appears only when
+            it is complete.
         access: Options for remote sources and targets; see `convert`.
 
     Returns:

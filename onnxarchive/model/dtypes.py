@@ -4,7 +4,7 @@ Raw data has the layout of `TensorProto.raw_data` (onnx.proto): little-endian, r
 of less than 8 bits are packed, the first in the low bits of the first byte.
 
 Arrays are correct on hosts of either byte order: numpy's own types are declared little-endian, and
-elements of ml_dtypes types are swapped on big-endian hosts.
+the bytes of ml_dtypes elements are swapped on big-endian hosts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
-    """True for a numpy type of ml_dtypes; such types have no byte order."""
+    """True for a numpy type of an extension, such as ml_dtypes.
+
+    `item` and `tolist` ignore the byte order of such types, so arrays need the host's byte order.
+    """
     return dtype.isbuiltin == 2  # registered by an extension
 
 
@@ -41,11 +44,11 @@ class DataType(NamedTuple):
     Attributes:
         name: Name in `TensorProto.DataType`.
         number: Number in `TensorProto.DataType`.
-        dtype: Numpy type of arrays; little-endian if it has a byte order.
+        dtype: Numpy type of arrays: little-endian, or the host's byte order for ml_dtypes.
         typed_field: The field of TensorProto that holds the elements if `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
-        is_viewed: True if arrays are views of the raw data; False for elements of less than 8 bits
-            and, on a big-endian host, for types of ml_dtypes.
+        is_viewed: True if arrays are views of the raw data. False if arrays may be copies: for
+            elements of less than 8 bits and, on a big-endian host, for types of ml_dtypes.
     """
 
     name: str
@@ -136,10 +139,11 @@ def name_of(number: int) -> str:
 
 
 def of_array(array: NDArray[Any]) -> DataType:
-    """The data type of a numpy array of either byte order.
+    """The data type of a numpy array.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type of fixed width for the array.
+        UnsupportedFeatureError: ONNX has no data type of fixed width for the array, or the array
+            has a type of ml_dtypes and not the host's byte order.
     """
     dtype = array.dtype
     if not is_extension(dtype):
@@ -155,7 +159,7 @@ def of_array(array: NDArray[Any]) -> DataType:
 def as_array(
     data: memoryview, data_type: DataType, dims: Sequence[int], offset: int = 0
 ) -> NDArray[Any]:
-    """The bytes of a tensor as a read-only array.
+    """Converts the raw data of a tensor to a read-only array.
 
     Args:
         data: A read-only view that contains the tensor's raw data.
@@ -165,8 +169,8 @@ def as_array(
 
     Returns:
         An array of shape `dims` and type `data_type.dtype`. It is a view that keeps `data` alive;
-        for packed types, a copy with one byte per element. On a big-endian host, extension types of
-        2 bytes (bfloat16) are copied as well, since numpy cannot swap their bytes on access.
+        for packed types, a copy with one byte per element. On a big-endian host, an array of
+        bfloat16 is a copy as well, in the host's byte order.
     """
     shape = tuple(dims)
     if data_type.is_viewed:
@@ -177,8 +181,7 @@ def as_array(
     if data_type.is_packed:
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)
-    else:
-        # numpy swaps the bytes of integers, but not of extension types.
+    else:  # a type of ml_dtypes on a big-endian host
         bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
         array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
     array = array.reshape(shape)
@@ -189,10 +192,10 @@ def as_array(
 def as_raw_data(array: NDArray[Any]) -> memoryview:
     """Converts an array to raw data: little-endian, row-major, packed.
 
-    The result is a view of `array` if its memory has this layout, else a copy.
+    The result is a view of `array` if the array's memory has this layout, else a copy.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type of fixed width for the array.
+        UnsupportedFeatureError: As for `of_array`.
     """
     data_type = of_array(array)
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -227,7 +230,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np.uint8]:
-    """Unpacks a stream from `pack` into `count` codes of one byte each."""
+    """The inverse of `pack`: unpacks `count` codes, one byte each."""
     codes_in_group, bytes_in_group = _group(bit_width)
     group_count = -(-count // codes_in_group)
     groups = np.zeros((group_count, bytes_in_group), np.uint8)

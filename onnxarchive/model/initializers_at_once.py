@@ -1,8 +1,8 @@
 """For speed only: finds the small initializers of a model and serializes them as external.
 
-Protobuf takes microseconds for each field of each tensor. Almost all initializers have a name, a
-type, dims and `raw_data`, and nothing else: this module assembles their messages from bytes.
-`copying.with_locations` handles the others.
+Protobuf takes microseconds for each field of each tensor. Almost all initializers have only a
+name, a type, dims, and data in `raw_data` or at an external location: this module assembles the
+messages of these initializers from bytes. `copying.with_locations` handles the others.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
     for key in (LOCATION, OFFSET, LENGTH)
 )
 _NUMBER: Final = rb"0|[1-9][0-9]{0,17}"
-# The fields after the name of an external tensor: the pair location, the optional pairs offset and
-# length, and data_location.
+# The fields after the name of an external tensor: the pair `location`, the optional pairs `offset`
+# and `length`, and the field `data_location`.
 _EXTERNAL: Final = re.compile(
     _PAIR % (len(LOCATION), LOCATION.encode(), rb".{1,100}?")
     + b"".join(
@@ -95,7 +95,7 @@ class SmallInitializers:
         location_numbers: Index of each initializer's location in `locations`; `IN_MODEL` for
             `raw_data`.
         offsets: Offset of each initializer's data in its file.
-        files: The file of each location; None if it is unknown.
+        files: The file of each location; None for a file that is missing or not local.
     """
 
     def __init__(self, initializers: Sequence[onnx.TensorProto] | None = ()) -> None:
@@ -146,7 +146,7 @@ class SmallInitializers:
         return row if row < len(self) and self.indexes[row] == index else None
 
     def file(self, row: int) -> Data | None:
-        """The file of an initializer's data, or None if unknown."""
+        """The file of an initializer's data; None for `raw_data`, or if `files` lacks the file."""
         number = self.location_numbers[row]
         return self.files[number] if 0 <= number < len(self.files) else None
 
@@ -199,7 +199,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):
         dims = tensor.dims
-        # `dims[:]` takes half as long as iterating over `dims`, and `dims[0]` a quarter as long.
+        # `dims[:]` is faster than iterating over `dims`, and `dims[0]` is faster than `dims[:]`.
         described = tensor.data_type, *((dims[0],) if len(dims) == 1 else dims[:])
         if described not in known:
             known[described] = _describe(tensor)
@@ -214,7 +214,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
         if not serialized.startswith(beginning):
             continue
         size = len(beginning) + len(before_data) + nbytes
-        # A message of this length has no other field.
+        # A message with these parts and this size has no other field.
         if len(serialized) == size and serialized.startswith(before_data, len(beginning)):
             if nbytes != but_of_nbytes:
                 found.add(index, beginning, len(encoded), nbytes, None)
@@ -234,7 +234,8 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
     Returns:
         The serialized model without initializers, and the initializers. None if an initializer is
-        too small, too large, internal or unusual, or if the rest of the model is large.
+        too small, too large, internal or unusual, if the rest of the model is large, or if the
+        model does not have exactly one field `graph`.
 
     Raises:
         ArchiveFormatError: The model is malformed.
@@ -325,7 +326,7 @@ def _place(wire: bytes | memoryview, start: int, stop: int, nbytes: int) -> Exte
 
 @cache
 def _before_key(size: int) -> bytes:
-    """The bytes between the name of an external tensor and its location, a key of `size` bytes."""
+    """The bytes between the name of an external tensor and a location of `size` bytes."""
     pair_size = len(_BEFORE_LOCATION) + len(_varint(size)) + size
     return _EXTERNAL_DATA + _varint(pair_size) + _BEFORE_LOCATION + _varint(size)
 
@@ -335,7 +336,8 @@ def insert(model: bytes, added: Iterable[tuple[int, bytes]]) -> bytes:
 
     Args:
         model: A model serialized by protobuf, without unknown fields in the graph.
-        added: Index in the new graph and `initializer` field of each tensor, sorted by index.
+        added: For each tensor, the index in the new graph and the serialized field `initializer`;
+            sorted by index.
 
     Returns:
         The model as protobuf would serialize it with these initializers.

@@ -1,7 +1,8 @@
 """Names of entries: keys derived from tensor names, and the rules for names.
 
-A key is a C identifier, which no file system changes. So an archive unzips everywhere, and the file
-of each tensor has the key as its name. Names are compared under ASCII down-casing.
+A key is a C identifier, which no file system changes. `Keys` also avoids the names of devices on
+Windows. So when an archive is unzipped, the file of each tensor has the key as its name. Names are
+compared under ASCII down-casing.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
-# The path of an asset (rule ASSET-1), for messages.
+# Description of an asset's path (rule ASSET-1), for messages.
 ASSET_PATH = (
     f"{PLAIN_PATH}; a component must not contain a colon, a semicolon or an unassigned code point, "
-    f"or exceed {MAX_ASSET_COMPONENT_SIZE} bytes; all together must not exceed "
+    f"or exceed {MAX_ASSET_COMPONENT_SIZE} bytes; the whole path must not exceed "
     f"{MAX_ASSET_NAME_SIZE - len(ASSET_PREFIX)} bytes"
 )
 ASSET_FORM = "Normalization Form C of Unicode"
-# The id of a further model (rule MODEL-4), for messages.
+# Description of a further model's id (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
 
 RESERVED_PREFIX = "__"  # no key has this prefix
@@ -155,9 +156,9 @@ class Keys:
     def _numbered(self, base: str) -> str:
         """The key with the lowest free number.
 
-        Long keys are cut before the number is appended, so different keys may have the same
-        beginning. No number is tried twice after the same beginning, so failed tries never
-        outnumber the keys.
+        A long base is cut before the number is appended, so different bases can have the same
+        beginning. For each beginning, no number is tried twice, so failed tries never outnumber
+        the keys in use.
         """
         digits = 0
         while True:
@@ -206,7 +207,7 @@ for _kind, _characters in (
 
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
-    """True if all names are keys, distinct under ASCII down-casing (KEY-1, NAME-2)."""
+    """True only if all names are keys, distinct under ASCII down-casing (KEY-1, NAME-2)."""
     if not isinstance(names, Lines) and None in names:
         return False
     hashes = []
@@ -285,7 +286,8 @@ def check_names(
         if folded in seen:
             report.broken(
                 "NAME-2",
-                f"expected no other entry of this name, found {shown(seen[folded])} before it",
+                "expected no earlier entry with this name in upper, lower or mixed case, found "
+                f"{shown(seen[folded])}",
                 entry=name,
             )
         seen[folded] = name
@@ -322,13 +324,13 @@ def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool)
         report.broken(
             "MODEL-4",
             f"expected the further models in ascending order directly before {MODEL_PROTO}, found "
-            f"{shown(further[0])} elsewhere or in another order",
+            "them elsewhere or in another order",
             entry=further[0],
         )
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
-    """Reports names of assets that are also folders. Keys need no check: they contain no slash."""
+    """Reports names of assets that are also folders; by KEY-1, no key is a folder."""
     folder: tuple[str, str] | None = None
     for path, name in sorted(assets):
         if folder is not None and path.startswith(folder[0] + "\0"):

@@ -45,7 +45,7 @@ def serialize(
 
     Args:
         model: The model.
-        initializers: Further tensors of the main graph: index and `initializer` field of each.
+        initializers: Further initializers of the main graph (see `initializers_at_once.insert`).
 
     Raises:
         ArchiveFormatError: The model could not be read back: it has no ir_version or graph, has
@@ -227,7 +227,7 @@ class CheckedModel(NamedTuple):
         parsed: The model.
         refs: The external tensor of each key.
         names: Names of the main graph's initializers; None if not read by `check_at_once`.
-        has_others: False if no subgraph has initializers; else True, also if unknown.
+        has_others: True if a subgraph of the main graph has initializers, or if this is unknown.
         shapes: Data type and shape of the tensor of each key; None if not read by `check_at_once`.
     """
 
@@ -244,10 +244,10 @@ class CheckedModel(NamedTuple):
 
 
 def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> CheckedModel | None:
-    """For speed only: checks a model and its external tensors, if only initializers are external.
+    """For speed only: checks a model whose external tensors are initializers of the main graph.
 
-    It makes the checks of `parse` and `check_references` on all initializers together. The model
-    is parsed on first access if external initializers take most of its bytes.
+    The checks of `parse` and `check_references` are made on all initializers together. The model is
+    parsed on first access if external initializers take most of its bytes.
 
     Args:
         data: The bytes of the only model of an archive.

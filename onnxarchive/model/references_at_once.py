@@ -52,7 +52,7 @@ class References(NamedTuple):
     Attributes:
         names: The names of all initializers, external or not.
         indexes: Index of each external initializer among all initializers.
-        numbers: Index, in `keys`, of the entry with the data of each external initializer.
+        numbers: Index, among the archive's keys, of the entry of each external initializer.
         shapes: Data type and shape of each external initializer.
         rest: The serialized model without external initializers, or the whole model if they take
             at most half of its bytes.
@@ -125,7 +125,7 @@ def _between(
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:
-    """The offset in `model` of each field `initializer` of a graph, at its tag.
+    """The offset in `model` of the tag of each field `initializer` of a graph.
 
     Raises:
         ArchiveFormatError: The graph is malformed.
@@ -158,7 +158,7 @@ class _UnusualError(Exception):
     """A tensor breaks a rule, or has a form that this module does not read."""
 
 
-# Reads the fields of many messages at once (encoding guide, "Message Structure")
+# Reads the fields of many messages at once (protobuf encoding guide, "Message Structure")
 
 _MAX_WIDTH: Final = 8  # limit of bytes per varint, here; 8 bytes hold 56 bits
 _MAX_FIELDS: Final = 32  # of a message
@@ -328,7 +328,7 @@ def _read(
 
 
 class _Located:
-    """Finds the entry of each external initializer; initializers are passed in their order."""
+    """Finds the entry of each external initializer; call `numbers` in the order of the graph."""
 
     def __init__(self, keys: Sequence[str], sizes: NDArray[Any]) -> None:
         self._keys = keys
@@ -416,7 +416,7 @@ class _Columns:
 
     def nbytes(self, which: Numbers) -> Numbers:
         """The size in bytes of each tensor in the rows `which`."""
-        # The last width, 0, is for unknown types and for _UNSET.
+        # `_BIT_WIDTHS` ends with a 0, for numbers beyond the known types and for _UNSET (-1).
         data_types = np.minimum(self.data_types[which], len(_BIT_WIDTHS) - 1)
         bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[which]
         if (bit_widths == 0).any() or elements.max(initial=0) > _MAX_ELEMENTS:

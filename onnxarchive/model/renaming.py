@@ -67,7 +67,7 @@ def _renamings(
 ) -> Iterator[tuple[GraphRef, Mapping[str, str]]]:
     """The graphs that see names of the main graph, each with the new names that apply in it.
 
-    A name that a graph redefines is another value in this graph, and stays.
+    In a graph that defines a name again, the name means another value, and is not renamed.
     """
     names_in: dict[Path, Mapping[str, str]] = {}
     for ref in graphs(model):
@@ -87,8 +87,8 @@ def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> Non
     for name, new in names.items():
         if name in unknown:
             raise ValueError(
-                f"expected the name of an {kind} of the model, which has "
-                f"{', '.join(map(shown, known)) or 'none'}, found {shown(name)}"
+                f"expected the name of an {kind} of the model ({kind}s: "
+                f"{', '.join(map(shown, known)) or 'none'}), found {shown(name)}"
             )
         if not new:
             raise ValueError(f"expected a new name for the {kind} {shown(name)}, found none")
@@ -99,7 +99,7 @@ def _require_free(renamings: list[tuple[GraphRef, Mapping[str, str]]]) -> None:
     for name, count in Counter(renamings[0][1].values()).items():
         if name in kept or count > 1:
             raise ValueError(
-                f"expected a new name that the model does not use, found {shown(name)}"
+                f"expected a new name that no other value has or gets, found {shown(name)}"
             )
 
 

@@ -12,13 +12,14 @@ TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
 
 @cache
 def fields_to(kind: str) -> dict[str, list[Any]]:
-    """For each message, the fields that lead to messages of one type.
+    """For each message type, the fields that lead to messages of the type `kind`.
 
     Args:
-        kind: The full name of that type.
+        kind: The full name of a message type.
 
     Returns:
-        Descriptors of fields, shortest path first, by the full name of the containing message.
+        The descriptors of these fields, by the full name of the containing type. Fields with a
+        shorter path to `kind` come first.
     """
     distances = {kind: 0}
     found = messages()
@@ -39,7 +40,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
 
 def is_repeated(field: Any) -> bool:
     """True if a field is repeated; for descriptors of old and new protobuf."""
-    # protobuf 6 added `FieldDescriptor.is_repeated`; its `label` is deprecated since then.
+    # protobuf 6 added `FieldDescriptor.is_repeated`; protobuf 7 removed `FieldDescriptor.label`.
     repeated = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 

@@ -23,7 +23,7 @@ _MULTIPLIER: Final = -0x61C8864680B583EB  # odd: 2^64 divided by the golden rati
 
 
 class Shapes:
-    """Data types and shapes by index. Equal ones are kept once, since most models repeat them.
+    """Data types and shapes by index. Most models repeat pairs, so equal pairs are stored once.
 
     Args:
         distinct: Pairs of a data type and a shape, by arbitrary numbers.
@@ -38,7 +38,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Copies data types and shapes of valid tensors; None leaves an index without a tensor."""
+        """Copies the data type and shape of each valid tensor; the index of a None gets no pair."""
         keys: dict[tuple[DataType, tuple[int, ...]], int] = {}
         numbers = [
             -1
@@ -54,7 +54,7 @@ class Shapes:
     def of_columns(
         cls, data_types: NDArray[Any], ranks: NDArray[Any], dims: NDArray[np.int64]
     ) -> Shapes:
-        """Reads the columns of valid tensors.
+        """Makes `Shapes` from columns that describe valid tensors.
 
         Args:
             data_types: The data type of each tensor, as a number of `TensorProto.DataType`.

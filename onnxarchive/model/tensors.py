@@ -207,7 +207,7 @@ def names(found: Iterable[onnx.TensorProto]) -> list[str]:
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Yields every TensorProto of a model; in each graph, initializers before tensors of nodes."""
+    """Yields the ref of every tensor; in each graph, initializers before tensors of nodes."""
     for index, tensor in enumerate(model.graph.initializer):
         yield main_initializer(tensor, index)
     yield from walk_others(model)
@@ -219,7 +219,7 @@ def main_initializer(tensor: onnx.TensorProto, index: int) -> TensorRef:
 
 
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Yields every TensorProto of a model except the initializers of the main graph."""
+    """Yields the ref of every tensor except the initializers of the main graph."""
     found = chain(
         below(model.graph, MAIN_GRAPH, _TENSOR, without=INITIALIZER),
         below(model, (), _TENSOR, without="graph"),
@@ -315,8 +315,8 @@ def external_type(ref: TensorRef) -> DataType:
                 f"{ref}: expected no data beside data_location EXTERNAL, found {', '.join(held)}"
             )
         raise ArchiveFormatError(
-            f"{ref}: expected external data of a fixed-width type and a possible shape, found "
-            f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+            f"{ref}: expected external data of a fixed-width type and of a shape that an array can "
+            f"have, found data type {tensor.data_type} and dims {shown(tensor.dims)}"
         )
     return data_type
 
@@ -500,7 +500,7 @@ def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
 
 
 def remove(messages: Any, are_removed: Sequence[bool]) -> None:
-    """Removes messages of a repeated field, all together in linear time.
+    """Removes several messages of a repeated field at once; single deletions take quadratic time.
 
     Args:
         messages: The field.

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DEFAULT_SIZE_THRESHOLD: Final = 1024  # smallest size in bytes; as in onnx
+DEFAULT_SIZE_THRESHOLD: Final = 1024  # bytes, as in onnx; smaller tensors stay in the model

@@ -1,7 +1,7 @@
 """Walks over the messages of a model, and yields its graphs with their paths.
 
-The fields to enter come from the descriptors of ONNX's protos (`schema`), so no tensor or graph is
-missed in any field that the installed onnx knows.
+The descriptors of ONNX's protos (`schema`) give the fields that the walk enters, so the walk misses
+no tensor or graph in a field that the installed onnx knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GraphRef(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The field of the model with this graph: "graph", "functions" or "training_info"."""
+        """The first field of the path: "graph", "functions" or "training_info"."""
         return self.path[0][0]
 
 
@@ -101,7 +101,10 @@ def _children(
 
 @cache
 def _fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
-    """`schema.fields_to` by descriptor: name of each field, and True if the field is repeated."""
+    """As `schema.fields_to`, but by descriptors of message types instead of names.
+
+    Each field is a pair: the field's name, and True if the field is repeated.
+    """
     found = schema.messages()
     return {
         found[name]: [(field.name, schema.is_repeated(field)) for field in fields]

@@ -110,14 +110,16 @@ def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -
         _require_depth(depth + len(groups), begin)
     elif wire_type != END_GROUP:
         raise malformed(begin, "a wire type from 0 to 5", f"{wire_type}")
-    elif not groups or groups.pop() != number:
-        raise malformed(begin, "the end of the open group, if any", f"the end of group {number}")
+    elif not groups:
+        raise malformed(begin, "no end of a group", f"the end of group {number}")
+    elif (opened := groups.pop()) != number:
+        raise malformed(begin, f"the end of group {opened}", f"the end of group {number}")
 
 
 def _read_varint(
     wire: bytes | memoryview, start: int, stop: int, max_width: int
 ) -> tuple[int, int]:
-    """Reads a varint: its value, not cut to 64 bits, and the offset of its end."""
+    """Returns a varint's value, not cut to 64 bits, and the offset of the varint's end."""
     value = shift = 0
     for position in range(start, min(stop, start + max_width)):
         byte = wire[position]
@@ -186,7 +188,7 @@ def occurrences(data: Buffer, field: str) -> int:
 
 
 def is_model(data: Buffer) -> bool:
-    """True if bytes are the fields of a ModelProto with ir_version and graph.
+    """True if `data` consists of fields, among them a ModelProto's ir_version and graph.
 
     Fields of submessages are not read.
     """
@@ -209,7 +211,7 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
         limit: Largest allowed number of messages.
 
     Raises:
-        ArchiveFormatError: A model is malformed.
+        ArchiveFormatError: A malformed field is read before the answer is certain.
     """
     count = 0
     unseen = sum(map(len, models))  # bytes
@@ -234,7 +236,7 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     return False
 
 
-# For each message that can hold messages: tag -> message below it.
+# {message type: {tag of a field: message type of the field}}, for fields that hold messages.
 _MESSAGES: Final = {
     name: {
         tag_of(message, field.name, LEN): field.message_type.full_name

@@ -74,7 +74,7 @@ def _describe_dims(dims: Sequence[object]) -> str:
 
 
 def describe_values(values: Sequence[Any], index: int | None = None) -> str:
-    """Joins values by commas; with an index, gives only the list's length and this value."""
+    """Joins values by commas, or describes only the list's length and the value at `index`."""
     if index is None:
         return ", ".join(map(_describe_value, values))
     value = f", [{index}] {_describe_value(values[index])}" if index < len(values) else ""

@@ -1,6 +1,7 @@
 """Block cache: keeps fetched blocks of remote archives in files of this machine.
 
-A cache is a directory that only its user can enter, with one file for each version of an object:
+A cache is a directory with one file for each version of an object. On POSIX systems, only the owner
+can enter the directory. A file of the cache consists of:
 
 - the bytes of the archive at their own offsets, with holes for blocks that are missing,
 - a header, in JSON,
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
 # The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# The last block ends where the file ends, so that opening reads one whole block. At 1 Gbit/s a
-# block takes a millisecond, little compared with the latency of a request. 100 GB have 763,000
-# blocks.
+# The last block ends where the archive ends, so the END_SIZE bytes that opening reads are one whole
+# block. At 1 Gbit/s a block takes a millisecond, little compared with the latency of a request. 100
+# GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
 # The largest file of ext4. Only a hostile server claims a larger size, to fill memory: the cache's
 # file has a byte for each block, and opening reads all of them.
@@ -75,7 +76,8 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
         versions: it has neither a strong ETag nor a version id.
 
     Raises:
-        PermissionError: The directory belongs to another user, or grants others permissions.
+        PermissionError: The directory belongs to another user, or grants others permissions
+            (checked on POSIX systems only).
         OSError: The directory cannot be written, the file system allows no file of the archive's
             size, or the archive is over 16 TiB.
     """
@@ -125,7 +127,7 @@ class CachedFile(RandomAccessFile):
         if self.size > MAX_SIZE:
             raise OSError(
                 errno.EFBIG,
-                f"expected at most {MAX_SIZE} bytes to be cached or downloaded, found {self.size}",
+                f"expected an object of at most {MAX_SIZE} bytes, found one of {self.size} bytes",
                 self.path,
             )
         self._header = {**_FORMAT, "key": key, "size": self.size, "url": _cut(remote.path)}
@@ -143,13 +145,13 @@ class CachedFile(RandomAccessFile):
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         while True:
             file = MappedFile(path, descriptor=os.open(path, flags, self._file_mode))
-            locking.keep_exclusive(file.fileno())  # of several processes, one writes the header
+            locking.keep_exclusive(file.fileno())  # so only one process writes the header
             try:
                 if not os.fstat(file.fileno()).st_size:
                     file.write(self.size, json.dumps(self._header).encode())
                     with _naming(path):
                         os.ftruncate(file.fileno(), self._verified_offset)
-                is_there = file.is_at(path)  # it may have been removed meanwhile
+                is_there = file.is_at(path)  # another process may have removed the file
                 if is_there and self._is_valid(file):
                     file.size = self.size  # without the state
                     return file
@@ -279,7 +281,7 @@ class CachedFile(RandomAccessFile):
     def hold(self, offset: int) -> None:
         """Fetches the bytes from `offset` to the end of the file."""
         self.fetch([(offset, self.size - offset)])
-        self._remote.release()  # the last block has the bytes that opening has read
+        self._remote.release()  # these bytes are now in the cache's file
 
     def is_verified(self, number: int) -> bool:
         """True if the CRC-32 of an entry was found correct after its bytes were fetched."""
@@ -317,9 +319,9 @@ _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
 
 
 class PartialFile(CachedFile):
-    """A remote file, fetched once, in order, into a partial file that is then moved to its target.
+    """A remote file that is fetched in order into a partial file; `move` renames the partial file.
 
-    Nothing is synced before the end. After a power failure, fetched bytes may be damaged;
+    The partial file is synced only by `move`. So a power failure may damage fetched bytes;
     verification finds the damage.
     """
 
@@ -375,7 +377,7 @@ class PartialFile(CachedFile):
 
 
 class _Blocks:
-    """The blocks of a file. The last one ends where the file ends; the first one may be shorter.
+    """The blocks of a file. The last block ends where the file ends; the first may be shorter.
 
     Attributes:
         count: The number of blocks.
@@ -428,15 +430,15 @@ class _Arriving:
         self.nbytes = int(self._missing.sum())
 
     def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
-        """Writes and counts the bytes of a part that belong to these blocks.
+        """Writes those bytes of `part` that are in the blocks, and counts these bytes as arrived.
 
-        Blocks that other writers completed meanwhile are counted, but not written: readers may have
-        verified them.
+        If another writer has completed a block meanwhile, the bytes of the block are counted, but
+        not written: readers may have verified the block.
 
         Args:
             file: The file in the cache.
             offset: Offset of the part.
-            part: Bytes of the part; some may belong to other blocks.
+            part: Bytes of the part. Bytes of blocks outside this object are ignored.
 
         Returns:
             Number of counted bytes.
@@ -494,7 +496,7 @@ def _cut(url: str) -> str:
 
 
 def _require_private(directory: str) -> None:
-    """Refuses a directory that belongs to another user or grants others any permission."""
+    """On POSIX, refuses a directory that belongs to another user or grants others permissions."""
     status = os.stat(directory)
     mode = stat.S_IMODE(status.st_mode)
     if os.name == "posix" and (status.st_uid != os.geteuid() or mode & ~_OWN_MODE & 0o777):

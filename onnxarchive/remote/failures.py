@@ -18,7 +18,7 @@ _INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL
 _STATUS = re.compile(r"status code: (\d{3})")
 # The address from which machines in a cloud request credentials if none are configured.
 _CREDENTIAL_SERVER = "//169.254.169.254/"
-# Reasons by a pattern of the error's text; the first match is used.
+# {pattern of an error's text: reason to show}; the first pattern that matches counts.
 _REASONS = {
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; fetch the "
     "whole file with another tool, such as curl, and open the copy",
@@ -30,8 +30,8 @@ _REASONS = {
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of a library's error; None if it has none."""
-    status = getattr(error, "status", None)  # as aiohttp's errors have it
+    """The HTTP status in a library's error, or None if the error has no status."""
+    status = getattr(error, "status", None)  # an attribute of aiohttp's errors
     if isinstance(status, int):
         return status
     match = _STATUS.search(str(error))

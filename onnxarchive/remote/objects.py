@@ -14,8 +14,8 @@ from onnxarchive.remote.redirects import require_no_redirect
 from onnxarchive.remote.stores import Options, Origin, Store, StoreOrigin, Version, origin_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
-END_SIZE = 128 << 10  # bytes of the end that opening reads
-PART_SIZE = 8 << 20  # bytes of one request at most
+END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
+PART_SIZE = 8 << 20  # longer ranges are read in several requests, except by `hold`
 # Ranges are read together if the gap between them is at most this many bytes.
 GAP_SIZE = 256 << 10
 
@@ -109,7 +109,7 @@ class RemoteFile(RandomAccessFile):
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
-        """Reads `version` of the object at `origin`; `end` has the object's last bytes."""
+        """Represents `version` of the object at `origin`; `end` has the object's last bytes."""
         self.path = origin.name
         self.size = version.size
         self.validator = version.strong_etag or version.version
@@ -238,7 +238,7 @@ def _groups(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:
     """Groups successive ranges that one request of `PART_SIZE` bytes can read together.
 
     Yields:
-        The offset and size of each group, and its ranges.
+        For each group: the offset, the size, and the ranges in the group.
     """
     members: list[Range] = []
     start = end = 0

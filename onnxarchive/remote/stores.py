@@ -1,4 +1,4 @@
-"""Selects obstore or fsspec for a URL, and requests the bytes of an object with it."""
+"""Requests the bytes of an object by obstore or fsspec, depending on the URL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Made = TypeVar("_Made")
 Store: TypeAlias = "ObjectStore"
 Options: TypeAlias = Mapping[str, Any]
 
-# obstore's stores by scheme. obstore also reads web addresses, fsspec all other URLs.
+# {scheme of a URL: class of obstore}. obstore also reads web addresses, fsspec all other URLs.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 
 # Options of obstore's HTTP client and retries; all other options belong to the store.
@@ -63,7 +63,7 @@ class Version:
 
 
 class Origin(Protocol):
-    """Address of an object, with the requests for its bytes.
+    """The address of an object; makes the requests for the object's bytes.
 
     Attributes:
         name: The object's name for messages.
@@ -73,7 +73,7 @@ class Origin(Protocol):
 
     @property
     def is_in_memory(self) -> bool:
-        """True if only this process can read the object. Other objects may then have its ETag."""
+        """True if only this process can read the object; ETags are then not unique."""
 
     @property
     def place(self) -> str:
@@ -83,7 +83,7 @@ class Origin(Protocol):
         """Requests the present version of the object."""
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads `size` bytes from `offset`; may refuse an object that has another version.
+        """Reads `size` bytes from `offset`; may refuse an object whose version is not `expected`.
 
         Returns:
             The present version of the object, and the bytes.
@@ -130,7 +130,7 @@ class StoreOrigin:
         try:
             result = await self._get({"suffix": size})
         except Exception as error:
-            # Azure's stores refuse at once; an empty object has no last bytes.
+            # obstore's AzureStore refuses this range. For an empty object, servers answer 416.
             if type(error).__name__ == "NotSupportedError" or status_of(error) in (416, 501):
                 return None
             problems = [failure(error, self.name)]
@@ -167,7 +167,8 @@ class StoreOrigin:
             found = "more" if len(body) + len(rest) > size else str(len(body))
             raise OSError(
                 errno.EIO,
-                f"expected {size} bytes from offset {offset}, found {found} from {result.range[0]}",
+                f"expected {size} bytes from offset {offset}, found {found} bytes from offset "
+                f"{result.range[0]}",
                 self.name,
             )
         return version, body
@@ -255,7 +256,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        # Taken from the options: obstore may panic when it shows a store's configuration.
+        # Not taken from the store: obstore may panic when it shows a store's configuration.
         endpoints = [str(it) for name, it in (options or {}).items() if "endpoint" in name.lower()]
         return StoreOrigin(found, key, name, "\n".join(endpoints))
     return FileSystemOrigin(*open_file_system(url, options), name)

@@ -1,4 +1,4 @@
-"""Finds the bytes of a model's external tensors in the files beside it."""
+"""Finds the bytes of a model's external tensors in the files beside the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Found:
     Attributes:
         model: The model.
         data: The bytes of its external tensors.
-        locations: The locations that were used.
+        locations: The locations of all files that the `Finder` has found data in so far.
         small: The model's small initializers.
     """
 
@@ -104,7 +104,7 @@ class Finder:
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """The local file of a location; None for other files, and if no file is found."""
+        """The file of a location, or None if the file is missing or not a `FileData`."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
@@ -127,7 +127,7 @@ class Finder:
                     f"expected no data beside data_location EXTERNAL, found {', '.join(held)}"
                 )
             reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
-            assert reference is not None  # the report would have raised
+            assert reference is not None  # else `Report()` would have raised an error
             if reference.location.startswith(weights.SPAN_LOCATION):
                 return serialized.data(ref, reference.location)
             return self._in_file(ref, reference)
@@ -204,7 +204,7 @@ class FoundData(Mapping[Path, Data]):
         small: Small initializers, whose files `Finder.find_files` has found.
 
     Attributes:
-        others: The bytes of the other tensors.
+        others: The bytes of the external tensors for which `small` has no data.
     """
 
     def __init__(self, small: SmallInitializers) -> None:

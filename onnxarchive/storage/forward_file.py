@@ -15,7 +15,7 @@ class ForwardFile(RandomAccessFile):
     `pieces` and `read` take their bytes from one stream, which calls `pieces` of the wrapped file.
     After a step back or a large gap, `pieces` begins a new stream, and `read` reads from the
     wrapped file directly. `read_ranges` always reads directly. While an iteration over `pieces` is
-    unfinished, all calls read directly.
+    unfinished, all other calls read directly.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
@@ -23,7 +23,7 @@ class ForwardFile(RandomAccessFile):
 
         Args:
             file: The file, closed together with this object.
-            streams: The streams of all files read alternately with this file; None for no others.
+            streams: Shared by files that are read alternately; None if this file is read alone.
         """
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self._file = file
@@ -45,7 +45,7 @@ class ForwardFile(RandomAccessFile):
         return self._file.read(offset, size)
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Reads `size` bytes from `offset` as the wrapped file does."""
+        """Yields `size` bytes from `offset` in pieces, fewer at the end of the file."""
         if self._is_yielding:  # a second iteration during the first, to compare two ranges
             for piece in self._file.pieces(offset, size):
                 yield memoryview(piece)
@@ -121,7 +121,7 @@ class Streams:
         self._files: list[ForwardFile] = []
 
     def begin(self, file: ForwardFile) -> None:
-        """Adds a file's stream; stops all but the two newest streams and those being iterated."""
+        """Adds a file's stream; keeps the newest two and any in use, and stops all others."""
         self._files = [*(it for it in self._files if it is not file), file]
         for other in self._files[: -self._MOST]:
             if not other._is_yielding:

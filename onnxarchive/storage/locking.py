@@ -29,7 +29,7 @@ _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOCKED_BYTE = 1 << 62  # offset of the byte locked on Windows, beyond the end of every file
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
-# Exclusive locks of this process: device and inode of the file, ids of process and thread.
+# Locks taken by `exclusive`: device and inode of the file, ids of process and thread.
 _held: set[tuple[int, int, int, int]] = set()
 
 
@@ -137,7 +137,7 @@ def require_timeout(timeout: float | None) -> None:
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
-        if _try_lock(descriptor, is_shared):  # an interrupted edit left its entry in `_held`
+        if _try_lock(descriptor, is_shared):  # unlocked, but still in `_held` after an interrupt
             return
         raise LockedError("this thread has locked the file for an edit; finish the edit first")
     if fcntl is not None and timeout is None:

@@ -8,7 +8,7 @@ from onnxarchive.storage.random_access import RandomAccessFile
 
 
 class MemoryFile(RandomAccessFile):
-    """Bytes in memory, read like a file; they are not copied."""
+    """Reads bytes in memory like a file; keeps a view of the bytes, not a copy."""
 
     is_mapped = True
     is_complete = True
@@ -21,7 +21,7 @@ class MemoryFile(RandomAccessFile):
         if not isinstance(data.obj, bytes):
             # `np.ndarray(buffer=view)` keeps `view.obj`, but not `view`. After `view` is freed, a
             # `bytearray` could be resized, or an `mmap` closed, while numpy still reads the memory.
-            # An array as `view.obj` holds the buffer, so that neither is possible.
+            # Here `view.obj` becomes an array; the array holds the buffer and prevents both.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def is_below(path: str, directory: str) -> bool:
-    """True if `path` is `directory` or inside it; both are absolute, without links."""
+    """True if `path` is `directory` or inside it; both must be absolute, with links resolved."""
     try:
         return os.path.commonpath([path, directory]) == directory
     except ValueError:  # on another drive

@@ -57,7 +57,8 @@ class RandomAccessFile(Closing):
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Reads `size` bytes from `offset`; yields copies of a few MiB at most.
 
-        If the file is truncated meanwhile, fewer bytes are yielded; reading a map would crash.
+        If the file is truncated meanwhile, fewer bytes are yielded. Access to a map
+        would crash instead.
         """
         while size > 0:
             piece = self.read(offset, min(size, READ_SIZE))
@@ -88,7 +89,7 @@ class RandomAccessFile(Closing):
         """Fetches the missing bytes of ranges, if the file is mapped but not complete."""
 
     def is_verified(self, number: int) -> bool:
-        """True if an earlier reader found the CRC-32 of the entry with this index correct."""
+        """True if the entry with this index passed an earlier reader's check of the CRC-32."""
         return False
 
     def set_verified(self, number: int) -> None:

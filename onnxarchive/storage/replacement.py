@@ -118,7 +118,7 @@ def remove_abandoned(
     for target in sorted(targets):
         directory, prefix = os.path.split(_temporary_prefix(target))
         names: list[str] = []
-        with contextlib.suppress(PermissionError):  # it may be writable without being readable
+        with contextlib.suppress(PermissionError):  # a writable directory may be unreadable
             names = sorted(os.listdir(directory))
         for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
@@ -153,9 +153,10 @@ class Replacement:
 
     The new file is written beside the target under a temporary name. `commit` syncs it, renames it
     over the target and syncs the directory: at any moment the target is the old file or the
-    complete new one. If the target is a symbolic link, the link's file is replaced. Owner,
-    permissions and extended attributes are kept (see `attributes.keep`). The new file is locked
-    while it is written, unlike the leftover of a killed process.
+    complete new one. If the target is a symbolic link and `follow_links` is True, the link remains
+    and the file that the link points to is replaced. Owner, permissions and extended attributes are
+    kept (see `attributes.keep`). The new file is locked while it is written, unlike the leftover of
+    a killed process.
 
     Attributes:
         file: Writer of the new file.
@@ -237,8 +238,8 @@ class Replacement:
             with contextlib.ExitStack() as lock:
                 target = None
                 if not self._is_locked:
-                    # Excludes editors during the rename; the target or the file system's locks may
-                    # be missing.
+                    # Excludes editors during the rename (on Windows, only until the rename).
+                    # Locks nothing if there is no target, or if the file system has no locks.
                     with with_path(self._path), contextlib.suppress(OSError, ArchiveFormatError):
                         target = lock.enter_context(
                             opened(self._target, is_exclusive=True, is_writable=None)
@@ -292,7 +293,7 @@ class Replacement:
         """Removes the new file; the target is unchanged.
 
         Args:
-            error: The reason, or None. An error of a full disk gets the path of the target.
+            error: The reason, or None. An error of a full disk gets the target as `filename`.
         """
         if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
             error.filename = self._path
@@ -328,7 +329,8 @@ def replacing(
 def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     """Creates a directory; renames it to `path` when the block ends, or removes it after an error.
 
-    An empty directory may be replaced; its owner, permissions and attributes are kept.
+    If `path` is an empty directory, it is replaced. Owner, permissions and attributes of the old
+    directory are kept, except on Windows.
 
     Yields:
         The path of the directory during the block.

@@ -33,7 +33,7 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
         except OSError as error:
-            if error.filename is None:  # else the error is of an input
+            if error.filename is None:  # otherwise, reading an input failed
                 error.filename = _name_of_unnamed(directory)
             raise
 

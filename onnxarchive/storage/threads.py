@@ -20,8 +20,8 @@ _Made = TypeVar("_Made")
 
 AHEAD_SIZE = 96 << 20  # limit in bytes for items that `in_order` begins before their turn
 
-# Smallest item for a thread in `in_order`, and smallest average item for threads in `for_each`, in
-# bytes; for smaller items, most of the work is Python's overhead.
+# Least size in bytes for which threads are used: in `in_order`, the size of an item; in `for_each`,
+# the average size of all items. For smaller items, most of the work is Python's overhead.
 _LEAST_SIZE = 1 << 17
 
 
@@ -47,7 +47,8 @@ def for_each(
 ) -> None:
     """Calls a function for each item; raises the error of the failed item with the lowest index.
 
-    Each thread takes a run of successive items. Once this error is known, no items are begun.
+    Each thread takes a run of successive items. Once the error to raise is known, no further items
+    are begun.
 
     Args:
         items: The items.
@@ -102,7 +103,7 @@ def in_order(
         jobs: Maximum number of threads, including the caller's.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    # No idle threads: the allocator keeps memory for every thread.
+    # Starts no thread that would be idle: the allocator keeps memory for every thread.
     most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
     executor, _ = _executor(min(jobs - 1, len(coming), most))
     if executor is None:
@@ -150,7 +151,7 @@ def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
             executor.submit(are_started.wait)
             started += 1
     except RuntimeError:
-        pass  # the system has no more
+        pass  # the system permits no more threads
     finally:
         are_started.set()
     if started == count:

@@ -29,7 +29,8 @@ from onnxarchive.errors import ArchiveError
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import reserve, sync
 
-# Magic, `offset`, `old_size`, SHA-256 of the inverted copy; then SHA-256 of these fields.
+# Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer
+# consists of these four fields and their SHA-256.
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
@@ -138,7 +139,9 @@ def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
 def change_end(
     file: MappedFile, offset: int, new_size: int, write: Callable[[PositionalWriter], object]
 ) -> None:
-    """Replaces the end of a file, completely or not at all, also after a crash.
+    """Replaces the end of a file completely or not at all.
+
+    After an error, the old end is restored. After a crash, `restore` can restore the old end.
 
     Args:
         file: The file, open for writing and locked.

@@ -1,7 +1,7 @@
 """Reads the central directory, record by record.
 
 Each broken rule goes to a `Report`. If the report raises, reading stops at the first broken rule;
-if the report only collects, every record that can be unpacked is read.
+if the report only collects, reading stops at the first record that cannot be unpacked.
 
 Entries are in directory order without a gap. So the directory alone gives the offset of each
 entry's data: the offset of the next local header minus the entry's size. No local header is read to
@@ -26,7 +26,7 @@ _MAX_SHOWN_FIELDS = 8  # in a message
 
 
 class _Listed(NamedTuple):
-    """A decoded directory record; values of more than 32 bits come from its Zip64 field.
+    """A decoded directory record; values that do not fit 32 bits come from its Zip64 field.
 
     Attributes:
         name: The entry's name, with escapes for bytes that are not UTF-8.
@@ -280,8 +280,8 @@ def _require_header_space(
             "ZIP-6",
             f"expected a local header of {least} to {least + layout.MAX_ALIGNMENT - 1} bytes at "
             f"offset {entry.header_offset}, followed by {entry.nbytes} bytes of data, found "
-            f"{space} bytes before the data: entries overlap or leave a gap, or the directory has "
-            f"another order",
+            f"{space} bytes before the data: entries overlap or leave a gap, or the directory "
+            f"lists them in another order",
             entry=entry.name,
         )
         return False

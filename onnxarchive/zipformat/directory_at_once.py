@@ -1,6 +1,7 @@
 """For speed only: reads the records of a usual directory together, with numpy.
 
-Gives the result of `directory.read_one_by_one`, or None: then call that function.
+`read_at_once` returns the same as `directory.read_one_by_one`, or None. After None, the caller
+calls `read_one_by_one`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _PIECE_SIZE: Final = 1 << 16  # bytes searched at a time
 ROWS: Final = 1 << 12  # records checked at a time; their columns fit a core's cache
-# A directory record (4.3.12); its external attributes are split into the MS-DOS and the Unix half.
+# A directory record (APPNOTE 4.3.12); `dos` and `unix` are the halves of the external attributes.
 _PACKED: Final = np.dtype(
     [
         ("signature", "S4"),
@@ -41,12 +42,12 @@ _PACKED: Final = np.dtype(
         ("header_offset", "<u4"),
     ]
 )
-# The Zip64 field of a record in which only the header offset exceeds 32 bits (4.5.3).
+# The Zip64 field of a record in which only the header offset does not fit 32 bits (APPNOTE 4.5.3).
 _PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
 
 
 def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
-    """Reads a directory that breaks no rule and has ASCII names and entries below 4 GiB.
+    """Reads a directory that breaks no rule and has ASCII names and sizes that fit 32 bits.
 
     Args:
         data: The bytes of the directory.
@@ -54,7 +55,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
 
     Returns:
         The directory. None if it has no records, may break a rule, has a name beyond ASCII, or has
-        an entry of 4 GiB or more.
+        a size that does not fit 32 bits.
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)

@@ -12,7 +12,7 @@ MAX_NAME_SIZE = 1024  # bytes
 # Size of a directory record with the longest name, three Zip64 values and no comment.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
 LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to file end
-TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # last bytes of a file, read by `locate`
+TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # number of last bytes that `locate` gets
 
 
 class Bounds(NamedTuple):
@@ -44,8 +44,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if end is None or end.comment_size:
         report.broken(
             "ZIP-2",
-            f"expected an end record without comment in the last {EndRecord.SIZE} bytes of "
-            f"{file_size}, found none; the file is not an archive, or its end is missing",
+            f"expected an end record without comment in the last {EndRecord.SIZE} of "
+            f"{file_size} bytes, found none; the file is not an archive, or its end is missing",
         )
         return None
     end_offset = file_size - EndRecord.SIZE
@@ -65,7 +65,9 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         bounds = Bounds(end.directory_offset, end.directory_size, end.entry_count)
     if end.disk or end.directory_disk:
         report.broken(
-            "ZIP-3", f"expected disk 0 in the end record, found {end.disk} and {end.directory_disk}"
+            "ZIP-3",
+            f"expected disk 0 and directory disk 0 in the end record, found disk {end.disk} and "
+            f"directory disk {end.directory_disk}",
         )
     return _require_inside(bounds, end_offset, report)
 
@@ -91,7 +93,8 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP64-3",
             f"expected the Zip64 end record at offset {record_offset}, directly before its "
-            f"locator, found {'none' if record is None else 'one'} there and offset "
+            f"locator, and this offset in the locator, found "
+            f"{'no record' if record is None else 'a record'} there and offset "
             f"{locator.record_offset} in the locator",
         )
         return None
@@ -108,8 +111,8 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if record.disk or record.directory_disk:
         report.broken(
             "ZIP-3",
-            f"expected disk 0 in the Zip64 end record, found {record.disk} and "
-            f"{record.directory_disk}",
+            f"expected disk 0 and directory disk 0 in the Zip64 end record, found disk "
+            f"{record.disk} and directory disk {record.directory_disk}",
         )
     _require_equal_counts(record.disk_entry_count, record.entry_count, report)
     if not layout.needs_zip64_end(

@@ -126,7 +126,7 @@ class Directory(NamedTuple):
     Attributes:
         entries: The entries in directory order. Names may repeat.
         records: The directory record of each entry.
-        names: Names of all records, even of records without an entry; None for a name not in UTF-8.
+        names: Names of all records, even if the entry was left out; None for a name not in UTF-8.
         sizes: Size of every record's data in bytes; None if unknown.
         is_whole: True if number and size of the records match the end records.
     """

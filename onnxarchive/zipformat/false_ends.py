@@ -24,10 +24,11 @@ _KINDS = {
     Zip64Locator.SIGNATURE: "a Zip64 locator",
     Zip64EndRecord.SIGNATURE: "a Zip64 end record",
 }
+# The sections are those of APPNOTE.
 _RECORD = re.compile(
     rb"PK(?:"
     rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
-    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or end record next
+    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15) or end record next
     rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
     rb")",
     re.DOTALL,

@@ -55,8 +55,8 @@ _SIZE_LIMIT = 1 << 63  # no file has more bytes
 _HERE = "./"  # prefix of names when tar or bsdtar packs the current folder
 _MAX_SHOWN = 512  # characters of a name in a message
 
-# The values of a Zip64 field in order (4.5.3): names, formats, and the numbers in the header that
-# refer to the field.
+# The values of a Zip64 field in order (APPNOTE 4.5.3): names, formats, and the numbers in the
+# header that refer to the field.
 _ZIP64_NAMES = ("uncompressed size", "compressed size", "header offset", "disk")
 _ZIP64_FORMATS = "QQQI"
 _ZIP64_SATURATED = (*[records.SATURATED_32] * 3, records.SATURATED_16)
@@ -272,8 +272,8 @@ def _require_supported(record: DirectoryRecord, name: str) -> None:
         )
     if flags & ~_FLAGS_ALLOWED:
         raise unsupported(
-            f"expected flags within {_FLAGS_ALLOWED:#06x}, found {flags:#06x}: patched data or "
-            f"reserved flags",
+            f"expected flags within {_FLAGS_ALLOWED:#06x}, found {flags:#06x}; other flags are "
+            f"reserved or mark patched data",
             name,
         )
     if method not in _METHODS:

@@ -81,7 +81,7 @@ def test_a_file_with_further_names_is_changed_only_as_a_copy(
         change(path)
     assert str(caught.value) == (
         f"{path}: expected a file with one name, found a file with 2 names (hard links), "
-        "all of which would change; copy=True (--copy) writes a new file at this path instead"
+        "which share the content; copy=True (--copy) writes a new file at this path instead"
     )
     assert path.read_bytes() == before
     inode = other.stat().st_ino

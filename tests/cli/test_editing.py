@@ -240,15 +240,15 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
         ([], "rename needs --input OLD=NEW or --output OLD=NEW"),
         (
             ["--input", "z=a"],
-            "expected the name of an input of the model, which has 'x', found 'z'",
+            "expected the name of an input of the model (inputs: 'x'), found 'z'",
         ),
         (
             ["--output", "x=a"],
-            "expected the name of an output of the model, which has 'y', found 'x'",
+            "expected the name of an output of the model (outputs: 'y'), found 'x'",
         ),
         (
             ["--input", "x=product"],
-            "expected a new name that the model does not use, found 'product'",
+            "expected a new name that no other value has or gets, found 'product'",
         ),
         (["--input", "x="], "expected a new name for the input 'x', found none"),
         (["--input", "x"], "expected --input OLD=NEW, each name once, found 'x'"),

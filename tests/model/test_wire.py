@@ -645,12 +645,16 @@ MALFORMED: dict[str, tuple[bytes, int, str]] = {
     "fixed64 cut": (b"\x49abcdefg", 0, "ends at byte 8 or before"),
     "groups too deep": (b"\x4b" * 101 + b"\x4c" * 101, 100, "at most 100 nested"),
     "group not closed": (b"\x4b", 1, "the end of group 9"),
-    "group closed by another": (b"\x4b\x54", 1, "the end of the open group"),
-    "group closed, never opened": (b"\x4c", 0, "the end of the open group"),
+    "group closed by another": (
+        b"\x4b\x54",
+        1,
+        "expected the end of group 9, found the end of group 10",
+    ),
+    "group closed, never opened": (b"\x4c", 0, "expected no end of a group"),
     "group closed outside of its message": (
         b"\x4b" + put(ModelProto, "graph", b"\x4c") + b"\x4c" + put(ModelProto, "graph", b"\x4c"),
         7,
-        "the end of the open group",
+        "expected no end of a group",
     ),
     "odd float data": (
         model_of(put(TensorProto, "data_type", 1) + put(TensorProto, "float_data", b"abcde")),

@@ -687,7 +687,12 @@ def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
         (large, in_record(1, extra=filler(0xCAFE, 4)), r"fields \[0x0001\], found \[0xcafe\]"),
         (small, in_extra(0, lambda size: filler(0xCAFE, size)), r"\[0xd935\], found \[0xcafe\]"),
         (small, in_header(0, crc32=7), rf"expected crc32 {CRC32} as in the directory, found 7"),
-        (small, in_end(disk=3), "expected disk 0 in the end record, found 3 and 0"),
+        (
+            small,
+            in_end(disk=3),
+            "expected disk 0 and directory disk 0 in the end record, "
+            "found disk 3 and directory disk 0",
+        ),
         (small, in_record(0, version_made_by=0x0A2D), r"made by 0x0300 \(Unix\).*found 0x0a2d"),
         (small, in_record(0, external_attributes=0x410), "within 0x0027.*found 0x00000410"),
         (small, in_header(0, name=b"x"), "expected name b'w' as in the directory, found b'x'"),

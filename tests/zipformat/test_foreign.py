@@ -458,7 +458,7 @@ REFUSED = {
     ),
     "gaps: Zip64 end records before the end record": (
         with_file(after_directory=Zip([], is_zip64=True).pack()[:-END]),
-        "directly before its locator",
+        "record begins, found 0",
     ),
     "spanned-marker": (with_file(prefix=b"PK00"), "offset 0"),
     "spanned-marker: offsets not fixed": (b"PK00" + SOUND, "directory record 1"),
@@ -478,8 +478,11 @@ REFUSED = {
         ),
         "Zip64 locator",
     ),
-    "locator-offset": (with_locator(record_offset=0), "directly before its locator"),
-    "locator-offset: beyond the file": (with_locator(record_offset=1 << 63), "directly before"),
+    "locator-offset": (with_locator(record_offset=0), "record begins, found 0"),
+    "locator-offset: beyond the file": (
+        with_locator(record_offset=1 << 63),
+        f"record begins, found {1 << 63}",
+    ),
     "locator-disks": (with_locator(disks=2), "one of several"),
     "locator-disk": (with_locator(record_disk=1), "one of several"),
     "record-size: 45": (with_zip64(stated_size=45), "size 44"),
@@ -625,7 +628,7 @@ REFUSED = {
     "encrypted: strong": (with_both(flags=1 << 6), "encrypted"),
     "encrypted: masked header": (with_both(flags=1 << 13), "encrypted"),
     **{
-        f"reserved-bits: {bit}": (with_both(flags=1 << bit), "reserved flags")
+        f"reserved-bits: {bit}": (with_both(flags=1 << bit), "other flags are reserved")
         for bit in (4, 5, 7, 8, 9, 10, 12, 14, 15)
     },
     "utf8: invalid": (with_name(b"\xff", flags=UTF8), "expected a name in UTF-8"),

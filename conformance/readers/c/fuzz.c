@@ -179,8 +179,8 @@ static int read_file(const uint8_t *data, size_t size) {
 
 /* ---- Mutations ---- */
 
-/* Corrects the CRC-32 of each entry that the directory seems to have, in the record and the local
- * header. Goes backwards, and stops at an entry that does not fit before the next header. */
+/* Corrects the CRC-32s in the directory records and local headers of a damaged file of at most 64
+ * entries. Goes backwards, and stops at an entry that does not fit before the next header. */
 static void mend(uint8_t *data, size_t size) {
     static onnxa table; /* for its table alone */
     size_t at, end, next, i, count = 0;
@@ -256,7 +256,7 @@ static size_t place(const uint8_t *data, size_t size) {
     return random_below(size);
 }
 
-/* Changes a file of `size` bytes in place, with room for 64 more; returns its new size. */
+/* Changes a file in place, and returns the new size. `data` has room for 64 more bytes. */
 static size_t mutate(uint8_t *data, size_t size, const uint8_t *other, size_t other_size) {
     static const uint8_t values[] = {0,    1,    2,    0x0A, 0x12, 0x40, 0x42, 0x50,
                                      0x6A, 0x70, 0x7F, 0x80, 0xC2, 0xFE, 0xFF};
@@ -366,7 +366,8 @@ int main(int argc, char **argv) {
         if (!work) return 2;
         memcpy(work, file->data, size);
         if (run >= count) size = mutate(work, size, other->data, other->size);
-        exact = (uint8_t *)malloc(size ? size : 1); /* so that a sanitizer sees its end */
+        /* Without spare bytes, so that a sanitizer finds reads past the end. */
+        exact = (uint8_t *)malloc(size ? size : 1);
         if (!exact) return 2;
         memcpy(exact, work, size);
         outcome = read_file(exact, size);

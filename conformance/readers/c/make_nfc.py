@@ -148,7 +148,7 @@ static int nfc_is_normalized(void *context, const char *name, size_t length) {
 
 
 def ranges(value: Callable[[str], int | None]) -> Iterator[tuple[int, int, int]]:
-    """Gives first, last and value of the ranges of code points that have the same value."""
+    """Gives first, last and value of each range with one value; skips the value None."""
     begin, of = 0, value(chr(0))
     for point in range(1, sys.maxunicode + 2):
         new = value(chr(point)) if point <= sys.maxunicode else None
@@ -204,7 +204,7 @@ def main() -> None:
     full = [(point, *it, *[0] * (4 - len(it))) for point, it in decompositions()]
     sys.stdout.write(
         HEAD.format(version=unicodedata.unidata_version)
-        + "\n/* Ranges of assigned code points: first, last, 1 (not used). */"
+        + "\n/* Ranges of assigned code points: first, last, and an unused 1. */"
         + table("nfc_assigned", ranges(is_assigned), 3)
         + "\n/* Ranges of a combining class other than 0: first, last, class. */"
         + table("nfc_classes", ranges(combining_class), 3)

@@ -13,12 +13,12 @@
  * archive is closed. The header of an entry is checked before its data is given out. A full check,
  * which reads every byte, is made on request.
  *
- * What it promises, for any bytes:
+ * What onnxa.h promises, for any bytes:
  * - It reads nothing outside the memory, and has no undefined behaviour.
  * - If another process changes the memory meanwhile, the answers may be wrong. But a length that
  *   is read again is checked again, so that all reads still lie within the memory.
- * - It compares each size with that of the memory before it reads or allocates. It takes memory in
- *   proportion to the size of the central directory and the number of external tensors, up to a
+ * - It compares each size with the size of the memory before it reads or allocates. It takes memory
+ *   in proportion to the size of the central directory and the number of external tensors, up to a
  *   limit that you may set.
  * - To read n bytes it takes time in proportion to n log n, whatever the content.
  * - Its recursion is at most about a hundred calls deep.
@@ -40,7 +40,8 @@
 extern "C" {
 #endif
 
-/* Put "static" or what a DLL needs here if you want. */
+/* To declare the functions in another way, define ONNXA_DEF before the #include, for example as
+ * static or as __declspec(dllexport). */
 #ifndef ONNXA_DEF
 #define ONNXA_DEF extern
 #endif
@@ -78,7 +79,7 @@ typedef struct onnxa_options {
      * for callers that make no files with these names. */
     int accept_undecided_names;
     /* Limits for files that are not trusted; 0 means none. */
-    size_t max_memory;        /* total bytes allocated at any time */
+    size_t max_memory;        /* bytes allocated at the same time */
     uint64_t max_model_bytes; /* sizes of all models together */
 } onnxa_options;
 
@@ -120,7 +121,7 @@ struct onnxa_tensor {
     int data_type;            /* a number of section 8.2, one that onnxa_type_bits knows */
     size_t rank;              /* at most ONNXA_MAX_DIMS */
     const int64_t *dims;      /* none negative; sizes and strides in bytes fit int64_t (TENSOR-2) */
-    const char *checksum;     /* of ONNX; NULL if there is none. The full check compares it. */
+    const char *checksum;     /* in external_data, NULL if missing; the full check compares it */
     size_t checksum_length;
     const onnxa_tensor *same_data; /* the next tensor with this entry, in another model, or NULL */
 };
@@ -290,7 +291,7 @@ static onnxa_status onnxa__fail(onnxa_error *error, onnxa_status status, const c
     return status;
 }
 
-/* A rule is broken: by an entry, or by the file (NULL). */
+/* Reports a broken rule. `entry` is the entry that breaks the rule, or NULL for the whole file. */
 static onnxa_status onnxa__refuse(onnxa_error *error, const char *rule, const onnxa_entry *entry,
                                   const char *text, uint64_t first, uint64_t second) {
     return onnxa__fail(error, ONNXA_REFUSED, rule, entry, text, first, second);
@@ -333,7 +334,7 @@ static size_t onnxa__next_block_size(const onnxa *a) {
     return a->tensor_count < 64 ? 4096 : 65536; /* 64 dims are 512 bytes */
 }
 
-/* Memory for `count` dims that stays where it is until the archive is closed. */
+/* Allocates memory for `count` dims. The memory is never moved, and onnxa_close releases it. */
 static int64_t *onnxa__allocate_dims(onnxa *a, size_t count) {
     size_t header = (sizeof(onnxa__block) + 7) / 8 * 8, bytes = count * sizeof(int64_t);
     onnxa__block *block = a->blocks;
@@ -1014,7 +1015,7 @@ static int onnxa__step(onnxa__slice *in, unsigned wire, onnxa__field *field) {
     return 1;
 }
 
-/* Kinds of messages; PLAIN is any that holds neither messages nor repeated numbers. */
+/* Kinds of messages; a PLAIN message holds neither messages nor repeated numbers. */
 enum {
     ONNXA__PLAIN,
     ONNXA__MODEL_PROTO,
@@ -1436,7 +1437,7 @@ static const onnxa_entry *onnxa__find(const onnxa *a, const char *name, size_t l
     return NULL;
 }
 
-/* Compares with a number in decimal digits without leading zeros. */
+/* True if `text` is `number` in decimal digits without leading zeros. */
 static int onnxa__is_decimal(onnxa__text text, uint64_t number) {
     char digits[21];
     onnxa__write(digits, sizeof digits, "%", number, 0);

@@ -22,19 +22,20 @@
 
 /* ---- JSON ---- */
 
-/* The length of the maximal subpart of a UTF-8 sequence at `at`. Sets *whole to 1 if the subpart is
- * a complete sequence, otherwise to 0. */
-static size_t subpart(const uint8_t *at, size_t length, int *whole) {
+/* The length of the UTF-8 sequence at the start of `text`. If the sequence is ill-formed, sets
+ * *whole to 0 and returns the length of its maximal subpart (Unicode, section 3.9); otherwise sets
+ * *whole to 1. */
+static size_t subpart(const uint8_t *text, size_t length, int *whole) {
     uint8_t low = 0x80, high = 0xBF;
-    size_t size = 1, expected = at[0] < 0x80 ? 1 : at[0] < 0xE0 ? 2 : at[0] < 0xF0 ? 3 : 4;
+    size_t size = 1, expected = text[0] < 0x80 ? 1 : text[0] < 0xE0 ? 2 : text[0] < 0xF0 ? 3 : 4;
     *whole = 0;
-    if ((at[0] >= 0x80 && at[0] < 0xC2) || at[0] > 0xF4) return 1;
-    if (at[0] == 0xE0) low = 0xA0;
-    if (at[0] == 0xED) high = 0x9F;
-    if (at[0] == 0xF0) low = 0x90;
-    if (at[0] == 0xF4) high = 0x8F;
+    if ((text[0] >= 0x80 && text[0] < 0xC2) || text[0] > 0xF4) return 1;
+    if (text[0] == 0xE0) low = 0xA0;
+    if (text[0] == 0xED) high = 0x9F;
+    if (text[0] == 0xF0) low = 0x90;
+    if (text[0] == 0xF4) high = 0x8F;
     for (; size < expected && size < length; size++) {
-        if (at[size] < low || at[size] > high) return size;
+        if (text[size] < low || text[size] > high) return size;
         low = 0x80;
         high = 0xBF;
     }

@@ -1,4 +1,4 @@
-// A source over a file, for Node.
+// A source that reads a file, for Node; onnxa.mjs describes sources.
 
 import { constants } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
@@ -6,7 +6,10 @@ import { ArchiveError, LimitError } from './onnxa.mjs';
 
 const CHUNK = 1 << 30; // most bytes of one read
 
-/** Opens a regular file, and does not wait for a pipe. The caller closes the source. */
+/**
+ * Opens a regular file. Refuses any other file, and never waits for the other end of a pipe. The caller closes the
+ * source.
+ */
 export async function fileSource(path) {
   const handle = await openWithoutWaiting(path);
   try {

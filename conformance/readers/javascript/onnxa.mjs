@@ -49,7 +49,7 @@ const quote = (text) => JSON.stringify(text.length > 80 ? `${text.slice(0, 80)}.
 
 // --------------------------------------------------------------------------------------------------------- Sources
 
-/** A source over a Blob or File. */
+/** A source that reads a Blob or File. */
 export function blobSource(blob) {
   return {
     size: blob.size,
@@ -60,9 +60,9 @@ export function blobSource(blob) {
 }
 
 /**
- * A source over a URL, read in ranges. The server has to honour ranges, and to serve the same file each time: every
- * answer must repeat the size, the ETag and the Last-Modified of the first answer. Across origins the server must also
- * expose `Content-Range`, and should expose `ETag`.
+ * A source that reads a URL by range requests. The server has to honour ranges, and to serve the same file each time:
+ * every answer must repeat the size, the ETag and the Last-Modified of the first answer. Across origins the server must
+ * also expose `Content-Range`, and should expose `ETag`.
  */
 export async function httpSource(url) {
   const first = await fetchRange(url, 0, 1);
@@ -159,7 +159,7 @@ class ReadAhead {
 
 // ------------------------------------------------------------------------------------------------------- Checksums
 
-// Table k, at 256 * k, holds what a byte contributes to the CRC-32 when k bytes follow it.
+// CRC_TABLES[256 * k + byte] is what `byte` contributes to the CRC-32 if k bytes follow the byte.
 const CRC_TABLES = (() => {
   const tables = new Int32Array(16 * 256);
   for (let i = 0; i < 256; i++) {
@@ -282,7 +282,10 @@ const u16 = (view, at) => view.getUint16(at, true);
 const u32 = (view, at) => view.getUint32(at, true);
 const u64 = (view, at) => Number(view.getBigUint64(at, true));
 
-/** Count, size and offset of the directory, { count, size, offset, tail }; `tail` is the last bytes of the file. */
+/**
+ * Reads and checks the end records; returns { count, size, offset, tail }. The directory has `count` records and `size`
+ * bytes, and begins at `offset`; `tail` is a view of the last bytes of the file.
+ */
 async function readEndRecords(source) {
   if (source.size < END_RECORD) refuse('ZIP-2', null, 'an end record of 22 bytes', `a file of ${source.size}`);
   const tailSize = Math.min(source.size, TAIL);
@@ -360,7 +363,7 @@ function readZip64EndRecords(tail, fileSize) {
   };
 }
 
-/** Refuses false records in the last bytes, and signatures in the two offsets (ZIP-16). */
+/** Checks ZIP-16 in the last bytes, the last header offset and the offset of the directory. */
 function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
   const start = fileSize - tail.byteLength;
   const end = offset + size - start; // of the directory; at least 22 bytes before that of the file
@@ -391,8 +394,8 @@ function readsAs(tail, at) {
 }
 
 /**
- * True if the bytes of an offset contain a signature of ZIP-16. There are 8 bytes if the offset does not fit 32 bits,
- * and 4 otherwise.
+ * True if an offset contains a signature of ZIP-16. The offset is taken as 4 bytes, or as 8 bytes if it does not fit 32
+ * bits.
  */
 function holdsSignature(offset) {
   const view = new DataView(new ArrayBuffer(8));
@@ -434,7 +437,7 @@ class Entry {
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 const anyText = new TextDecoder('utf-8', { ignoreBOM: true });
 
-/** Bytes as text for a message, cut to 80 characters. */
+/** The start of `bytes` as text for a message: at most 80 characters. */
 const show = (bytes) => quote(anyText.decode(bytes.subarray(0, 81)));
 
 /** Parses and checks the bytes of the directory; returns all entries in order. */
@@ -555,8 +558,8 @@ function localHeaderSize(entry) {
   return LOCAL_HEADER + entry.nameSize + (entry.size < SATURATED32 ? 0 : 20) + 6;
 }
 
-// The fields of fixed size that ZIP-7 compares: label, offset in the local header, size. In a directory record the
-// offset is 2 more.
+// Each field of fixed size that ZIP-7 compares, as [label, offset in the local header, size]. The offset in the
+// directory record is larger by 2.
 const COMMON_FIELDS = [
   ['version needed', 4, 2],
   ['flags', 6, 2],
@@ -632,7 +635,7 @@ function checkLocalExtra(entry, header, extra) {
 
 // ----------------------------------------------------------------------------------------------------------- Names
 
-/** Checks a name by itself; returns its text. */
+/** Checks one name without regard to the other names; returns the name as text. */
 function checkName(bytes) {
   let name;
   try {
@@ -792,9 +795,9 @@ const MAX_DIMS = 64;
 const EXTERNAL_KEYS = ['location', 'offset', 'length', 'checksum'];
 
 // A Kept object holds the parts of a message that the reader needs. Most messages have null instead of a Kept object.
-// `number` takes a number, `string` the range of a string in the model. `part` is called for each nested message, and
-// returns the Kept object of the nested message, or null. If the field is not repeated, all its occurrences have the
-// same Kept object.
+// `number` takes the low and the high 32 bits of a varint, or zeros for a number of fixed width. `string` takes the
+// range of a string or of bytes in the model. `part` is called for each nested message, and returns the Kept object of
+// the nested message, or null. All occurrences of a field that is not repeated have the same Kept object.
 
 class KeptModel {
   hasVersion = false;
@@ -1065,7 +1068,7 @@ class ModelParser {
     return tag;
   }
 
-  /** Reads a varint into #low and #high. Of its 70 bits the upper 6 are dropped. */
+  /** Reads a varint into #low and #high. Bits above the 64th are dropped. */
   #varint(end) {
     const bytes = this.#bytes;
     let pos = this.#pos;
@@ -1104,7 +1107,7 @@ class ModelParser {
 
 // --------------------------------------------------------------------------------------------------------- Tensors
 
-// The bits of an element by the number of its data type. Unpacked, an element takes whole bytes.
+// Bits per element, keyed by the number of the data type. Unpacked, an element takes whole bytes.
 const ELEMENT_BITS = new Map([
   [1, 32], [2, 8], [3, 8], [4, 16], [5, 16], [6, 32], [7, 64], [9, 8], [10, 16], [11, 64], [12, 32], [13, 64],
   [14, 64], [15, 128], [16, 16], [17, 8], [18, 8], [19, 8], [20, 8], [21, 4], [22, 4], [23, 4], [24, 8], [25, 2],
@@ -1115,7 +1118,9 @@ const MAX_TENSOR_NAME = 1 << 28; // bytes, below what engines take as a string
 
 const ceilBytes = (bits) => (bits + 7n) / 8n;
 
-/** Parses all models, given as { name, bytes }, compares their tensors with the keys, and returns the external ones. */
+/**
+ * Parses all models, given as { name, bytes }, compares their tensors with the keys, and returns the external tensors.
+ */
 function matchTensors(models, entries) {
   const keys = new Map(entries.filter((entry) => entry.isKey).map((entry) => [entry.name, entry]));
   let messages = 0;
@@ -1283,8 +1288,8 @@ class Archive {
 
   /** `entries`: { name, headerOffset, dataOffset, size, crc32 } in the order of the directory. */
   entries;
-  /** The external tensors: { model, key, name, dataType, dims, entry, checksum }, with the id of the model, or '' for
-   * the default one, and with dims as BigInt. */
+  /** The external tensors: { model, key, name, dataType, dims, entry, checksum }. `model` is the id of the model, or ''
+   * for the default model; `dims` are BigInts. */
   tensors;
 
   constructor(source, directory, entries, tensors) {
@@ -1303,8 +1308,8 @@ class Archive {
   }
 
   /**
-   * Checks all rules of the stages "header" and "data" for every entry. `onData(entry, bytes)` is called with all data,
-   * in order.
+   * Checks all rules of the stages "header" and "data" for every entry. `onData(entry, bytes)` is called for each piece
+   * of data, in the order of the file.
    */
   async check({ onData = () => {} } = {}) {
     const bytes = new ReadAhead(this.#source);

@@ -7,7 +7,7 @@ import { ArchiveError, LimitError, openArchive } from './onnxa.mjs';
 
 const SHA256_OF_NOTHING = createHash('sha256').digest('hex');
 
-/** A BigInt as a number for JSON, or as a string if the number would not be exact. */
+/** A BigInt for JSON: a number below 2^53, otherwise a string of digits. */
 const exact = (number) => (number <= Number.MAX_SAFE_INTEGER ? Number(number) : String(number));
 
 async function report(source, isFull) {

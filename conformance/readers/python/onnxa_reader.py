@@ -42,7 +42,7 @@ _MAX_DIMS = 64
 _FULL16 = 0xFFFF  # a field with its largest number is saturated: Zip64 has the value
 _FULL32 = 0xFFFF_FFFF
 
-_TAIL_SIZE = 65_633  # last bytes of the file, which hold no false end record
+_TAIL_SIZE = 65_633  # the last bytes of the file, searched for false records
 _SIGNATURES_OF_END = (b"PK\5\6", b"PK\6\6", b"PK\6\7")
 _FALSE_END = re.compile(
     rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: disks 0, equal counts
@@ -67,7 +67,8 @@ _KEY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
 _ID = re.compile(rb"[a-z][a-z0-9_]{,63}")
 _BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 
-# Section 8.2: the bits of an element in the entry. An unpacked element has ceil(bits / 8) bytes.
+# Section 8.2: bits per element in an entry, keyed by the number of the data type. An unpacked
+# element has ceil(bits / 8) bytes.
 _BITS = (
     dict.fromkeys((14, 11, 7, 13), 64)
     | dict.fromkeys((1, 6, 12), 32)
@@ -82,7 +83,7 @@ _BOOL = 9
 
 
 class Refused(Exception):  # noqa: N818 - a verdict, not an error of the program
-    """The file is not an ONNX archive.
+    """The file breaks a rule of the specification.
 
     Args:
         rule: The id of a rule that the file breaks.
@@ -138,7 +139,7 @@ class Tensor:
     data_type: int
     dims: list[int]
     checksum: bytes | None  # the SHA-1 that the model states
-    sha256: str = ""  # of the data, once that is read
+    sha256: str = ""  # of the data; empty until the data is read
 
     @property
     def elements(self) -> int:
@@ -167,7 +168,9 @@ def check_path(path: str | os.PathLike[str], *, is_full: bool = True) -> Archive
         descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if os.path.exists(path) and not os.path.isfile(path):  # a socket; a folder on Windows
-            raise Refused("FILE-1", f"expected a regular file, found none: {error}") from error
+            raise Refused(
+                "FILE-1", f"expected a regular file, found another kind: {error}"
+            ) from error
         raise
     try:
         status = os.fstat(descriptor)
@@ -226,7 +229,7 @@ def refusal(error: Refused) -> dict[str, Any]:
 
 
 def _json_number(value: int) -> int | str:
-    """The number as int, or as a string if a double cannot hold it."""
+    """The number as int if it is below 2^53, otherwise as a string of digits."""
     return value if value < 1 << 53 else str(value)
 
 
@@ -456,7 +459,7 @@ def _lay_out(entries: list[Entry], directory_offset: int) -> None:
 def _check_false_ends(
     tail: bytes, file_size: int, last_header_offset: int, directory: _Directory
 ) -> None:
-    """Refuses false records in the last bytes, and signatures in the two offsets (ZIP-16)."""
+    """Checks ZIP-16 in the last bytes, the last header offset and the offset of the directory."""
     start = file_size - len(tail)
     found = _FALSE_END.search(tail)
     if found and start + found.start() < directory.end:
@@ -524,7 +527,7 @@ def _check_name(name: bytes) -> None:
         if not _ID.fullmatch(model_id):
             _refuse("MODEL-4", "id of a model", _ID.pattern.decode(), model_id, name)
     elif name.startswith(b"__"):
-        expected = "the name of a model (others are reserved for later versions of the format)"
+        expected = "the name of a model (later versions of the format may use other names)"
         _refuse("VERSION-1", "name that begins with two underscores", expected, name, name)
     elif name.startswith(ASSETS):
         _check_asset_name(name, text)
@@ -554,9 +557,7 @@ def _check_models(entries: list[Entry]) -> None:
     _expect("MODEL-1", "last entry", MODEL, entries[-1].raw_name, entries[-1].raw_name)
     further = sorted(entry.raw_name for entry in entries[:-1] if entry.is_model)
     for name, entry in zip(further, entries[-1 - len(further) : -1], strict=True):
-        _expect(
-            "MODEL-4", "name of a further model at its place", name, entry.raw_name, entry.raw_name
-        )
+        _expect("MODEL-4", "next model in ascending order", name, entry.raw_name, entry.raw_name)
     for entry in entries:
         if entry.is_model and entry.nbytes > _MAX_MODEL:
             expected = f"at most {_MAX_MODEL}"
@@ -567,7 +568,7 @@ def _check_asset_name(name: bytes, text: str) -> None:
     if len(name) > 1024:
         _refuse("ASSET-1", "length of the name", "at most 1024 bytes", len(name), name)
     if bad := _BAD_IN_ASSET.search(text):
-        expected = "no control character, backslash, colon and semicolon"
+        expected = "no control character, backslash, colon or semicolon"
         _refuse("ASSET-1", "path of the asset", expected, bad.group(), name)
     for character in text:
         if unicodedata.category(character) == "Cn":
@@ -593,7 +594,7 @@ def _check_key(name: bytes) -> None:
 
 
 class _Sink:
-    """Receives the fields of one message. This base class ignores them."""
+    """Receives the fields of one message. This base class ignores all but nested messages."""
 
     __slots__ = ("found",)
 
@@ -601,7 +602,7 @@ class _Sink:
         self.found = found  # the tensors of the model that have to be checked
 
     def number(self, tag: int, value: int) -> None:
-        """Takes a number: the value of a varint, or 0 for a field of 32 or 64 bits."""
+        """Takes the value of a varint, or 0 in place of a number of fixed width."""
 
     def span(self, tag: int, value: memoryview) -> None:
         """Takes a string, bytes, or packed numbers."""
@@ -730,7 +731,7 @@ class _TensorProto(_Sink):
             self.dims.append(value - (1 << 64) if value >> 63 else value)
 
 
-# The fields of onnx.proto that hold messages or repeated numbers; "*" marks repeated ones. All
+# The fields of onnx.proto that hold messages or repeated numbers; "*" marks repeated fields. All
 # other fields are read without a schema.
 _SCHEMA: dict[str, str] = {
     "ModelProto": (
@@ -820,7 +821,7 @@ _TOO_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 
 
 def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
-    """Reads all models and compares their CRC-32s, before the first model is parsed."""
+    """Reads all models, and checks the local header and the CRC-32 of each model."""
     read = []
     for entry in models:
         _check_header(source, entry)
@@ -1010,7 +1011,7 @@ def _check_tensor(model: str, proto: _TensorProto, keys: dict[bytes, Entry]) -> 
     name = str(proto.name, "utf-8", "replace")
     what = f"tensor {name!r}"
     if proto.holds_data:
-        _refuse("DATA-7", what, "no data but external", "a field with data or segment")
+        _refuse("DATA-7", what, "no data in the model", "segment or a data field")
     pairs: dict[bytes, bytes] = {}
     for pair in proto.pairs:
         if (key := bytes(pair.key)) in pairs:
