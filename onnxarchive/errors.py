@@ -1,8 +1,7 @@
 """Errors: one base class and its subclasses, and the report of broken rules.
 
-A missing file, a full disk or a lack of permission raises an `OSError`, except in two cases:
-external data that cannot be opened raises an `ArchiveFormatError`, and a failed rollback raises an
-`ArchiveError`.
+A missing file, a full disk or a lack of permission usually raises an `OSError`. In some cases the
+error is an `ArchiveError`, for example if external data cannot be opened or a rollback fails.
 """
 
 from __future__ import annotations

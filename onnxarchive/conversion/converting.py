@@ -1,6 +1,6 @@
 """`convert`, `export` and `extract`: archives from models of any kind, and models from archives.
 
-All three stream: weights go from file to file and are never all in memory.
+All three copy weights from file to file, in pieces.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# Greatest expansion by deflate. Limits the disk space that is reserved, since a source may state
-# false sizes.
+# Greatest expansion by deflate. A source may state false sizes, so `convert` reserves at most this
+# multiple of the input's size on the disk.
 _MAX_EXPANSION = 1032
 
 
@@ -71,12 +71,12 @@ class Conversion:
         source: The model to convert.
         target: The archive; `"-"` if it was written to an open file.
         error: The error message if the conversion failed, else None.
-        nbytes: Size of the archive in bytes; None after a failure.
-        tensors: Number of tensors stored outside the models.
+        nbytes: Size of the archive in bytes; None if the conversion failed or was skipped.
+        tensors: Number of tensors stored outside the models; a shared tensor counts once.
         assets: Number of assets.
-        taken: Paths of other files of the source that became assets.
-        left_out: With `other_files`, paths of other files of the source that did not become
-            assets; else empty.
+        taken: Paths of the files that the option `other_files` added as assets.
+        left_out: Paths of the files that the option `other_files` left out; empty without this
+            option.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         warnings: Messages about files and bytes of the source that were left out and, after
@@ -125,32 +125,34 @@ def convert(
 ) -> Conversion:
     """Converts a model to an archive.
 
-    Sources are recognised by content, not by extension. Weights are streamed, so they are never all
-    in memory. The source is not changed. In a zip or a directory, files that no tensor uses are
-    left out with a warning, unless they are below `assets/` or `other_files` is True. A `.onnx`
-    that `onnxarchive.link` wrote is read as any `.onnx` with external data; check it first with
-    `onnxarchive.check_link`.
+    Sources are recognised by content, not by extension. Weights are streamed. The source is not
+    changed. In a zip or a directory, files that no tensor uses are left out, unless they are below
+    `assets/` or `other_files` is True. A warning lists the files that were left out; the warning
+    for a directory omits system files and subfolders. A `.onnx` that `onnxarchive.link` wrote is
+    read as any `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
-    Files are read only from the source's directory and below, even if somebody renames files there
-    at the same time. Symbolic links that lead out of this directory are refused, unless
-    `follow_links` allows them. Hard links to files elsewhere cannot be detected.
+    No data file is read from outside the source's directory, even if somebody renames files at the
+    same time. Symbolic links that lead out of this directory are refused, unless `follow_links`
+    allows them. Hard links to files elsewhere cannot be detected.
 
     `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
 
     Args:
         source: A `.onnx` with external data in its directory or below; a directory or a zip that
             holds one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
-            1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
-            it; or the URL of a `.onnx`, zip or archive. Compressed models, and compressed files
-            with several tensors, are inflated to a temporary file in the target's directory. A
-            remote archive is streamed. A remote `.onnx` or zip is copied to a temporary file. The
-            large tensors of remote external data are copied to temporary files one at a time.
+            1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an unzipped archive; an
+            archive, to rewrite it; or the URL of a `.onnx`, zip or archive. Compressed models, and
+            parts of compressed files, are inflated to temporary files. A remote archive is
+            streamed. A remote `.onnx` or zip is copied to a temporary file. The large tensors of
+            remote external data are copied to temporary files one at a time. Temporary files are in
+            the directory of `path`; if `path` is not local, or with `dry_run`, they are in the
+            system's temporary directory.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
             model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
-            Tensors of different models with the same data type, dims and bytes are stored once.
-            Assets of these other sources are not stored.
+            A tensor outside the models is stored once, even if several models have a tensor of the
+            same data type, dims and bytes. Assets of these other sources are not stored.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -229,7 +231,7 @@ def convert_silently(
 ) -> Conversion:
     """Converts a model, as `convert`, but issues no warning about what was left out.
 
-    Only the outcome has these messages, since the module `warnings` is not thread-safe.
+    Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
     """
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
@@ -418,7 +420,7 @@ def _export_single(
 
     parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
-        # A field occurs twice: protobuf merges both, so the tensors cannot be filled in place.
+        # `fill` skips tensors in a singular field that occurs twice: protobuf merges the messages.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive._refs)
@@ -472,10 +474,13 @@ def _export_external(
 def _with_external_data(
     archive: Archive, external_data: str
 ) -> tuple[onnx.ModelProto, dict[str, int], int]:
-    """Copies the archive's model; large tensors refer to a file of external data.
+    """Copies the archive's model for an export with external data.
+
+    The copy holds the data of empty tensors, and of tensors whose external data `onnx.load` does
+    not read. The other external tensors refer to the file of external data.
 
     Returns:
-        The copy, the offset of each tensor in the file by key, and the size of the file in bytes.
+        The copy; the offsets of the tensors in the file, by key; and the size of the file in bytes.
     """
     model = copied(archive.model)
     offsets: dict[str, int] = {}

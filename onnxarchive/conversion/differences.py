@@ -1,7 +1,8 @@
 """Differences of two archives: graph, tensors, assets, and the other fields of their models.
 
-Tensors and assets are compared by size and CRC-32. Models are compared as copies, in which each
-tensor has its size and CRC-32 in place of data and location; so keys are not compared.
+Tensors and assets are compared by size and CRC-32; with `full`, also by bytes. Models are compared
+as copies, in which each tensor except string tensors has its size and CRC-32 in place of data and
+location. So keys are not compared.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "Difference", "diff"]
 
-_PIECE_SIZE: Final = 2 << 20  # bytes of each archive in memory at a time
-_STACK_TRACE: Final = "stack_trace"  # suffix of keys such as PyTorch's pkg.torch.onnx.stack_trace
+_PIECE_SIZE: Final = 2 << 20  # bytes that are compared at a time
+_STACK_TRACE: Final = "stack_trace"  # end of metadata keys, as in pkg.torch.onnx.stack_trace
 # Fields by section.
 _OF_GRAPH: Final = {
     "nodes": "node",
@@ -105,8 +106,8 @@ def diff(
         other: Another archive.
         model: Id of the only model to compare, such as `"decoder"`; `""` for the default one. None
             compares all models by id, and the assets.
-        full: Whether to compare bytes as well as CRC-32s. The bytes are not checked against the
-            CRC-32 (see `Archive.verify`).
+        full: Whether to compare the bytes of both archives, too. `diff` verifies the CRC-32 only of
+            data that is fetched into a cache; `Archive.verify` verifies all data.
         stack_traces: Whether to compare the stack traces that exporters store in nodes' metadata.
         progress: If `full`, called with the bytes done and the bytes in all; True shows a bar.
         access: Options for remote archives; see `onnxarchive.open`.
@@ -116,6 +117,7 @@ def diff(
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
+        ChecksumError: Bytes that were fetched into a cache do not match their CRC-32.
         ModelNotFoundError: An archive has no model of this id.
         UnfinishedEditError: An edit of an archive was interrupted.
         OSError: A file cannot be opened or read.
@@ -239,7 +241,7 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
-    # If the file is streamed, this begins a stream at the local header, which is read next.
+    # If the file is a `ForwardFile`, reading 0 bytes begins a stream at the local header.
     next(iter(archive._file.pieces(entry.header_offset, 0)), None)
     archive._require_header(name)
     end = entry.data_offset + entry.nbytes
@@ -294,7 +296,13 @@ def _compare_bytes(
 def _described_model(
     model: onnx.ModelProto, contents: Mapping[Path, _Content], stack_traces: bool
 ) -> onnx.ModelProto:
-    """A copy of a model in which the location of a tensor describes the tensor's content."""
+    """Copies a model; size and CRC-32 of each tensor in `contents` become the tensor's location.
+
+    Args:
+        model: The model.
+        contents: The contents of tensors by path.
+        stack_traces: False to leave out the stack traces in the metadata of nodes.
+    """
     copy = with_locations(model, {path: str(it) for path, it in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):
         metadata = node.metadata_props  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def download(
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule.
         ChecksumError: Bytes do not match their CRC-32; the partial download is removed.
-        LockedError: Another process downloads to this file.
+        LockedError: Another process or thread is downloading to this file.
         ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written.
         ValueError: An option is wrong, or `path` names no file and the URL has no file name.
@@ -98,7 +98,8 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
             with PartialFile(remote, key, directory) as partial:
                 Archive(partial).verify(progress)
                 partial.move(target)
-            for name in set(os.listdir(directory)) - {_LOCK}:  # partial files of other versions
+            # The other files are partial files of other versions of the object.
+            for name in set(os.listdir(directory)) - {_LOCK}:
                 os.unlink(os.path.join(directory, name))
         except ArchiveFormatError:
             partial.discard()

@@ -20,12 +20,12 @@ _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 def find_models(
     source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Finds the models of a tree: in each directory its files by name, then its folders by name.
+    """Finds the models of a tree, sorted by name: first a directory's files, then its folders.
 
     A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it is
     an ONNX model or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that
-    begin with a dot are skipped. In a Hugging Face cache, only snapshots of models are searched.
-    If `source` is a file, it is always a model.
+    begin with a dot are skipped. In a model's directory of a Hugging Face cache, only the snapshots
+    are searched. If `source` is a file, it is always a model.
 
     Args:
         source: A file or the root of a tree.
@@ -99,6 +99,6 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
 
 
 def with_suffix(place: str) -> str:
-    """The relative path of a model's archive, from the path of the model."""
+    """Replaces a suffix in `_SUFFIXES` at the end of a path by `.onnxa`, or appends `.onnxa`."""
     stem, suffix = os.path.splitext(place)
     return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX

@@ -4,5 +4,5 @@ ONNX Runtime: `onnxruntime`, `ort_options`, `running`, `comparing`, `inputs`. Li
 with external data in an archive): `linked_models`, `links`, `link_checks`. onnx: `onnx_registry`,
 `checker`, `shape_inference`. Functions that change a model, such as `onnxsim.simplify`:
 `transforming`. PyTorch: `torch`. Netron: `netron`. The module for onnx_ir is in the room `archive`,
-because `save` accepts models of onnx_ir. This room imports conversion and the rooms below it.
+because `save` accepts models of onnx_ir. This room may import all rooms except `cli`.
 """

@@ -2,8 +2,9 @@
 
 onnx checks models of 2 GiB or more only by path. External data must be in regular files without
 further hard links, in the model's directory or below; onnx does not read these files. So
-`check_model` writes the model without large weights, and a sparse file in place of the archive, to
-a temporary directory. Nothing is written to the archive's directory.
+`check_model` writes two files to a temporary directory: the model without large weights, and in
+place of the archive, a file of the archive's size without data. Nothing is written to the archive's
+directory.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # A sparse file of the archive's size. If the system refuses this size, the file stays
-            # empty: onnx does not check the size.
+            # The file gets the archive's size, but no data. If the system refuses this size, the
+            # file stays empty: onnx does not check the size.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

@@ -18,7 +18,7 @@ PIECE: Final = 1 << 20  # elements compared at a time
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Comparison of one output of two models.
+    """Comparison of one output of two models, the first and the other.
 
     Attributes:
         name: Name of the output.
@@ -26,8 +26,9 @@ class OutputDifference:
         differing: Number of elements that differ by more than the tolerances.
         elements: Number of elements.
         greatest_absolute: Greatest absolute difference of two numbers; a NaN and a number differ
-            infinitely. None for strings and if nothing was compared.
-        greatest_relative: Greatest difference relative to the other model's number. None as above.
+            infinitely. None for strings, or if there is a `problem`.
+        greatest_relative: Greatest absolute difference divided by the absolute value of the other
+            model's number. None as above.
         unequal: Number of elements that differ at all, including those within the tolerances.
             A pair of 0.0 and -0.0 counts only if both tolerances are 0.
     """

@@ -69,7 +69,7 @@ def make_inputs(
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:
-        The inputs by name, and the default size (1) of each open dimension that was not set.
+        The inputs by name, and the open dimensions that were not set, each with the size 1.
 
     Raises:
         ValueError: A name is unknown, an input or a size does not fit, or a random input cannot be
@@ -118,7 +118,7 @@ def _fitted(port: Port, value: Input) -> Input:
         return value
     array = np.asarray(value)
     if port.needs_ml_dtypes and array.dtype == np.dtype((np.void, dtype.itemsize)):
-        array = array.view(dtype)  # .npy files hold such types as raw bytes
+        array = array.view(dtype)  # .npy files hold ml_dtypes types as raw bytes
     fits = array.dtype.kind in "UO" if dtype.hasobject else np.can_cast(array.dtype, dtype, "equiv")
     if not fits:
         raise ValueError(

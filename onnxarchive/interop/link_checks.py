@@ -96,7 +96,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     """The path of a link's archive, or None.
 
     None means that the link has no external data, or several locations of external data, or a
-    location outside the link's directory.
+    location that `_beside` refuses.
 
     Raises:
         ArchiveFormatError: The file of the link holds no model, or is too large to be a model.
@@ -121,7 +121,7 @@ def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
                 f".onnx, found {file.size}"
             )
         model = proto.parse(file.read(0, file.size), _LinkReport())
-    assert model is not None  # the report would have raised
+    assert model is not None  # else `_LinkReport` has raised an error
     return model
 
 
@@ -131,7 +131,11 @@ def _locations(model: onnx.ModelProto) -> list[str]:
 
 
 def _beside(path: str | os.PathLike[str], location: str) -> str | None:
-    """The file at a location; None if it is not in the directory of `path` or below."""
+    """The file at a location; None if the location is refused.
+
+    A location is refused if it leads out of the directory of `path`, or if it contains a backslash
+    or NUL.
+    """
     if {"\0", "\\"} & set(location) or leads_out(location):
         return None
     directory = os.path.dirname(os.fspath(path))
@@ -243,7 +247,7 @@ def _difference(
         reference = tensors.external_data(ref, Report())
     except ArchiveFormatError as error:
         return error.message
-    assert reference is not None  # the report would have raised
+    assert reference is not None  # else `Report` has raised an error
     if (reference.offset or 0, reference.length) == (entry.data_offset, entry.nbytes):
         return None
     return (
@@ -253,7 +257,7 @@ def _difference(
 
 
 def _without(tensor_paths: Iterable[Path], model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model in which these tensors are empty, without the fingerprint of a link."""
+    """Copies a model; the copy has no link fingerprint, and empty tensors at `tensor_paths`."""
     copy = with_locations(model, dict.fromkeys(tensor_paths, ""))
     for path in tensor_paths:
         walking.at(copy, path).Clear()

@@ -124,8 +124,8 @@ def linked_model(
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
-            "model with its small tensors and the tensors of its attributes, functions and sparse "
-            f"tensors, found {nbytes}; runtimes do not read these tensors from external data"
+            "model and the tensors that runtimes do not read from external data, found "
+            f"{nbytes} bytes"
         )
     read = read_all_verified(archive, [key for key, _ in held])
     for (_, tensor), data in zip(held, read, strict=True):

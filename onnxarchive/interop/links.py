@@ -111,9 +111,9 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 
 
 def fingerprint(archive: Archive) -> str:
-    """A SHA-256 over names, offsets, sizes and CRC-32s of the tensors of `archive.model`.
+    """A SHA-256 over keys, offsets, sizes and CRC-32s of the tensors outside `archive.model`.
 
-    The entry of each tensor adds a line, in archive order: name, data offset, size and CRC-32,
+    The entry of each tensor adds a line, in archive order: key, data offset, size and CRC-32,
     separated by spaces. Offset and size are decimal; the CRC-32 has eight hexadecimal digits. So
     the fingerprint changes with bytes or offsets of these tensors, but not with models or assets. A
     space and the model id follow the SHA-256, unless the model is the default one.

@@ -173,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
-        # Declines the consent that Netron's page asks for; the cookie is for this page only.
+        # With this cookie, Netron's page does not ask for consent. Other pages get no cookie.
         self.send_header("Set-Cookie", f"consent=0; Path={self.server.prefix}; SameSite=Strict")
         self.end_headers()
         self.wfile.writelines(found[2])

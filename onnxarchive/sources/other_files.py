@@ -25,14 +25,14 @@ _WEIGHTS = (
 
 
 def is_litter(name: str) -> bool:
-    """True for a file that file managers and tools create for themselves."""
+    """True if a file has the name or the top-level folder of litter, such as `.DS_Store`."""
     base = name[name.rfind("/") + 1 :]
     in_folder = name.partition("/")[0] in _LITTER_FOLDERS
     return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)
 
 
 def is_hidden(name: str) -> bool:
-    """True if a file is litter or in a folder of litter, or if a component begins with a dot."""
+    """True for litter, files in litter folders at any level, and paths with a hidden component."""
     parts = name.split("/")
     return is_litter(name) or any(it.startswith(".") or it in _LITTER_FOLDERS for it in parts)
 

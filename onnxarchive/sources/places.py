@@ -1,8 +1,8 @@
-"""Places of a model's data files: its directory, or a zip.
+"""Places of a model's data files: the model's directory, or a zip.
 
 A place finds the file of a location, refuses a location outside the place, and gives ranges of the
-file's bytes. A compressed file is inflated while it is read. If tensors are only parts of the file,
-their bytes are first inflated to a temporary file.
+file's bytes. A compressed file is inflated while it is read. Parts of a compressed file are
+inflated together, at the first read of any part, to a temporary file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Place(Protocol):
 
     @property
     def all_names(self) -> list[str]:
-        """The paths of all files, sorted; of a folder that is not read, only its path and a slash.
+        """The paths of all files and, ending with a slash, of folders that are not read; sorted.
 
         Only the module `other_files` needs these paths.
         """
@@ -87,7 +87,7 @@ def plain(location: str) -> str:
 
 
 def sha1(data: Data) -> str:
-    """SHA-1 of bytes in hexadecimal digits, as in the external data's `checksum`."""
+    """The SHA-1 of data in the form of the external data's `checksum`: hexadecimal digits."""
     digest = hashlib.sha1(usedforsecurity=False)
     for piece in data:
         digest.update(piece)
@@ -98,7 +98,7 @@ class DirectoryPlace:
     """A directory and the directories below it.
 
     Attributes:
-        paths: The paths of the files that were found so far.
+        paths: The paths of the files that `find` has opened so far.
     """
 
     def __init__(self, root: Root) -> None:
@@ -150,7 +150,7 @@ class DirectoryPlace:
         return sorted(found)
 
     def find(self, location: str) -> DataFile | None:
-        """As `Place.find`; symbolic links are followed where the directory's `Root` allows it."""
+        """As `Place.find`; symbolic links are followed if the directory's `Root` allows it."""
         if location not in self._files:
             self._files[location] = self._open(location)
         return self._files[location]
@@ -223,7 +223,7 @@ class _ZippedFile:
         return self._entry.nbytes
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """As `DataFile.part`; the first read of a compressed part inflates all parts together."""
+        """As `DataFile.part`; the first read of a part inflates all parts of a compressed entry."""
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
         if self._entry.method == METHOD_STORED or self._whole is not None:
@@ -316,7 +316,7 @@ def _within(
 
 
 class _Part:
-    """A range of a compressed entry; the first read of any range inflates all ranges."""
+    """A range of a compressed entry; the first read inflates all ranges requested by then."""
 
     def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
         self._file = file

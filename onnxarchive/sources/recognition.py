@@ -15,15 +15,15 @@ from onnxarchive.sources.other_files import is_litter
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
-_HEAD_SIZE = 4096  # bytes by which text is recognised
+_HEAD_SIZE = 4096  # number of the first bytes that `_by_head` gets
 _WHITESPACE = "\t\n\r\f"
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 _GGUF = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # The first bytes of a file of torch.save until PyTorch 1.5: a pickled number.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_TORCH_PICKLE = "data.pkl"  # in the zips that later versions write
-_HEADER_SIZE = 8  # first bytes of a safetensors file: the size of its JSON
+_TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
+_SIZE_NBYTES = 8  # a safetensors file begins with the size of its header, in 8 bytes
 _CONVERT = "'onnxarchive convert {} NEW.onnxa' makes an archive of it"
 _CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW' makes an archive of each"
 _EXPORT = "export its model to ONNX, then 'onnxarchive convert MODEL.onnx NEW.onnxa'"
@@ -162,8 +162,8 @@ def _by_head(head: bytes, size: int) -> Kind | None:
         return Kind("a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}")
     if head.startswith(_OLD_TORCH):
         return Kind("a file of torch.save", _EXPORT_TORCH)
-    json_size = int.from_bytes(head[:_HEADER_SIZE], "little")
-    if head[_HEADER_SIZE:].startswith(b"{") and json_size <= size - _HEADER_SIZE:
+    json_size = int.from_bytes(head[:_SIZE_NBYTES], "little")
+    if head[_SIZE_NBYTES:].startswith(b"{") and json_size <= size - _SIZE_NBYTES:
         return Kind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
     if head.startswith(_LFS_POINTER):
         return Kind("a Git LFS pointer", "'git lfs pull' fetches the file")

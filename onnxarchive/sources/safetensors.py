@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file, checked strictly, and finds the bytes of its tensors.
+"""Reads and strictly checks the header of a safetensors file, and finds the tensors' bytes.
 
 The library safetensors (0.8) copies tensors into memory, and does not support bfloat16 and float8
 with numpy. So this module reads the header. The format: 8 bytes with the header's size,
@@ -23,8 +23,8 @@ _SIZE_NBYTES: Final = 8
 _METADATA: Final = "__metadata__"
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
-# ONNX's data types by their names in safetensors. 6-bit types are missing, since their packing is
-# unspecified. PyTorch packs 4-bit types as ONNX does.
+# Key: a data type's name in safetensors. Value: its name in ONNX. 6-bit types are missing, since
+# their packing is unspecified. PyTorch packs 4-bit types as ONNX does.
 _NAMES = {
     **{
         f"{letter}{bits}": f"{name}{bits}"
@@ -68,7 +68,7 @@ class SafetensorsTensor:
         """The tensor's data type in ONNX.
 
         Raises:
-            UnsupportedFeatureError: ONNX has no data type with the same bytes.
+            UnsupportedFeatureError: ONNX has no such data type, or stores it as other bytes.
         """
         if self.dtype not in _NAMES:
             raise UnsupportedFeatureError(
@@ -136,7 +136,7 @@ def _header_nbytes(whole: FileData) -> int:
 def _parsed(header: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(header.decode(), object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:  # also if it is not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: also for a header that is not UTF-8
         raise ArchiveFormatError(f"expected a header in JSON, found {error}") from error
     if not (header.startswith(b"{") and isinstance(parsed, dict)):
         raise ArchiveFormatError(f"expected a JSON object as header, found {shown(header)}")

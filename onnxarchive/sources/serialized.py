@@ -72,7 +72,7 @@ def _require_messages(models: Sequence[bytes]) -> None:
 
 def _strip(file: DataFile) -> weights.Stripped:
     """A model without its large tensors, which are not read."""
-    if file.nbytes >= proto.SIZE_LIMIT:  # before an entry of a zip is inflated
+    if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
             "its tensors as external data",
@@ -85,7 +85,8 @@ def parse_file(file: DataFile) -> Serialized:
     """Parses a file as a model; large tensors are not read.
 
     Raises:
-        ArchiveFormatError: The file is no model, or the model is too large.
+        ArchiveFormatError: The file is no model, or the model is too large or has too many
+            messages.
     """
     stripped = _strip(file)
     view = file.view
@@ -107,7 +108,7 @@ def parse_file(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # only links have one, the models in archives do not
+    proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
     return Serialized(model, file, view, stripped.spans)
 
 
@@ -116,7 +117,8 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
 
     Args:
         file: The file.
-        least_nbytes: If the data of any initializer has fewer bytes, the result is None.
+        least_nbytes: If the data of any initializer has fewer bytes than this number, the result is
+            None.
 
     Returns:
         The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.

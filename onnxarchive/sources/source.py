@@ -1,8 +1,8 @@
 """Opens models of other tools, recognised by content.
 
 A source has a model whose large tensors are external, and a `Data` object for each of these
-tensors. The bytes are read later, while an archive is written. Large tensors inside a `.onnx` are
-external here, too: spans of that file.
+tensors. The bytes are read later, while an archive is written. A large tensor inside a `.onnx`
+becomes external, too: its `Data` object reads a span of the `.onnx`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
-_MAX_SEARCHED = 1000  # folders; an error message names the models in them
+_MAX_SEARCHED = 1000  # limit of folders; an error message names the models found in them
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
@@ -57,16 +57,18 @@ class Source:
 
     Attributes:
         model: The model; large tensors are external.
-        data: The bytes of each external tensor.
+        data: The bytes of each external tensor, by the tensor's path in the model.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files from which the source is read.
         others: The bytes of other files in the directory or zip, by path; empty without
             `other_files`.
         left_out: The paths of other files that become no assets, such as litter, hidden files,
             other models and weights; empty without `other_files`.
-        warnings: Sentences about unused bytes of a zip, and about files that are left out.
+        warnings: Sentences about unused bytes of a zip, and about files that are left out or were
+            not searched for.
         further: Further models by id, without assets.
-        small: The small initializers, possibly taken out of the model; None if unknown.
+        small: The small initializers, which may have been taken out of `model`; None if they were
+            not determined.
     """
 
     model: onnx.ModelProto
@@ -114,8 +116,8 @@ def open_model(
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
-            outside the model's directory. The error names every faulty tensor; if a symbolic link
-            leads out of the directory, only the first tensor with such a link.
+            outside the model's directory. The error names every faulty tensor. If symbolic links
+            lead out of the directory, the error names only the first tensor with such a link.
         OSError: The model or a directory cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
@@ -194,7 +196,7 @@ class _Opening:
         """A `.onnx`, or a zip that another tool made."""
         model = FileData.kept_open(self._path, self._resources)
         if is_zip(model.view):
-            if self._elsewhere is not None:  # it may be the archive that the caller has locked
+            if self._elsewhere is not None:  # the zip may be the archive that the caller has locked
                 raise ArchiveFormatError(
                     "expected a .onnx or a directory, found a zip; 'onnxarchive export' makes a "
                     ".onnx of an archive"
@@ -283,7 +285,7 @@ class _Opening:
         return replace(source, files=(self._path,), warnings=warnings, left_out=left_out)
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
-        """The source of the model `name` with its files among `names`."""
+        """The source of the model `name`; assets and further models are found in `names`."""
         others = _further_models(names, name)
         if others:
             require_messages(_listed(place, model) for model in (name, *others))
@@ -322,8 +324,8 @@ class _Opening:
 
         Args:
             place: The place.
-            used: Names of files that have been taken.
-            assets: Paths of assets that have been taken.
+            used: Names of the files that are models, data files or assets of the source.
+            assets: Paths of the assets of the source, without the prefix `assets/`.
         """
         if not self._other_files:
             return {}, ()
@@ -359,7 +361,7 @@ class _Opening:
 
 
 def _listed(place: Place, name: str) -> DataFile:
-    """The file of a name listed by `place`."""
+    """The file `name`, which `place` has listed."""
     file = place.find(name)
     if file is None:
         raise ArchiveFormatError(
@@ -380,7 +382,7 @@ def is_model_file(path: str) -> bool:
             if not is_zip(view):
                 return wire.is_model(view)
             names = [entry.name for entry in foreign.read_zip(view).entries]
-    except LockedError:  # this thread is editing it, so it is an archive
+    except LockedError:  # this thread is editing the file, so the file is an archive
         return True
     except ArchiveError:
         return False
@@ -407,7 +409,7 @@ def _only(names: list[str]) -> str:
 
 
 def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
-    remedy = f"; its folders have {_listing(below)}: convert one of these" if below else ""
+    remedy = f"; folders below have {_listing(below)}: convert one of these" if below else ""
     return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
 
 
@@ -416,10 +418,10 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _models_below(root: Root) -> list[str]:
-    """The models in the first 1000 folders of a directory; links to folders are not followed."""
+    """The models in the first 1000 folders of a directory, without links and hidden folders."""
     models: list[str] = []
     folders = [""]
-    for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to them
+    for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to `folders`
         with contextlib.suppress(OSError):  # a folder that cannot be read
             for entry in root.scan(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name

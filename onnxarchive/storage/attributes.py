@@ -47,7 +47,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
 
     If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
     (umask). If the group or the POSIX access control list cannot be kept, group and others get only
-    the permissions common to all users except the owner.
+    the permissions that group, others and all entries of the list except the owner's had.
 
     Args:
         descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
@@ -174,6 +174,6 @@ def _umask() -> int:
         for line in status:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    umask = os.umask(0o077)  # it can only be read by setting it
+    umask = os.umask(0o077)  # without /proc, the umask can only be read by setting it
     os.umask(umask)
     return umask

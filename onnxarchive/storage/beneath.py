@@ -1,11 +1,11 @@
 """Opens only files beneath a directory, even if names are changed at the same time.
 
 After a path was checked, and before it is opened, anyone with write permission can replace a name
-in it by a symbolic link to another place. So each component is opened without following links,
-relative to the previous component; the first one, relative to the open directory. A path with a
-link is first resolved, refused if it leads outside, and then opened in the same way. Linux does
-most of this in one call (openat2). Links may also lead into a second directory, if the caller
-allows it.
+in it by a symbolic link to another place. So each component is opened without following links:
+the first component relative to the open directory, each other component relative to the component
+before. A path with a link is first resolved, refused if it leads outside, and then opened in the
+same way. Linux does most of this in one call (openat2). Links may also lead into a second
+directory, if the caller allows it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
 # Errors when O_NOFOLLOW meets a symbolic link; ENOTDIR if O_DIRECTORY is also set.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 HAS_DIR_FD = os.open in os.supports_dir_fd
-_RESOLVED = 3  # limit of resolutions of a path; a second one is needed only if links change
+_RESOLVED = 3  # limit of resolutions of a path; a second resolution is needed only if links change
 _OPENAT2 = 437  # number of the system call on the machines below
 _OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
 _BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS
@@ -43,9 +43,9 @@ class OutsideError(ArchiveFormatError):
 class Root:
     """A directory beneath which files are opened.
 
-    Windows cannot open a file relative to an open directory. There a file is opened by its path,
-    and refused if the handle's path is outside. Directories are listed by path, so a list may
-    contain names from outside, but no such file is opened.
+    Windows cannot open a file relative to an open directory. So a file is opened by its path on
+    Windows, and refused if the path of the opened file is outside. Windows also lists a directory
+    by its path: a list may contain names from outside, but no file outside is opened.
 
     Attributes:
         path: The path of the directory at the time of opening, without symbolic links.
@@ -56,8 +56,9 @@ class Root:
 
         Args:
             path: The directory. Links in this path are followed.
-            above: An open directory and the number of levels (`..`) from it up to `path`. `path` is
-                then opened by these levels, since names may have changed. None opens it by name.
+            above: An open directory below `path`, and the number of levels up to `path`. `path` is
+                then opened as `..` of the open directory, or `../..` and so on, since names may
+                have changed. None opens `path` by name.
 
         Raises:
             OSError: The directory cannot be opened.
@@ -73,7 +74,7 @@ class Root:
             self._descriptor = os.open(path, _PASSED)
 
     def allow_links_below(self, root: Root) -> None:
-        """Also follows links into the directory `root`, which is closed together with this one."""
+        """Allows links into the directory `root`, too; `close` then also closes `root`."""
         self._linked = root
 
     def open(self, path: str) -> int:
@@ -131,7 +132,7 @@ class Root:
         return (status.st_dev, status.st_ino) == identity
 
     def close(self) -> None:
-        """Closes the directory; no file can be opened beneath it afterwards."""
+        """Closes the directory; except on Windows, no file can be opened beneath it afterwards."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -217,8 +218,8 @@ class Root:
 def openat2() -> Callable[[int, str, int], int] | None:
     """Linux's openat2, which opens a path and follows links beneath a directory; None if missing.
 
-    The function takes a third of the time of `Root._walked`. It returns -1 on failure: for an
-    absolute link, for example, or in a container that forbids openat2.
+    The returned function takes a third of the time of `Root._walked`. It returns -1 on failure: for
+    an absolute link, for example, or in a container that forbids openat2.
     """
     if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
         return None
@@ -228,7 +229,7 @@ def openat2() -> Callable[[int, str, int], int] | None:
         import ctypes
 
         call = ctypes.CDLL(None).syscall
-    except (ImportError, OSError):  # Python was built without it, or linked statically
+    except (ImportError, OSError):  # Python was built without ctypes, or linked statically
         return None
     text, size = ctypes.c_char_p, ctypes.c_size_t
     call.argtypes = (ctypes.c_long, ctypes.c_int, text, text, size)

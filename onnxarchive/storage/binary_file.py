@@ -53,7 +53,7 @@ class BinaryFile(RandomAccessFile):
                 raise ValueError(f"{self.path}: the file is closed")
             file.seek(offset)
             while size > 0 and (part := file.read(size)):
-                parts.append(bytes(part))  # it may be a view of bytes that the object changes
+                parts.append(bytes(part))  # `part` may be a view of bytes that `file` changes
                 size -= len(part)
         return b"".join(parts)
 

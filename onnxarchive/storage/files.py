@@ -104,7 +104,7 @@ class MappedFile(RandomAccessFile):
     def set_path(self, path: str | os.PathLike[str]) -> None:
         """Sets `path` and `absolute_path`.
 
-        `Replacement` passes the path of the target for its temporary file, so that errors name the
+        For its temporary file, `Replacement` sets the path of the target, so that errors name the
         target.
         """
         self.path = os.fsdecode(path)
@@ -123,7 +123,8 @@ class MappedFile(RandomAccessFile):
 
         Raises:
             LockedError: The file remained locked.
-            OSError: The file system has no exclusive locks.
+            OSError: The file system has no exclusive locks, or (NFS) the file is not open for
+                writing.
         """
         descriptor = self._require_open()  # this reference keeps the descriptor open
         kind = locking.exclusive if is_exclusive else locking.shared
@@ -141,7 +142,7 @@ class MappedFile(RandomAccessFile):
             yield
 
     def require_locking_process(self) -> None:
-        """Refuses a fork of the process that locked the file, since both share the lock.
+        """Refuses a fork of the process that locked the file, since a fork shares the lock.
 
         Raises:
             ArchiveError: This process is a fork.
@@ -179,7 +180,7 @@ class MappedFile(RandomAccessFile):
             part = self._read_once(offset, min(size, _READ_SIZE))
             if len(part) == size:
                 return part
-            copy = io.BytesIO()  # gives its bytes without another copy
+            copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
             while part:
                 copy.write(part)
                 part = self._read_once(offset + copy.tell(), min(size - copy.tell(), _READ_SIZE))
@@ -189,7 +190,7 @@ class MappedFile(RandomAccessFile):
         return copy.getvalue()
 
     def has_zeros_alone(self, offset: int, size: int) -> bool:
-        """True if `size` bytes from `offset` are all zeros; holes in the file are not read."""
+        """True if `size` bytes from `offset` are all zeros; on most systems, holes are not read."""
         return not any(
             bytes(piece).strip(b"\0")
             for begin, end in self._written_parts(offset, offset + size)
@@ -209,7 +210,7 @@ class MappedFile(RandomAccessFile):
             except OSError as error:
                 if error.errno != errno.ENXIO:  # a file system that cannot find holes
                     yield offset, end
-                return  # the rest is a hole, or beyond the end
+                return  # ENXIO: the rest is a hole, or beyond the end
             yield begin, min(offset, end)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -289,8 +290,9 @@ class MappedFile(RandomAccessFile):
     def paths(self) -> Iterator[str]:
         """Possible paths of the file, without symbolic links.
 
-        The first path was given at the time of opening. On Linux, the second is the present path,
-        even after a rename. Either may lead to another file, so compare `identity`.
+        The first path is the path given at the time of opening, with symbolic links resolved now.
+        On Linux, the second is the present path, even after a rename. Either may lead to another
+        file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
         descriptor = self._require_open()  # this reference keeps the descriptor open
@@ -373,7 +375,7 @@ def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, b
     # With O_NONBLOCK, opening a pipe does not block; `MappedFile` then refuses the pipe. With
     # O_BINARY, Windows does not change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    if os.path.isdir(path):  # some systems open no directories
+    if os.path.isdir(path):  # some systems cannot open a directory
         raise _not_regular(path, "a directory", rule)
     try:
         if is_writable is not False:

@@ -24,9 +24,9 @@ _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
-# File systems on which writing to reserved blocks is not slower. Btrfs is left out, since it does
-# not compress data in reserved blocks. ZFS is left out, since it refuses to reserve more than its
-# free space, though compressed data may need less.
+# File systems on which writing to reserved blocks is not slower than writing to other blocks. Btrfs
+# is left out, since it does not compress data in reserved blocks. ZFS is left out, since it refuses
+# to reserve more than its free space, though compressed data may need less.
 RESERVING = ("ext4", "xfs", "tmpfs")
 
 
@@ -38,7 +38,7 @@ def clone(source: MappedFile, target: int) -> bool:
         target: Descriptor of the new file.
 
     Returns:
-        True if it was cloned; else the new file is unchanged.
+        True if the file was cloned; else the new file is unchanged.
     """
     if fcntl is None or not hasattr(fcntl, "ioctl"):
         return False
@@ -83,7 +83,7 @@ def fallocate() -> Callable[[int, int, int], int] | None:
         import ctypes
 
         library = ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError):  # Python was built without it, or linked statically
+    except (ImportError, OSError):  # Python was built without ctypes, or linked statically
         return None
     # The 64-bit variant, if there are two.
     function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
@@ -133,7 +133,7 @@ def sync_directory(directory: str) -> None:
         return
     try:
         descriptor = os.open(directory, os.O_RDONLY)
-    except PermissionError:  # it may be writable without being readable
+    except PermissionError:  # a directory may be writable without being readable
         return
     try:
         os.fsync(descriptor)

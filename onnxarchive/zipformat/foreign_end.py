@@ -43,11 +43,11 @@ def _about(message: str, name: str | None) -> str:
 
 
 def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
-    """Describes unused bytes in a sentence.
+    """Returns a sentence about unused bytes: the part of `view` from `start` to `end`.
 
     Raises:
-        ArchiveFormatError: The bytes may hold a directory, in which other readers find other
-            entries.
+        ArchiveFormatError: The unused bytes contain a signature of a directory record or of an end
+            record. Other readers may find a second directory there.
     """
     gap = view[start:end]
     found = _BEGINS_DIRECTORY.search(gap)
@@ -80,7 +80,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
     """Locates the directory of a zip.
 
     Raises:
-        ArchiveFormatError: The zip has no directory, or its end records are ambiguous.
+        ArchiveFormatError: The end records are missing, damaged or ambiguous.
         UnsupportedFeatureError: The zip is split, is encrypted, or has too many entries.
     """
     end_offset, end = _find_end_record(view)
@@ -124,7 +124,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
 
 
 def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
-    """Finds offset and content of the end record; searches only if the record has a comment."""
+    """Finds the end record; searches unless the record is the last 22 bytes of the file."""
     tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
     tail = bytes(view[tail_offset:])
     position = len(tail) - EndRecord.SIZE
@@ -158,11 +158,15 @@ def _zip64_record(
         )
     offset = locator_offset - Zip64EndRecord.SIZE
     record = Zip64EndRecord.unpack(view, offset)
-    if record is None or locator.record_offset != offset:
+    if record is None:
         raise format_error(
             f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
-            f"{'none' if record is None else 'one'} there and offset "
-            f"{locator.record_offset} in the locator"
+            "none"
+        )
+    if locator.record_offset != offset:
+        raise format_error(
+            f"expected the Zip64 locator to state offset {offset}, where the Zip64 end record "
+            f"begins, found {locator.record_offset}"
         )
     if record.stated_size != Zip64EndRecord.STATED_SIZE:
         raise format_error(
@@ -171,8 +175,8 @@ def _zip64_record(
         )
     if record.version_needed >= records.VERSION_ZIP64_ENCRYPTED:
         raise unsupported(
-            f"expected a version needed below {records.VERSION_ZIP64_ENCRYPTED} in the Zip64 end "
-            f"record, found {record.version_needed}: the directory may be encrypted"
+            f"expected a version needed to extract below {records.VERSION_ZIP64_ENCRYPTED} in the "
+            f"Zip64 end record, found {record.version_needed}: the directory may be encrypted"
         )
     return offset, record
 

@@ -1,8 +1,8 @@
 """Inflates the entries of a foreign zip, piece by piece.
 
-The declared size and CRC-32 are not trusted: no more than the declared size is yielded, and both
-are verified at the end. Memory is bounded by a piece of input, a piece of output and the method's
-own window.
+The declared size and CRC-32 are not trusted: both are verified, and no more bytes than the declared
+size are yielded. Memory is bounded by a piece of input, a piece of output and the window of the
+compression method.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ _RAW_DEFLATE = -15  # wbits of zlib: no header, the largest window
 # A deflate64 match of the maximum length, 65,538 bytes, takes at least 18 bits: 1 bit for the
 # length code 285, 16 bits for the length, 1 bit for the distance code. A call of the decoder gets
 # 256 bytes of input, and may have 32 bits left over from earlier input. These bits hold at most 115
-# matches. So a call returns at most 115 matches and the window of 65,536 bytes: 7.3 MiB, less than
-# `PIECE_SIZE`.
+# matches. The decoder may also hold back output in its window of 65,536 bytes. So a call returns at
+# most 115 * 65,538 + 65,536 bytes: 7.3 MiB, less than `PIECE_SIZE`.
 _DEFLATE64_INPUT_SIZE = 256
 
-# 5.8.8: version of the LZMA SDK (two bytes) and size of the properties, which follow.
+# APPNOTE 5.8.8: the version of the LZMA SDK (two bytes), then the size of the properties.
 _LZMA_HEADER = struct.Struct("<2BH")
 _LZMA_PROPERTIES = struct.Struct("<BI")
 _LZMA_PROPERTY_LIMIT = 9 * 5 * 5  # lc, lp and pb in one byte
 _LZMA_MIN_DICTIONARY_SIZE = 1 << 12
-# Header of a .lzma file: properties and size; with an end marker, the size is unknown.
+# Header of a .lzma file: the properties, then the size of the inflated data. If the data has an end
+# marker, this size is `_LZMA_UNKNOWN_SIZE`.
 _LZMA_FILE_HEADER = struct.Struct("<BIQ")
 _LZMA_UNKNOWN_SIZE = records.UINT64_MAX
 
@@ -195,7 +196,7 @@ def _decompressed(
 
 
 class _Deflate64Decoder(Protocol):
-    """A decoder of the package zipfile-deflate64, which cannot limit the output of a call."""
+    """A decoder for deflate64, without a limit for the output of a call."""
 
     @property
     def eof(self) -> bool:
@@ -207,7 +208,8 @@ class _Deflate64Decoder(Protocol):
 
 def _deflated64(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
     decoder = _deflate64_decoders()()
-    # The decoder does not report unused input, so the last byte is passed alone and must be used.
+    # The decoder does not report unused input, so the last byte is passed alone. If the
+    # compressed data ends earlier, the last byte is not passed and counts as unused.
     body, last = data[: max(0, len(data) - 1)], data[max(0, len(data) - 1) :]
     fed = 0
     for piece in itertools.chain(_slices(body, _DEFLATE64_INPUT_SIZE), [last]):

@@ -19,7 +19,7 @@ from onnxarchive.zipformat.records import (
 
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
-MAX_ALIGNMENT = 1 << 15  # largest power of two for which all padding fits an extra field
+MAX_ALIGNMENT = 1 << 15  # with a larger power of two, padding may not fit an extra field
 END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
 
 
@@ -173,7 +173,7 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:
-    """Computes a placement from a local header; None if no archive can have this header.
+    """Computes a placement from a local header; None if the alignment field is missing or wrong.
 
     Args:
         local: The local header.

@@ -16,10 +16,12 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
-# The fields that a local header shares with its directory record ("version needed" to "file name
-# length", 4.3.7 and 4.3.12); a local header up to its name; an alignment field up to its padding.
+# The fields that a local header shares with its directory record: "version needed" to "file name
+# length" (APPNOTE 4.3.7 and 4.3.12).
 _COMMON: Final = np.dtype([("first", "V22"), ("name_size", "<u2")])
+# A local header up to its name.
 _BEFORE_NAME: Final = np.dtype([("signature", "S4"), ("common", _COMMON), ("extra_size", "<u2")])
+# An alignment field up to its padding.
 _EXTRA: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("alignment", "<u2")])
 _COMMON_OFFSET: Final = 6  # in a directory record
 

@@ -76,7 +76,7 @@ _FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
 
 
 class _Record:
-    """Base of all records: named tuples, since a dataclass takes eight times as long to define."""
+    """Base of all records. Records are named tuples: dataclasses would slow down the import."""
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]

@@ -11,8 +11,8 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader, pack_alignment_extra
 
-# The fields that a local header shares with its directory record (4.3.7, 4.3.12): "version needed"
-# to "file name length".
+# The fields that a local header shares with its directory record: "version needed" to "file name
+# length" (APPNOTE 4.3.7 and 4.3.12).
 _COMMON: Final = struct.Struct("<5H3IH")
 _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
     "<H", records.MADE_BY_UNIX | records.VERSION_ZIP64
@@ -20,11 +20,12 @@ _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
 # Size of extra fields, size of comment, disk, and both kinds of attributes.
 _AFTER_COMMON: Final = struct.pack("<4HI", 0, 0, 0, 0, records.REGULAR_FILE_ATTRIBUTES)
 _OFFSET: Final = struct.Struct("<I")
-# Extra fields of a local header at the usual alignment, by size of the padding; and their sizes.
+# Item n: the extra fields of a local header with n bytes of padding, at the usual alignment.
 _EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
 ]
+# Item n: the packed size of item n of `_EXTRAS`.
 _EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
 _END_SIGNATURES: Final = frozenset(
     int.from_bytes(signature, "little") for signature in layout.END_SIGNATURES

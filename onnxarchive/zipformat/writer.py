@@ -48,7 +48,7 @@ class ZipWriter:
 
     Attributes:
         names: The names of the written entries, in order.
-        header_offsets: Offset of each entry's local header, in bytes.
+        header_offsets: Offset of each written entry's local header, in bytes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ZipWriter:
         self.header_offsets = array("q")
         self._records: list[bytes] = []  # packed, many per item
         self._last_records = bytearray()
-        self._end = [before]  # at least the last `SEARCHED_SIZE` bytes so far
+        self._end = [before]  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
@@ -88,7 +88,7 @@ class ZipWriter:
         *,
         is_constant: bool = False,
     ) -> Placement:
-        """Writes an entry of known size and CRC-32 from pieces of its bytes.
+        """Writes an entry from pieces of its data.
 
         Args:
             name: Name of the entry.
@@ -163,7 +163,8 @@ class ZipWriter:
         """Writes the directory and the end records; returns the size of the archive in bytes.
 
         Raises:
-            ArchiveFormatError: Data near the end of the archive reads as an end record (ZIP-16).
+            ArchiveFormatError: The last bytes contain a false record, or an offset contains a
+                signature (ZIP-16).
         """
         directory_offset = self._offset
         self._write(self._kept_records)
@@ -199,7 +200,7 @@ class ZipWriter:
         self._offset += view.nbytes
         self._keep_end(view)
         while view.nbytes:
-            # An unbuffered file may write fewer bytes.
+            # An unbuffered file may write only the first bytes of `view`.
             written = self._file.write(view)
             if written is None:
                 if isinstance(self._file, io.RawIOBase):
