@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
         model: Id of the model, such as `"decoder"`; `""` for the default one.
 
     Returns:
-        The model, with views of the file as tensors.
+        The model; its large tensors are views of the file.
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.

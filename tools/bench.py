@@ -3,15 +3,18 @@
 python3 tools/dev.py python tools/bench.py [--quick | --scale 1] [--only CASE ...] [--rounds 5]
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
-A case compares several ways to do the same work. Each way is timed in a fresh process that has done
-the same work with a small file before the clock starts. Two kinds of rows have no such warm-up. A
-row "..., process" times a whole process: Python starts, imports, does the work once and ends. The
-rows of the case `start` time whole processes, or the first step of a process. This library syncs
-the files that it writes, so the time of every other way includes a sync, too.
+A case compares several ways to do the same work: ways of this library, ways of other libraries
+(peers), and limits of the machine. Each way is timed in a fresh process that has done the same work
+with a small file before the clock starts. Two kinds of rows in the report have no such warm-up. A
+row whose name ends in ", process" times a whole process: Python starts, imports, does the work once
+and ends. The rows of the case `start` time whole processes, or the first step of a process. This
+library syncs the files that it writes. So the time of every other way that writes files includes a
+sync, too.
 
 A round has one or more turns. A turn measures each way once, so that a change of the machine's
 speed affects all ways. A way may gain from memory that the way before it has freed. So every second
-turn takes the ways in reverse, and after two turns the order begins with the next way.
+turn takes the ways in reverse order. After every two turns the first way of the order becomes the
+last.
 
 For each way the report shows medians of the rounds, and the time of the first way divided by the
 time of this way: the median, least and greatest ratio of the rounds. A target limits a ratio of two
@@ -25,29 +28,29 @@ files of the cases `real` and `real-convert`. --cold drops input files from the 
 pays for the writes of another way. A virtual machine may return free memory to the host; getting
 memory back may then take longer than the work itself: try a smaller --scale.
 
-CPU is the CPU time of all threads of the process. Memory is peak growth: of anonymous memory
-(RssAnon of /proc/PID/status, sampled every 5 ms from outside), and of resident memory, which
-includes mapped files (the kernel's VmHWM).
+CPU is the CPU time of all threads of the process. Memory is peak growth. Anonymous memory is
+RssAnon of /proc/PID/status; this tool samples RssAnon every 5 ms from another process. Resident
+memory is the kernel's VmHWM, and includes mapped files.
 
 Optional packages and programs: safetensors, onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch,
 obstore, nginx (serves remote archives), curl. The report names the missing ones and leaves their
 rows out.
-Three rows show limits of the machine: "pwrite" writes the bytes of the same tensors from memory,
+Three rows show limits of the machine: "pwrite" writes the bytes of the tensors from memory,
 "copy" copies a file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and
 "map" sums all bytes of a file through a memory map.
 
 --only takes names of cases, or their first words, as in `--only save`. `--only real` writes an
-archive of 20 GiB, makes a session of it, edits, checks and exports it, and converts a model of that
-size; it needs 45 GB of disk, and is skipped if less is free. --quick takes less than two minutes: a
-tenth of the sizes, three rounds, fewer cases, no PyTorch, and no row "..., process" for ways that
-have a warm row.
+archive of 20 GiB, makes a session of the archive, edits, checks and exports the archive, and
+converts a model of that size. `--only real` needs 45 GB of disk; cases that need more than the free
+disk are skipped. --quick takes less than two minutes: a tenth of the sizes, three rounds, fewer
+cases, no PyTorch, and no row ", process" for ways that have a warm row.
 --plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench_plot.py draws both
 from the file of --json.
 
 Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. Removes all its files.
 
-Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if there is too
-little free disk; 2 for wrong use; 130 after an interrupt.
+Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if the disk is
+too small for a case other than `real` and `real-convert`; 2 for wrong use; 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ QUICK_ROUNDS: Final = 3
 FAILED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
 
-# A group and a kind of its files.
+# Keys of `GROUPS` and `FILES` in bench_inputs.py.
 Input = tuple[str, str]
 
 
@@ -162,8 +165,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
     if arguments.rounds < 1 or not 0 < arguments.scale <= 1:
         parser.error(
-            "expected at least one round and a scale above 0 and up to 1, found "
-            f"{arguments.rounds} and {arguments.scale}"
+            "expected --rounds of at least 1 and --scale above 0 and up to 1, found "
+            f"--rounds {arguments.rounds} and --scale {arguments.scale}"
         )
     for name in arguments.only or ():
         if not bench_cases.names([name]):
@@ -305,7 +308,7 @@ class Run:
         """Runs a measure; adds its figures to `taken`, or its failure to `result`."""
         place = self._places[measure.group]
         try:
-            # "process" runs first: "warm" gains from the memory that "process" has freed.
+            # The order is fixed: the second run gains from memory that the first run has freed.
             for clock in reversed(self._clocks(measure)):
                 with self._ready(measure, result.case):
                     if clock == "warm":
@@ -343,7 +346,7 @@ class Run:
 
     @contextlib.contextmanager
     def _ready(self, measure: Measure, case: Case) -> Iterator[None]:
-        """Makes output directories, syncs, and loads or drops the page cache of the input files."""
+        """Prepares output directories, page cache, server; removes the directories at the end."""
         place = self._places[measure.group]
         written = {self._places["warm"].output, place.output}
         for path in written:

@@ -81,7 +81,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """Ways to do the same work, which take turns.
+    """Several ways to do the same work.
 
     Attributes:
         title: The work, in words.
@@ -204,7 +204,7 @@ def _conversions(group: str, kind: str) -> Case:
         deduped = partial(ways.convert, kind=kind, dedupe=True)
         measures.append(Measure("dedupe", group, deduped, (kind,), writes=True))
         targets.append(Target("at most", 1.3, OURS, "dedupe"))
-        described += "; dedupe: no equal tensors found"
+        described += "; dedupe: the model has no equal tensors"
     title = f"convert {described}; onnx and onnx_ir: load and save"
     return Case(title, tuple(measures), tuple(targets), moves_bytes=True)
 
@@ -368,7 +368,7 @@ CASES: Final[Mapping[str, Case]] = {
         moves_bytes=True,
     ),
     "remote-download": Case(
-        "download from nginx on this machine, synced; others: without a check of the bytes",
+        "download from nginx on this machine, synced; only onnxarchive checks the bytes",
         (
             Measure(OURS, "large", ways.download, ("archive",), _SERVED, True),
             _peer("curl", "large", ways.download_with_curl, ("archive",), ("nginx", "curl"), True),

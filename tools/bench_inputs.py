@@ -1,9 +1,10 @@
-"""Makes the models of tools/bench.py and their files, one for each format.
+"""Makes the models of tools/bench.py, and writes the models in several formats.
 
 The files of a group hold the same tensors: square float32 matrices of one width, named
 `layer.0/weight`, `layer.1/weight` and so on. All tensors repeat one block of random numbers; only
-their first elements differ. The tensors are the initializers of a model with one matrix product. A
-chain has a matrix product for each tensor.
+their first elements differ. In a sparse archive all tensors are zeros. The tensors are the
+initializers of a model. The model has one matrix product, or one for each tensor if the group is a
+chain.
 
 Functions import their packages themselves: the time of a whole process includes its imports, and a
 process that measures another library must not import onnxarchive.
@@ -229,7 +230,7 @@ class Place(NamedTuple):
         If `location` is None, the location of each tensor is its key.
 
         Returns:
-            The model, and the offset of each tensor in the file.
+            The model, and the offset of each tensor in the file (of no use without `location`).
         """
         from onnx import TensorProto
 
@@ -289,7 +290,7 @@ def _make_archive(place: Place) -> None:
 
 
 def _make_sparse_archive(place: Place) -> None:
-    """Writes headers, model and directory, and leaves holes for the zeros."""
+    """Writes an archive of tensors of zeros, which are holes in the file."""
     from onnxarchive.buffers import checksums
     from onnxarchive.model.keys import MODEL_PROTO
     from onnxarchive.zipformat import layout

@@ -1,8 +1,8 @@
 """Handles interrupts of tools/bench.py, which then ends its children and removes its files.
 
 SIGINT and SIGTERM raise KeyboardInterrupt once and are ignored afterwards, so that nothing stops
-the clean-up. While a child or file is created, signals are held back until it is noted for the
-clean-up.
+the clean-up. Signals are held back while a child process or the temporary directory is created and
+noted for the clean-up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_before: dict[int, Any] = {}  # the handlers that `listen` replaced, by signal
+_before: dict[int, Any] = {}  # signal: the handler before `listen`
 _children: list[subprocess.Popen[str]] = []
 _is_held = False
 _has_come = False

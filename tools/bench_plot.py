@@ -64,7 +64,7 @@ def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
         folder: The directory for the pictures; created if missing.
 
     Returns:
-        The files: speed.svg, growth.svg or both.
+        The written files; a picture without cases to draw is not written.
     """
     import matplotlib
 
@@ -110,7 +110,7 @@ def style() -> str:
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:
-    """Draws a panel for each case, with a line for each way.
+    """Draws a panel for each case, with a row of marks for each way.
 
     Filled marks are warm steps; hollow marks are whole processes.
     """

@@ -40,7 +40,7 @@ BEGIN: Final = "begin"
 END: Final = "end"
 _RESET_PEAK: Final = "5"  # written to clear_refs, resets VmHWM: see proc(5)
 _MANY_FILES: Final = 1 << 17
-_LINES_TOLD: Final = 15  # last lines of output shown for a failed process
+_LINES_TOLD: Final = 15  # number of last lines of output in the message of `FailedError`
 _answers: TextIO | None = None  # standard output
 
 
@@ -69,7 +69,7 @@ def median_of(figures: Sequence[Figures]) -> Figures:
 
 
 class FailedError(Exception):
-    """A process failed; the message is the end of its output."""
+    """A process failed, or does not answer."""
 
 
 # The process that measures
@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Output of libraries must not reach the watching process.
+    # What libraries print goes to standard error, not among the answers to the watching process.
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.exit(main(sys.argv[1:]))

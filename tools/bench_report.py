@@ -20,7 +20,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 GB: Final = 10**9
 
-_LINES_SHOWN: Final = 2  # last lines of output shown for a failed process
+_LINES_SHOWN: Final = 2  # number of last lines of an error in the report
 
 LIBRARIES: Final = (
     "onnxarchive",
@@ -77,7 +77,7 @@ class Verdict:
     Attributes:
         target: The target.
         row: The row that the target limits.
-        spread: The spread of what the target limits, a ratio or a figure; None if not measured.
+        spread: The spread of the ratio or figure that the target limits; None if not measured.
         met: True if the median meets the target; None if not measured, if the sizes are scaled, or
             if the spread exceeds the difference of median and target.
         rounds_met: The number of rounds that meet the target.
@@ -137,7 +137,7 @@ def values(figures: Sequence[Figures], name: str) -> list[float]:
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """`ours` divided by `others`, by round; empty if a value is missing or a divisor is zero."""
+    """`ours` / `others` for each round; empty if a value is missing or a divisor is zero."""
     if len(ours) != len(others) or not all(others):
         return []
     return [own / other for own, other in zip(ours, others, strict=True)]
@@ -211,7 +211,7 @@ def _figure(value: float, figure: str, is_absolute: bool) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio with three significant digits."""
+    """A ratio with three significant digits, or as a whole number if it is at least 100."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 

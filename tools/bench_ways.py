@@ -96,7 +96,7 @@ def open_archive(place: Place) -> Step:
 
 
 def view_archive(place: Place) -> Step:
-    """Opens the archive and makes a view of every tensor, which checks the local headers."""
+    """Opens the archive, makes a view of every tensor, and so checks the local headers."""
     import onnxarchive
 
     def step() -> object:

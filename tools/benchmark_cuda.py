@@ -3,8 +3,8 @@
 python3 tools/dev.py python tools/benchmark_cuda.py [--gib 1] [--rounds 5] [--json FILE] ...
 
 Writes a chain of 64 matrix products with float32 weights as an archive, a `.onnx` with external
-data, a PyTorch file, and a safetensors file if safetensors is installed: up to four files of the
-size of the weights. Measures
+data, a PyTorch file and a safetensors file: up to four files of the size of the weights. Leaves out
+the file of a package that is missing or cannot use the device. Measures
 
 - sessions of ONNX Runtime with the CUDA provider, from the archive and from the `.onnx`, and the
   first run of each session;
@@ -121,8 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     width = math.isqrt(max(int(arguments.gib * GIB) // LAYERS // ITEM_NBYTES, 0))
     if width < MIN_WIDTH or arguments.rounds < 1:
         parser.error(
-            f"expected at least one round and {LAYERS * MIN_WIDTH**2 * ITEM_NBYTES / GIB} GiB, "
-            f"found {arguments.rounds} and {arguments.gib}"
+            "expected --rounds of at least 1 and --gib of at least "
+            f"{LAYERS * MIN_WIDTH**2 * ITEM_NBYTES / GIB}, "
+            f"found --rounds {arguments.rounds} and --gib {arguments.gib}"
         )
     used, missing = _look(arguments.device)
     left_out = {it.name: missing[it.runtime] for it in WAYS.values() if it.runtime in missing}
@@ -183,7 +184,7 @@ def _try(package: str, device: str) -> tuple[str | None, str | None]:
         warnings.simplefilter("ignore")
         try:
             return WARM[package](device), None
-        except Exception as error:  # ONNX Runtime's errors have no other base
+        except Exception as error:  # ONNX Runtime's errors share only this base class
             return None, str(error).strip().split("\n")[0]
 
 

@@ -85,8 +85,8 @@ def set_up() -> None:
         run(*INSTALL, f"{ROOT}[deflate64]", stderr=subprocess.DEVNULL)
     except subprocess.CalledProcessError:
         print(
-            "the extra deflate64 is not installed, since it needs a C compiler: its tests are "
-            "skipped",
+            "the extra deflate64 is not installed, since pip failed (is there a C compiler?): its "
+            "tests are skipped",
             file=sys.stderr,
         )
     STAMP.write_text(made_from)

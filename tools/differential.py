@@ -127,7 +127,8 @@ def write_random(path: Path, seed: int) -> None:
 def write_zips(path: Path) -> None:
     """Writes an archive with a zip in a tensor and in an asset, and with many signatures.
 
-    The zips are too far from the end of the file for a reader's search for end records.
+    Zip readers search for end records in about the last 64 KiB of a file. Both zips end before
+    this part.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as inner:
@@ -137,7 +138,7 @@ def write_zips(path: Path) -> None:
         name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
     )
     model = model_of([tensor])
-    # The signatures end the model, the last entry. So the directory directly follows them.
+    # The last entry, the model, ends with the signatures, so the directory follows them directly.
     model.metadata_props.add(key="signatures", value="PK\5\6PK\6\6PK\6\7PK\3\4PK\1\2" * 5)
     assets = {"inner.zip": zipped, "last": SIGNATURES * 4096}
     onnxarchive.save(model, path, size_threshold=0, assets=assets)
@@ -221,7 +222,7 @@ class SparseFile:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
     def write(self, data: memoryview, /) -> int:
-        """Writes `data` or its first bytes; returns the number of bytes written."""
+        """Writes `data`; returns the number of bytes written, possibly fewer than `len(data)`."""
         if np.frombuffer(data, np.uint8).any():
             return self._file.write(data)
         self._file.seek(len(data), os.SEEK_CUR)

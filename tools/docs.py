@@ -92,7 +92,7 @@ def _fenced(found: re.Match[str]) -> str:
 
 
 def _command_line() -> ModuleType:
-    """A module whose docstring is the help of each command."""
+    """A module whose docstring is the help of the program and of each command."""
     texts = [f"The command line.\n\n```text\n{parser().format_help()}```\n"]
     texts += [f"## {name}\n\n```text\n{each.format_help()}```\n" for name, each in commands()]
     page = ModuleType("onnxarchive.cli", "\n".join(texts))

@@ -89,7 +89,7 @@ def _model() -> ModelProto:
 
 
 def _parts(entries: list[tuple[str, int]]) -> Iterator[tuple[str, str, int | None]]:
-    """Text, kind and offset of each box."""
+    """The text and kind of each box; for an entry's data also its offset in the file, else None."""
     for name, offset in entries:
         yield "", "header", None
         if name.startswith("assets/"):

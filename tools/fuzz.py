@@ -1,7 +1,8 @@
 """Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
-A target is a function of bytes that raises on a finding. A finding is a `DisagreementError`, any
-other error except `ArchiveError`, or an input that takes 10 seconds or 2 GiB of memory.
+A target is a function that reads bytes. The function catches the `ArchiveError` of a refusal. A
+finding is an input for which the target raises any error, takes 10 seconds, or takes 2 GiB of
+memory.
 
     python3 tools/dev.py python tools/fuzz.py archive --seconds 60
     python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
@@ -90,7 +91,7 @@ class Target:
     """A function to fuzz.
 
     Attributes:
-        run: Reads bytes; raises on a finding.
+        run: Reads bytes; any error that the function raises is a finding.
         seeds: Makes the first inputs.
     """
 
@@ -169,10 +170,11 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 
 
 def run_wire(data: bytes) -> bool:
-    """Returns True if protobuf parses a model; the wire reader must agree.
+    """Returns True if protobuf parses the bytes as a model.
 
-    Stripping and refilling the weights of a parsed model must give the same model. Protobuf must
-    parse the stripped bytes if and only if protobuf parses the given bytes.
+    Then the wire reader must accept the bytes, too, except for a reserved location. Stripping and
+    refilling the weights of a parsed model must give the same model. Protobuf must parse the
+    stripped bytes if and only if protobuf parses the given bytes.
     """
     model = _parsed(data)
     try:
@@ -302,10 +304,9 @@ def _element_width(tensor: TensorProto) -> int:
 
 
 def run_archive(data: bytes) -> bool:
-    """Returns True if a file of these bytes is an archive; see `is_archive`.
+    """Returns True if these bytes are an archive, as given or with correct CRC-32s.
 
-    Tries the bytes with correct CRC-32s, too: a fuzzer does not find correct CRC-32s by itself, and
-    wrong CRC-32s stop the reader early.
+    A fuzzer does not find correct CRC-32s by itself, and wrong CRC-32s stop the reader early.
     """
     path = _scratch() / "fuzzed.onnxa"
     path.write_bytes(data)
@@ -379,7 +380,10 @@ def is_archive(path: Path) -> bool:
             require(set(found) == broken, f"found {found}, expected {broken}")
         require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"wrong: {error}")
         return False
-    require(not found and not broken, f"verified, but the check found {found}, this tool {broken}")
+    require(
+        not found and not broken,
+        f"verified, but the check found {found}, and this tool found {broken}",
+    )
     loaded = {
         tensor.raw_data
         for model in models
@@ -503,7 +507,7 @@ def serialized_models() -> list[bytes]:
 
 
 def sources() -> list[bytes]:
-    """Small models, archives, and zip files of other tools with a model and its data."""
+    """Small models, archives, and zip files of a model and its data, as other tools write them."""
     found = [*serialized_models(), *archives()]
     model = onnx.ModelProto(ir_version=10)
     for location, offset in (("w.bin", 0), ("both.bin", 8), ("both.bin", 32)):

@@ -1,4 +1,4 @@
-"""Kills conversions at every moment and checks the target afterwards.
+"""Kills conversions at evenly spread moments and checks the target afterwards.
 
 Each run starts `onnxarchive convert` as a process and kills the process (SIGKILL). The moments of
 the kills are spread evenly from the start of a conversion to shortly after its usual end. In every
@@ -158,7 +158,7 @@ def violation(before: str, status: int, left: str) -> str | None:
     if status == DONE and left != COMPLETE:
         return f"ended well, left {left}"
     if left not in (before, COMPLETE):
-        return f"was killed, left {left} where {before} was"
+        return f"was killed; the target was {before} before, and afterwards {left}"
     return None
 
 
@@ -166,7 +166,7 @@ def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], l
     """Runs and kills conversions.
 
     Returns:
-        The number of each outcome, and the faults.
+        How many runs had each outcome, and the faults.
     """
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []

@@ -5,13 +5,13 @@ with and without new tensors; several changes in a block of `edit`; a copy; a co
 of a tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the archive.
 Every process reports the beginning and the end of each operation. One writer or both are killed
 (SIGKILL) at a random moment: in an edit, while waiting for the lock, or between edits. While the
-other processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the
-other processes are killed, too, and `recover` runs.
+remaining processes go on, this process performs one of `RECOVERIES`, such as `recover`, an edit or
+a save. Then the remaining processes are killed, too, and this process performs `recover`.
 
 Afterwards the directory must contain only the archive, and the archive must break no rule. There
-must be one order of all edits and reads in which each takes effect between its reported beginning
-and end: no finished edit is lost, an interrupted edit is complete or undone, and the reads agree.
-This order must also lead to the final content of the archive.
+must be an order of all edits and reads in which each edit and read takes effect between its
+reported beginning and end. So no finished edit is lost, an interrupted edit is complete or undone,
+and the reads agree. This order must also lead to the final content of the archive.
 
 Prints a few lines of figures. Exit status: 0, or 1 if a run broke a condition. Needs `fork`.
 """
@@ -89,15 +89,14 @@ _LOOKS: Final = ("read", "recover", "open for editing")
 BETWEEN: Final = "between edits"
 LOG: Final = "while an undo log was written"
 NEW_END: Final = "while a new end was written"  # models, directory and end records
-ELSEWHERE: Final = (
-    "elsewhere in an edit"  # before the log or after the new end is written, or in a new file
-)
+# Before the log is written, after the new end is written, in a new file, or waiting for the lock.
+ELSEWHERE: Final = "elsewhere in an edit"
 PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
-# The latest kill of an edit comes after this multiple of the edit's usual duration.
+# Time from the beginning of an edit to its latest kill, as a multiple of the usual duration.
 BEYOND: Final = 1.2
 PATIENCE: Final = 60.0  # seconds to wait for an event
-USUAL: Final = 0.1  # assumed seconds of an edit until one is timed
+USUAL: Final = 0.1  # assumed seconds of an edit, if no edit of the same kind was timed
 CLOSE: Final = 0.5  # the share of kills that come soon after the start of an undo log
 
 
@@ -135,14 +134,14 @@ def weight(name: str) -> bytes:
 
 
 def weights(number: int) -> list[str]:
-    """Names of the tensors that never change."""
+    """Names of all tensors of the model `number`, except `CHANGING`."""
     names = [f"weight_{index}" for index in range(WEIGHTS)]
     return [*names, ADDED] if traits(number).has_added else names
 
 
 @functools.lru_cache(maxsize=32)
 def changing(number: int) -> bytes:
-    """The data of the replaced tensor; begins with `number` in 8 bytes."""
+    """The data that edit `number` gives the tensor `CHANGING`; begins with `number` in 8 bytes."""
     head = number.to_bytes(8, "little")
     return head + random.Random(number).randbytes(CHANGING_NBYTES - len(head))
 
@@ -165,7 +164,7 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
 
     Args:
         number: The number of the model.
-        tensor: The number of the replaced tensor; None to refer to the archive's tensor.
+        tensor: The edit whose data `CHANGING` gets; None to refer to the archive's `CHANGING`.
     """
     is_referring = tensor is None and traits(number).is_referring
     initializers = []
@@ -248,7 +247,10 @@ def read_state(archive: Archive) -> State:
         require(archive.read(f"assets/{ASSET}") == asset(), "the asset has other bytes")
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
-    require(data == changing(tensor), f"{CHANGING} has bytes that no edit wrote (number {tensor})")
+    require(
+        data == changing(tensor),
+        f"the first 8 bytes of {CHANGING} are of edit {tensor}, but its other bytes are not",
+    )
     require([*archive.models] == ["", DECODER], f"found the models {[*archive.models]}")
     for tensor_of, written in zip(
         archive.models[DECODER].graph.initializer, decoder().graph.initializer, strict=True
@@ -257,7 +259,7 @@ def read_state(archive: Archive) -> State:
         is_right = tensor_of.name == written.name == location.value
         require(
             is_right and bytes(archive.read(location.value)) == weight(written.name),
-            f"the tensor {written.name} of the further model has another name or other bytes",
+            f"the further model has another name, key or data than expected of {written.name}",
         )
     return State(number, tensor, has_asset)
 
@@ -337,11 +339,12 @@ class Event:
     Attributes:
         process: The process.
         what: "begin", "done" or "refused" for an operation; "wrong" for a fault; "killing" before a
-            kill; "undone" after a kill if the interrupted edit must be rolled back; "killed" after
-            any other kill.
+            kill; "undone" after the kill of a single writer whose interrupted edit must be rolled
+            back; "killed" after any other kill.
         number: The operation's number.
         kind: The operation's kind.
-        detail: A message, or the state that was read.
+        detail: For the "done" of a read, the state; for "refused", the name and the message of the
+            error; for "wrong", the end of the traceback.
         moment: Time of the event in seconds, from `time.monotonic`.
     """
 
@@ -398,7 +401,7 @@ class DisagreementError(Exception):
 
 
 def possible_states(before: State, events: Sequence[Event]) -> set[State]:
-    """The possible states of an archive after events, which must include each operation's end.
+    """The possible states of an archive after events; the events must end every operation.
 
     An operation takes effect at one moment between its beginning and its end. A refused or undone
     operation has no effect. A killed operation takes effect before the kill or never.
@@ -408,7 +411,7 @@ def possible_states(before: State, events: Sequence[Event]) -> set[State]:
         events: The events, in order.
 
     Raises:
-        DisagreementError: No order of the operations explains the reads.
+        DisagreementError: No order of the operations explains the events.
     """
     seen = {
         (event.process, event.number): State(*event.detail)
@@ -671,7 +674,8 @@ class Scene:
             if time.monotonic() > deadline:
                 last = "; ".join(map(str, self._events[-10:]))
                 raise TimeoutError(
-                    f"expected an event within {PATIENCE:.0f} s, found none after: {last}"
+                    f"expected '{what}' of the {process} within {PATIENCE:.0f} s; "
+                    f"last events: {last}"
                 )
             self._take(1)
 
@@ -703,7 +707,7 @@ class Scene:
             time.sleep(0.0002)
 
     def _kill_writers(self, victims: Collection[str]) -> None:
-        """Kills writers, counts the phase of the edit; a writer not killed is stopped meanwhile."""
+        """Kills writers and counts the phase of the edit; meanwhile the other writer is stopped."""
         living = [self._processes[name] for name in WRITERS if name not in victims]
         self._say(PARENT, "killing")
         for process in living:
@@ -722,7 +726,7 @@ class Scene:
             os.kill(process, signal.SIGCONT)
 
     def _phase(self, victims: Collection[str]) -> str:
-        """The phase of the edit in which writers were killed; a writer not killed is stopped."""
+        """The phase of the edit in which writers were killed; the other writer must be stopped."""
         last = {event.process: event.what for event in self._events if event.kind}
         if all(last.get(name) != "begin" for name in victims):
             return BETWEEN

@@ -53,7 +53,7 @@ class Measured:
 
 
 def layer(kind: str, number: int) -> Iterator[onnx.TensorProto | onnx.NodeProto]:
-    """The weights of a layer and its node, with input `y{number}` and output `y{number + 1}`."""
+    """Yields the weights of a layer, then its node from `y{number}` to `y{number + 1}`."""
     rng = np.random.default_rng(number)
     weight, names = f"w{number}", ([f"y{number}"], [f"y{number + 1}"])
     if kind == "float32":

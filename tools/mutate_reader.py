@@ -5,10 +5,11 @@
     python3 tools/mutate_reader.py --large DIR
 
 Each change disables an `if` that refuses, removes an operand of an `and` or `or`, removes a call of
-`_expect` or one pair of its compared values, or moves a bound or a limit by one. A changed reader
-judges all small vectors in this process. With `--large`, a change that no small vector notices and
-that is not in `EQUIVALENT` is also tried on the large vectors in DIR (made by `vectors.py --large
-DIR`). An unnoticed change needs a new vector or an entry in `EQUIVALENT`.
+`_expect` or one pair of its compared values, or moves a bound or a limit by one. Each changed
+reader reads the small vectors, in this process, up to the first vector with a wrong output. With
+`--large`, a change that no small vector notices and that is not in `EQUIVALENT` is also tried on
+the large vectors in DIR (made by `vectors.py --large DIR`). An unnoticed change needs a new vector
+or an entry in `EQUIVALENT`.
 
 Takes half a minute, or ten minutes with large vectors. Exit status: 0 if the unnoticed changes are
 exactly those in `EQUIVALENT` (without `--large`: those in `EQUIVALENT` and `NOTICED_BY_LARGE`);
@@ -55,16 +56,16 @@ NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
         "_read_directory: directory.count > _MAX_ENTRIES: bound moved",
         "_read_end: 'ZIP64-1' 'values of the end record': removed",
         "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': removed",
-        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without disk",
-        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without disks",
+        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without `disk`",
+        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without `disks`",
         "_read_end64: 'ZIP64-3' 'offset in the Zip64 locator': removed",
         "_read_end64: 'ZIP64-3' 'signature of the Zip64 end record': removed",
         "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': removed",
-        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without rest",
-        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without needed",
+        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without `rest`",
+        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without `needed`",
         "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': removed",
-        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without disk",
-        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without directory_disk",
+        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without `disk`",
+        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without `directory_disk`",
         "_read_end64: values[1] < _FULL16: bound moved",
         "_read_end64: max(values[2:]) < _FULL32: bound moved",
         "_parse_record: 'ZIP-10' 'version needed with a Zip64 field': removed",
@@ -85,7 +86,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
         "only a socket meets the condition (on Windows also a directory): the suite has no socket"
     ),
-    "_json_number: value < 1 << 53: bound moved": ("numbers may be JSON numbers or strings"),
+    "_json_number: value < 1 << 53: bound moved": (
+        "the suite accepts 2^53 as a JSON number and as a string"
+    ),
     "_read_end: before[-_LOCATOR.size:].startswith(b'PK\\x06\\x07'): dropped": (
         "ZIP-5 is broken, too: the directory does not end where the end record begins"
     ),
@@ -115,7 +118,8 @@ class Change:
     Attributes:
         name: Function, condition and kind of change.
         line: The line of the condition.
-        rules: All strings in the condition; rule ids are among them.
+        rules: All strings in the changed statement or expression. The rule id is among them if the
+            statement is an `if` that refuses or a call of `_expect`.
         tree: The program with the change.
     """
 
@@ -207,8 +211,8 @@ def shown(node: ast.AST) -> str:
     """A condition as text.
 
     Returns:
-        The name of a limit; the rule and the description that `_expect` gets; otherwise the source
-        code of the condition.
+        For a limit, its name; for a call of `_expect`, the rule and the description; otherwise the
+        source code of the condition.
     """
     if isinstance(node, ast.Assign):
         return ast.unparse(node.targets[0])
@@ -232,7 +236,7 @@ def edits(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "dropped", partial(setattr, node, "test", ast.Constant(False))
     if isinstance(node, ast.BoolOp):
         for index, value in enumerate(node.values):
-            yield f"without {ast.unparse(value)}", partial(node.values.pop, index)
+            yield f"without `{ast.unparse(value)}`", partial(node.values.pop, index)
     if isinstance(node, ast.Compare):
         for index, operator in enumerate(node.ops):
             if type(operator) in MOVED:
@@ -243,7 +247,7 @@ def edits(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
         expected, found = node.value.args[2:4]
         if isinstance(expected, ast.Tuple) and isinstance(found, ast.Tuple):
             for index, value in enumerate(found.elts):
-                yield f"without {ast.unparse(value)}", partial(leave_out, node.value, index)
+                yield f"without `{ast.unparse(value)}`", partial(leave_out, node.value, index)
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
         limit = node.value.value
         if ast.unparse(node.targets[0]).startswith("_MAX_") and isinstance(limit, int):

@@ -38,7 +38,7 @@ def commands() -> list[list[str]]:
 
 
 def make_files(directory: Path) -> None:
-    """Writes the files that the snippets read."""
+    """Writes the files that the snippets and commands read."""
     weight = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
     for file, name in (("model.onnx", "layer.0/weight"), ("decoder.onnx", "shared")):
         graph = helper.make_graph(
@@ -76,7 +76,7 @@ def run_commands(commands: Iterable[list[str]]) -> None:
 
 @contextlib.contextmanager
 def _with_files() -> Iterator[None]:
-    """A temporary working directory with the files that the snippets read."""
+    """A temporary working directory with the files that the snippets and commands read."""
     with tempfile.TemporaryDirectory() as directory:
         make_files(Path(directory))
         os.chdir(directory)

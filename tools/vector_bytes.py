@@ -1,8 +1,8 @@
 """Makes zip records and protobuf messages byte by byte, for valid and damaged archives.
 
-Each field has the value that the specification requires, unless the caller overrides the field. So
-the recipes in the other `vector_*.py` state only the faults of a file. Needs only Python; shares no
-code with the library, which the vectors test.
+Each field of a zip record has the value that the specification requires, unless the caller
+overrides the field. So a recipe for a damaged record states only the damage. Needs only Python;
+shares no code with the library, which the vectors test.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Entry:
     Attributes:
         name: Name in the directory.
         data: Data of the entry.
-        alignment: Value of the alignment field; the data offset is a multiple of this value.
+        alignment: Value of the alignment field. The conforming padding makes the data offset a
+            multiple of this value.
         both: Overridden fields of the local header and of the directory record.
         local: Overridden fields of the local header.
         record: Overridden fields of the directory record.
@@ -182,8 +183,10 @@ class Image:
         end: Overridden fields of the end record.
         zip64: Overridden fields of the Zip64 end record.
         locator: Overridden fields of the Zip64 locator.
-        has_zip64: True to write Zip64 end records; None to write them if they are needed.
-        is_saturated: True to saturate the end record; None to do so if there are Zip64 end records.
+        has_zip64: True to write a Zip64 end record and a Zip64 locator, False to write neither;
+            None to write both if a value of the end record does not fit.
+        is_saturated: True to saturate the end record; None to saturate it if a Zip64
+            end record is written.
         prefix: Bytes before the first entry.
         before_directory, after_directory, after_zip64, after_locator, after_end: Bytes to insert
             at these places; a conforming archive has none.

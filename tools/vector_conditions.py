@@ -1,4 +1,4 @@
-"""Vectors for single conditions of a reader: files that barely meet or break one condition."""
+"""Vectors of files that each barely meet or break one condition in the code of a reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESSAGES = 4_194_304
 
 
 def single_conditions() -> Iterator[Vector]:
-    """The vectors of single conditions, small and large."""
+    """The vectors of this module, small and large."""
     yield from _headers()
     yield from _names()
     yield from _wire()
@@ -106,7 +106,7 @@ def _first_changed(**changes: object) -> Image:
 
 def _names() -> Iterator[Vector]:
     composed = (
-        ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
+        ("hangul", "\uac00 \uac01", "Hangul syllables of two and of three letters"),
         ("blocked", "a\u0305\u0301", "a mark that is blocked by an earlier mark of the same class"),
         (
             "two-marks",
@@ -123,14 +123,14 @@ def _names() -> Iterator[Vector]:
             W,
         )
     refusals = (
-        ("hangul-two-letters", "\u1100\u1161", "two letters that compose to a syllable"),
-        ("hangul-third-letter", "\uac00\u11a8", "a syllable and a letter that compose"),
+        ("hangul-two-letters", "\u1100\u1161", "two Hangul letters that compose to a syllable"),
+        ("hangul-third-letter", "\uac00\u11a8", "a Hangul syllable and a letter that compose"),
         (
             "two-marks-of-a-class",
             "a\u0301\u0300",
             "two marks of one class, and the first mark composes",
         ),
-        ("marks-out-of-order", "a\u0301\u0323", "two marks in another order than the canonical"),
+        ("marks-out-of-order", "a\u0301\u0323", "two marks that are not in the canonical order"),
         ("exclusion", "\u0958", "a letter that every normalization form decomposes"),
         ("singleton", "\u212b", "a letter that decomposes to one other letter"),
         ("not-assigned", "\U00050005", "a code point that is not assigned"),
@@ -194,10 +194,22 @@ def _wire() -> Iterator[Vector]:
         W,
     )
     in_graph = (
-        ("fixed32-cut", "a number of 4 bytes that runs past its graph", _fixed(FIXED_32, 3)),
-        ("fixed64-cut", "a number of 8 bytes that runs past its graph", _fixed(FIXED_64, 7)),
-        ("group-past-message", "a group that ends after its graph", v.varint(1000 << 3 | 3)),
-        ("group-in-group", "a group that ends before the group within it", _crossed_groups()),
+        (
+            "fixed32-cut",
+            "a number of 4 bytes that runs past the end of the graph",
+            _fixed(FIXED_32, 3),
+        ),
+        (
+            "fixed64-cut",
+            "a number of 8 bytes that runs past the end of the graph",
+            _fixed(FIXED_64, 7),
+        ),
+        (
+            "group-past-message",
+            "a group that begins in the graph and ends after the graph",
+            v.varint(1000 << 3 | 3),
+        ),
+        ("group-in-group", "an outer group that ends before the inner group", _crossed_groups()),
         ("group-holds-fault", "a wire type of 7 within a group", _group_of(b"\x0f")),
         ("group-holds-cut", "a cut number within a group", _group_of(_fixed(FIXED_32, 1))),
         (
@@ -309,7 +321,7 @@ def _zip64() -> Iterator[Vector]:
     nbytes = len(BIG.data)
     yield refused(
         "sparse-field-other-id",
-        "The sizes are in an extra field with another id.",
+        "An extra field with the id 2 holds the sizes, in place of the Zip64 field.",
         "ZIP-13",
         lambda: sparse_big(record_extra=extra_field(2, struct.pack("<QQ", nbytes, nbytes))),
         "sentinel-no-extra",

@@ -246,7 +246,7 @@ def _conforming_model() -> Iterator[Vector]:
     proto, tensors = everywhere()
     yield accepted(
         "places",
-        "An external tensor at every place of a model.",
+        "An external tensor at every place of a model that can hold a tensor.",
         "DATA-1 DATA-2 DATA-3",
         lambda: of_proto(proto, *tensors),
         *tensors,
@@ -276,7 +276,7 @@ def _conforming_model() -> Iterator[Vector]:
     )
     yield accepted(
         "model-unknown-fields",
-        "Unknown fields and groups, fields of other wire types, ir_version 0, a name not in UTF-8.",
+        "Unknown fields and groups, fields of wrong wire types, ir_version 0, a name not in UTF-8.",
         "MODEL-3",
         lambda: of_proto(with_unknown_fields(), W),
         W,

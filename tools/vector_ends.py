@@ -22,7 +22,7 @@ from vector_parts import (
     to_bytes,
 )
 
-# This number of bytes at the end of a file must contain no false end record.
+# The last END_NBYTES bytes of a file must contain no false record.
 END_NBYTES = 65_535 + 98
 LOCATOR = struct.pack("<4sIQI", b"PK\6\7", 0, 64, 1)
 ZIP64_END = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0x032D, 45, 0, 0, 1, 1, 47, 0)
@@ -116,7 +116,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-pair",
-        "The signature of a locator, and 20 bytes later the signature of an end record.",
+        "The signature of a locator begins 20 bytes before the signature of an end record.",
         "ZIP-16",
         of_tensor(LOCATOR[:4] + b"\xff" * 16 + b"PK\5\6" + b"\xff" * 18),
         "false-end",
@@ -152,7 +152,7 @@ def false_ends() -> Iterator[Vector]:
 
 
 def _false_directory() -> Image:
-    """An archive whose tensor holds a whole archive with Zip64 end records."""
+    """An archive whose tensor holds a whole archive with a Zip64 end record and a locator."""
     other = Image([Entry(MODEL_PROTO, model(graph()))], has_zip64=True)
     data = to_bytes(other)
     return archive(holding(data), assets=(Entry(b"assets/labels", b"x"),))
@@ -201,9 +201,10 @@ def _conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "nearly-records",
-        "Bytes that are nearly false records: end records with other disks or unequal counts, "
-        "locators with other disks, a Zip64 end record with size 45, two signatures 19 instead of "
-        "20 bytes apart.",
+        "Bytes that are nearly false records: end records with a disk number of 1 or with unequal "
+        "counts, locators with the disk 1 or with 2 disks, a Zip64 end record with the size 45, "
+        "and the signature of a locator 19 instead of 20 bytes before the signature of an end "
+        "record.",
         "ZIP-16",
         lambda: archive(near),
         near,

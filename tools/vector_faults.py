@@ -201,7 +201,7 @@ def _bad_framing() -> Iterator[Vector]:
         count = 4 + change
         yield refused(
             f"count-one-{name}",
-            f"The end record counts one record {name}.",
+            f"The end record counts one record {name} than the directory has.",
             "ZIP-4",
             image_with(end={"disk_count": count, "count": count}),
             "count",
@@ -299,28 +299,28 @@ def _bad_framing() -> Iterator[Vector]:
 def _bad_zip64_ends() -> Iterator[Vector]:
     yield refused(
         "locator-missing",
-        "The end record is saturated, and the Zip64 end records are missing.",
+        "The end record is saturated; Zip64 end record and locator are missing.",
         "ZIP64-1",
         image_with(is_saturated=True),
         "locator-missing",
     )
     yield refused(
         "count-saturated",
-        "Both counts of the end record are saturated, and the Zip64 end records are missing.",
+        "Both counts of the end record are saturated; Zip64 end record and locator are missing.",
         "ZIP64-1",
         image_with(end={"disk_count": 0xFFFF, "count": 0xFFFF}),
         "locator-missing",
     )
     yield refused(
         "zip64-unneeded",
-        "Zip64 end records although all values fit the end record.",
+        "A Zip64 end record and a locator, although all values fit the end record.",
         "ZIP64-1",
         image_with(has_zip64=True),
         "two-truths",
     )
     yield refused(
         "zip64-beside-values",
-        "Zip64 end records, and an end record without saturated values.",
+        "A Zip64 end record, a locator, and an end record without saturated values.",
         "ZIP-5 ZIP64-1",
         image_with(has_zip64=True, is_saturated=False),
         "two-truths",
@@ -344,8 +344,8 @@ def _bad_zip64_ends() -> Iterator[Vector]:
 def _looking_like_a_locator() -> Image:
     """An archive in which the model's directory record contains the signature of a locator.
 
-    The signature begins in the external attributes and ends in the header offset. It lies 20 bytes
-    before the end record.
+    The signature begins in the external attributes, 20 bytes before the end record, and ends in the
+    header offset.
     """
     fill = next(
         Entry(b"assets/fill", bytes(size))
@@ -579,7 +579,7 @@ def _bad_headers() -> Iterator[Vector]:
     for alignment in (0, 1, 32, 63, 96, 128, 65535):
         yield refused(
             f"alignment-{alignment}",
-            "The stated alignment is invalid, or the data does not have it.",
+            f"The alignment field states {alignment}; the data begins at byte 64.",
             "ALIGN-2 ALIGN-3" if alignment in (1, 128) else "ALIGN-2",
             entry_with(0, local_extra=alignment_extra(alignment, 27)),
             "misaligned",
@@ -826,7 +826,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     for name, extra, rules in local:
         yield refused(
             f"local-extra-{name}",
-            "The extra fields of a local header are not just the alignment field.",
+            "The extra fields of a local header are not exactly one alignment field.",
             rules,
             entry_with(0, local_extra=extra),
             "unicode-path" if name == "unicode-path" else "extra-framing",
@@ -835,7 +835,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """Returns a function that makes an archive with an entry and a location of this name."""
+        """Returns a function that makes an archive: `name` names an entry and is a location."""
 
         def source() -> Image:
             text = name.decode(errors="replace")
@@ -887,21 +887,21 @@ def _bad_names() -> Iterator[Vector]:
     )
     yield refused(
         "name-utf-8-not-flagged",
-        "The name of an asset in UTF-8 without bit 11.",
+        "The name of an asset has a letter beyond ASCII, but bit 11 of the flags is not set.",
         "ZIP-9",
         lambda: archive(assets=(Entry("assets/é".encode(), b"", both={"flags": 0}),)),
         "utf8",
     )
     yield refused(
         "name-surrogate",
-        "The name of an asset with a surrogate in UTF-8.",
+        "The name of an asset has a surrogate, encoded as in UTF-8.",
         "NAME-1",
         lambda: archive(assets=(Entry(b"assets/\xed\xa0\x80"),)),
         "utf8",
     )
     yield refused(
         "name-overlong",
-        "The name of an asset with a slash encoded in two bytes, as overlong UTF-8.",
+        "The name of an asset has a slash in two bytes, an overlong form of UTF-8.",
         "NAME-1",
         lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
         "utf8",
@@ -933,7 +933,7 @@ def _bad_names() -> Iterator[Vector]:
     ):
         yield refused(
             f"names-{name}",
-            "The name of an asset is a folder in the name of another asset.",
+            "After down-casing, the name of an asset is a folder in the name of another asset.",
             "NAME-2",
             partial(archive, assets=(Entry(first), Entry(second))),
             "fold-collision",
@@ -1095,7 +1095,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for tensor in tensors:
         yield refused(
             f"unreferenced-place-{tensor.key.removesuffix('_key').replace('_', '-')}",
-            "An external tensor, in one of the places of a model, has no entry.",
+            "A model has a tensor at every possible place; one of these tensors has no entry.",
             "DATA-1",
             partial(of_proto, proto, *(it for it in tensors if it != tensor)),
             "ref-elsewhere",

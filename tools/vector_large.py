@@ -1,4 +1,4 @@
-"""The vectors of more than 1 MiB; those of some GiB are sparse."""
+"""Vectors of more than 1 MiB; files of some GiB are sparse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vector_parts import (
 
 
 def large() -> Iterator[Vector]:
-    """The vectors of more than 1 MiB; those of some GiB are sparse."""
+    """The vectors of this module: each file is larger than 1 MiB."""
     yield accepted(
         "entries-65534",
         "The largest number of entries that the end record can count.",
@@ -105,7 +105,7 @@ def _bad_zip64() -> Iterator[Vector]:
 
     yield one(
         "sparse-locator-missing",
-        "The Zip64 end records are missing.",
+        "The end record is saturated; Zip64 end record and locator are missing.",
         "ZIP64-1",
         "locator-missing",
         has_zip64=False,
@@ -276,7 +276,7 @@ def _bad_zip64() -> Iterator[Vector]:
         padding = -(30 + 3 + len(field) + 6) % 64
         yield big(
             f"sparse-local-field-{name}",
-            "The Zip64 field of the local header is missing, or is not just the two true sizes.",
+            "The Zip64 field of the local header is missing, or does not hold just the two sizes.",
             rule,
             "extra-length",
             local_extra=field + alignment_extra(64, padding),

@@ -189,7 +189,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-in-order-without-underscores",
-        "'ab' before 'a_', although the byte of '_' is less than that of 'b'.",
+        "The id 'ab' comes before 'a_', although the byte of '_' is less than the byte of 'b'.",
         "MODEL-4",
         of_order("_ab", "_a_", ""),
         "model-order",
@@ -232,10 +232,10 @@ def _bad_places() -> Iterator[Vector]:
 
 
 def _bad_contents() -> Iterator[Vector]:
-    def further(data: bytes, **changes: object) -> Callable[[], Image]:
-        """Returns a function that makes an archive with `data` and `changes` in a further model."""
+    def further(data: bytes, **attributes: object) -> Callable[[], Image]:
+        """Returns a function that makes an archive; a further model has these Entry attributes."""
         image = with_models((W,), OF_W, {"a": data})
-        image.entries[1] = replace(image.entries[1], **changes)  # type: ignore[arg-type]
+        image.entries[1] = replace(image.entries[1], **attributes)  # type: ignore[arg-type]
         return lambda: image
 
     for name, about, data in (
@@ -324,7 +324,7 @@ def _bad_tensors() -> Iterator[Vector]:
     )
     yield refused(
         "models-location-model",
-        "A location in a further model is the name of this model.",
+        "A location in a further model is the name of the same further model.",
         "DATA-1",
         with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO_a"),))),
         "dangling",
@@ -349,14 +349,14 @@ def _bad_tensors() -> Iterator[Vector]:
     ):
         yield refused(
             f"models-differ-in-{name}",
-            f"Two models share an entry; the tensor of the second model has {about}.",
+            f"Two models share an entry; the tensor of the further model has {about}.",
             "DATA-8",
             with_further(V, tensor),
             "shared-key-differs",
         )
     yield refused(
         "models-differ-in-size",
-        "Two models share an entry; it is too short for the tensor of the second model.",
+        "Two models share an entry that is too short for the tensor of the further model.",
         "DATA-8 TENSOR-3",
         with_further(V, replace(W, dims=(2, 4))),
         "size-lie",

@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def entry(self) -> Entry:
-        """The conforming entry of the tensor."""
+        """The entry with the data of the tensor, and no overridden field."""
         return Entry(self.key.encode(), self.data)
 
 
@@ -124,7 +124,7 @@ def node(*attributes: bytes) -> bytes:
 
 
 def attribute(field_number: int, *values: bytes) -> bytes:
-    """A serialized AttributeProto with these values in a field."""
+    """A serialized AttributeProto; the field `field_number` has the values `values`."""
     return content(1, "value") + b"".join(content(field_number, value) for value in values)
 
 
@@ -181,7 +181,7 @@ def plus(by: int) -> Callable[[int], int]:
 
 
 def archive(*tensors: Tensor, assets: tuple[Entry, ...] = (), proto: bytes | None = None) -> Image:
-    """An archive of these tensors as initializers, these assets, and the model."""
+    """An archive of tensors, assets and the model `proto`, by default a model with the tensors."""
     data = model(graph(*tensors)) if proto is None else proto
     return Image([*(it.entry for it in tensors), *assets, Entry(MODEL_PROTO, data)])
 
@@ -251,8 +251,8 @@ BIG_SHA256 = "318eea1453f3a536e42d9637db593982c5c297220b2019bd4b7ad08e88d91e4b"
 def sparse(**changes: object) -> Image:
     """An archive that needs Zip64 for a size, for offsets and for the directory.
 
-    Entries: 0 `big`, 1 `w`, 2 the model. `changes` are new attributes of the image, or of the entry
-    `w` if the image has no such attribute.
+    Entries: 0 `big`, 1 `w`, 2 the model. `changes` sets attributes of the image. An attribute that
+    the image does not have is set in the entry `w`.
     """
     image = archive(BIG, W)
     image.entries[0].crc = BIG_CRC32

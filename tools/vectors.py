@@ -33,7 +33,7 @@ from vector_parts import Tensor, Vector
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"
 FORMAT_VERSION = 1
-# The runner makes the files of these vectors; the repository does not contain them.
+# conformance/run.py makes the files of these vectors; the repository does not contain the files.
 SPECIAL: tuple[dict[str, Any], ...] = (
     {
         "name": "file-link",

@@ -40,7 +40,7 @@ class Extracted:
         name: The listed name.
         nbytes: The listed size.
         crc32: The listed CRC-32; None if the reader lists none.
-        sha256: SHA-256 of the extracted data in hexadecimal; None if it was not extracted.
+        sha256: Hexadecimal SHA-256 of the extracted data; None if no data was extracted.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Limit:
 
     Attributes:
         reason: Why the reader fails.
-        applies: True if an archive with these entries is of this kind.
+        applies: Takes the entries of an archive; returns True if the archive is of this kind.
     """
 
     reason: str
@@ -154,7 +154,7 @@ def output_of(*command: str | Path, piped: Path | None = None) -> str:
 
     Args:
         *command: The command.
-        piped: File to send to the command through a pipe (which cannot seek), or None.
+        piped: File to send to the command through a pipe; None for no input.
 
     Raises:
         ReaderError: The exit status is not 0, standard error is not empty, or time ran out.
@@ -366,14 +366,14 @@ def printing(*command: str | Path) -> ReadAll:
     return read_all
 
 
-# Found with bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20; tests/format/test_differential.py
-# tests each limit.
+# The limits below are those of bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20.
+# tests/format/test_differential.py tests each limit.
 _LISTED_AS_TAR: Final = (
     "bsdtar lists a zip like a tar, without CRC-32s; extraction checks the CRC-32s"
 )
 _SATURATED_SIZE: Final = Limit(
-    "unzip takes the size 0xFFFFFFFF for a saturated field, and reads the size from the Zip64 "
-    "field of the next entry",
+    "unzip takes the size 0xFFFFFFFF for a saturated value, and misreads the size of the next "
+    "entry",
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
 )
 _NO_ZIP64_FIELDS: Final = Limit(

@@ -10,8 +10,8 @@ file itself, and exchanges the file's bytes with the serializer. So
 - the model is the default one; `onnxarchive.load(path, model="decoder")` loads another. Saving
   writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses other
   models and assets. `onnxarchive.replace_model(path, model)` keeps them;
-- saving writes into an existing file. `onnxarchive.save` replaces the file, so views of the old
-  file stay valid, and after a failure the old file is unchanged;
+- saving overwrites an existing file in place. `onnxarchive.save` replaces the file, so views of the
+  old file stay valid, and after a failure the old file is unchanged;
 - `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate
   file, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
   model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
@@ -152,8 +152,8 @@ def _remedy(producer_name: str, location: str) -> str:
         )
     return (
         "either load the model with its external data, or save the model without "
-        "save_as_external_data, or convert the model's file with onnxarchive.convert; save an "
-        "onnx_ir.Model with onnxarchive.save"
+        "save_as_external_data, or convert the model's file with onnxarchive.convert; for an "
+        "onnx_ir.Model, call onnxarchive.save"
     )
 
 

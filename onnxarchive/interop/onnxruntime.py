@@ -1,8 +1,9 @@
-"""ONNX Runtime sessions of archives; weights are used in place, in a file or in memory.
+"""ONNX Runtime sessions of archives in local files, in memory and in stores.
 
-If the archive is a file, ONNX Runtime gets a model with external data in this file, and session
-options with the file's directory, and maps each tensor. If the archive is not a file, ONNX Runtime
-gets the archive's model, with keys as locations, and a buffer for each key.
+For an archive in a local file (its own or a cached copy), ONNX Runtime gets a model whose external
+data is in this file. The session options name the file's directory, so that ONNX Runtime can map
+the weights. For other archives, ONNX Runtime gets a model whose external data has keys as
+locations. The session options hold a buffer for each of these keys.
 """
 
 from __future__ import annotations
@@ -57,18 +58,19 @@ def session(
 
     ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
     copies of many weights for speed. With `prepack=False` it makes no copies, so processes share
-    the mapped weights; the README says when to choose this. On Windows, versions before 1.23 map
-    only tensors that begin at a multiple of 64 KiB, and read all others.
+    the mapped weights; the README says when to choose this. On Windows, ONNX Runtime before 1.23
+    maps only tensors that begin at a multiple of 64 KiB, and reads all other tensors.
 
-    The archive may be renamed or replaced while sessions run, but a later call of `set_providers`
-    needs the archive at its old path. Tensors that ONNX Runtime needs for shape inference, or does
-    not read from external data, are passed in the model.
+    Except on Windows, the archive may be renamed or replaced while sessions run. A later call of
+    `set_providers` needs the archive at its old path. Tensors that ONNX Runtime needs for shape
+    inference, or does not read from external data, are passed in the model.
 
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
-            newer use them in place; older versions copy them. A model and its weights in memory
-            must be below 2 GiB if ONNX Runtime is older than 1.24 or cannot copy `sess_options`.
+            newer use the weights in place; older versions copy them. If ONNX Runtime is older than
+            1.24 or cannot copy `sess_options`, the weights are copied into the model, and the model
+            must be below 2 GiB.
         sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
             may need custom operators. Options that are not copied are changed while the session is
@@ -93,7 +95,7 @@ def session(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a tensor that is passed in the model, or downloaded, do not
             match their CRC-32.
-        ArchiveError: Another file has replaced the archive's file.
+        ArchiveError: The archive's file was replaced or removed after it was opened.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model and the tensors in it
             take 2 GiB or more.
         ValueError: The archive is closed, was opened with another model, or has a path that is not
@@ -129,20 +131,22 @@ def session_options(
     """Returns the model and the options for an ONNX Runtime session of an archive.
 
     `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
-    You may change the options first. Do not rename the archive or its directory before the session
-    is made: the options name the directory, and the model names the file.
+    You may change the options before you make the session. Do not rename the archive or its
+    directory before the session is made: the options name the directory, and the model names the
+    file.
 
     Args:
-        path: The archive, as in `session`. Without a local file, the options and their sessions
-            keep the weights in memory.
+        path: The archive, as in `session`. Without a local file, the returned model or the
+            returned options hold the weights in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
         prepack: As in `session`.
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:
-        The serialized model, with its large tensors as external data in the archive, and session
-        options with the archive's directory.
+        The serialized model and session options. For an archive in a local file, the model's large
+        tensors are external data in this file, and the options name the file's directory. For other
+        archives, the model or the options hold all tensors.
 
     Raises:
         UnsupportedFeatureError: As in `session`; also if `sess_options` cannot be copied.
@@ -159,10 +163,10 @@ def session_options(
         inputs = _inputs(path, model, sess_options, prepack, access, files)
     if inputs.options is None:
         raise UnsupportedFeatureError(
-            "ONNX Runtime cannot copy these session options: they name execution providers, write "
-            "files (profiling, the optimized model, EP contexts), or may have libraries of custom "
-            "operators that the model needs; call session_options(path) and change the options "
-            "that it returns"
+            "ONNX Runtime cannot copy these session options: they are not valid for every model, "
+            "name execution providers, write files (profiling, the optimized model, EP contexts), "
+            "or may have libraries of custom operators that the model needs; call "
+            "session_options(path) and change the options that it returns"
         )
     return inputs.model, inputs.options
 
@@ -174,7 +178,7 @@ class _Inputs:
     Attributes:
         model: The serialized model.
         options: Options for this session alone; None if the caller's options cannot be copied.
-        entries: The session entries that the options need.
+        entries: The session config entries that the options need.
         file: The archive's file; None for an archive in memory.
         path: The file's path without symbolic links; None for an archive in memory.
     """
@@ -189,12 +193,12 @@ class _Inputs:
         """Requires that the path still leads to the archive's file.
 
         Raises:
-            ArchiveError: Another file is at the path.
+            ArchiveError: The path leads to another file, or to none.
         """
         if self.file is None or self.path is None or self.file.is_at(self.path):
             return
         error = ArchiveError(
-            "another file replaced the archive while the session was made; try again"
+            "the archive was replaced, renamed or removed while the session was made; try again"
         )
         error.path = self.file.path
         raise error
@@ -208,7 +212,7 @@ def _inputs(
     access: Access,
     files: contextlib.ExitStack,
 ) -> _Inputs:
-    """Prepares the inputs of a session; `files` closes a file that is opened here."""
+    """Prepares the model and options of a session; `files` closes a file that is opened here."""
     ort = require_onnxruntime()
     archive = _opened(source, model, access, files)
     is_own = archive is not source
@@ -248,7 +252,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
 def _model_and_buffers(
     archive: Archive, options: ort.SessionOptions | None, *, in_place: bool
 ) -> tuple[bytes, dict[str, memoryview]]:
-    """The model of an archive that is in no file, and the buffers of the external data by key.
+    """The model of an archive without a local file, and the bytes of the external tensors by key.
 
     If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
     """

@@ -26,8 +26,8 @@ from onnxarchive.storage.optional import needing
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Session entries. DIRECTORY: directory of external data. _DISABLE_PREPACKING: "1" makes no packed
-# copies of weights. USE_BUFFERS: "1" makes no copies of given buffers (ignored before 1.31).
+# Session config entries. DIRECTORY: directory of external data. _DISABLE_PREPACKING: "1" makes no
+# packed copies of weights. USE_BUFFERS: "1" makes no copies of given buffers (ignored before 1.31).
 DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
 _DISABLE_PREPACKING: Final = "session.disable_prepacking"
 USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"
@@ -60,12 +60,12 @@ def require_onnxruntime() -> Any:
 
 
 def prepacking_entries(prepack: bool | None) -> dict[str, str]:
-    """The session entries that turn packed copies of weights on or off; empty for None."""
+    """The session config entries that turn packed copies of weights on or off; empty for None."""
     return {} if prepack is None else {_DISABLE_PREPACKING: "0" if prepack else "1"}
 
 
 def set_entries(options: ort.SessionOptions, entries: Mapping[str, str]) -> None:
-    """Sets session entries."""
+    """Sets session config entries."""
     for key, value in entries.items():
         if _entry(options, key) != value:  # ONNX Runtime logs each change of an entry
             options.add_session_config_entry(key, value)

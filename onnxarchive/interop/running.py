@@ -100,7 +100,7 @@ class Outcome:
         providers: Execution providers of the session, in order of preference.
         feed: The inputs by name.
         random: Names of the random inputs.
-        assumed: Size (1) of each open dimension without a given size, by name.
+        assumed: Open (dynamic) dimensions without a given size, by name; each has the size 1.
         inputs: Arrays of the inputs; a sequence or map has several.
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
@@ -140,8 +140,8 @@ def run(
         inputs: Arrays by input name; a list of arrays for a sequence. Other inputs are random
             (`onnxarchive.interop.inputs.random_input`).
         model: Id of the model in an archive, such as `"decoder"`; `""` for the default one.
-        dims: Sizes of open dimensions by name; an unnamed dimension has the name of input and
-            axis: `x[0]`. Other open dimensions are 1.
+        dims: Sizes of open (dynamic) dimensions by name. For a dimension without a name, give input
+            and axis: `x[0]`. An open dimension without a size in `dims` or `inputs` has the size 1.
         providers: Execution providers in order of preference, in upper or lower case, with or
             without the suffix `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to
             ONNX Runtime.
@@ -307,7 +307,7 @@ def _values(named: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def _memory() -> dict[str, int]:
-    """Reads this process's memory in bytes, by kind; empty if the system does not report it."""
+    """Size of this process's memory in bytes, by kind; empty if the system does not report it."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError), open(STATUS, errors="replace") as status:
         for line in status:

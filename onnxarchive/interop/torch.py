@@ -171,7 +171,7 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
 
 
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
-    """The bytes of a FLOAT4E2M1 tensor outside the model, in PyTorch's shape; else None."""
+    """The bytes of an external FLOAT4E2M1 tensor in PyTorch's shape; None for any other tensor."""
     key = archive.tensors.key(name)
     if key is None or dtypes.BY_NUMBER[archive._refs[key].tensor.data_type].name != _FLOAT4:
         return None
@@ -231,5 +231,6 @@ class _DeclaredWritable:
 
     def __init__(self, array: NDArray[Any]) -> None:
         interface = array.__array_interface__
-        self.array = array  # the new array keeps this object alive
+        # An array made from this object keeps this object alive; this object keeps `array` alive.
+        self.array = array
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

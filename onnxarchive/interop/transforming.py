@@ -1,4 +1,4 @@
-"""`transform`: changes the model of an archive of any size by a function of a ModelProto.
+"""`transform`: passes the model of an archive to a function, and saves the returned model.
 
 Examples of such functions are `onnxsim.simplify`, `onnxoptimizer.optimize`, `onnxslim.slim` and
 `onnx.version_converter.convert_version`. Most of their work needs the graph and no weights. So by
@@ -69,8 +69,9 @@ def transform(
       A warning is raised if the function changed nothing or seems to need the weights.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy large
-      tensors, and add tensors with data. Functions that do not support external data may see empty
-      tensors: onnxoptimizer merges all large tensors of the same shape.
+      tensors, and add tensors with data. A function that does not support external data may see
+      large tensors as empty, and damage the model: onnxoptimizer merges all large tensors of the
+      same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
     Never hidden are: tensors that shape inference needs, tensors other than initializers, and, in
@@ -90,18 +91,20 @@ def transform(
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
             the model, not only initializers. None means True if a tensor other than an initializer
             is already stored outside a model of the archive, else False.
-        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+        assets: Assets to store, by relative path: the bytes of an asset, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule, or the function's result is refused, because the
-            function says that it is invalid, a hidden weight is missing or has another type or
-            shape, or two initializers of a graph have the same name.
+        ArchiveFormatError: `path` breaks a rule, or the function's result is refused: the function
+            returned False, removed an input that replaces a weight and is still used, changed such
+            an input (its type, its shape, or both name and doc_string), gave two initializers of a
+            graph the same name, or set a location that is not a key.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
-        UnsupportedFeatureError: The model for the function would take 2 GiB or more.
+        UnsupportedFeatureError: `weights` is `"hidden"`, and the model takes 2 GiB or more without
+            the hidden weights.
         TypeError: The function did not return a model.
         ValueError: An option is not allowed.
         OSError: A file cannot be read or written.
@@ -255,7 +258,7 @@ class _HiddenWeights:
                 self.model.graph.input.append(_as_input(weight))
 
     def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Copies the model returned by the function, and makes the weights initializers again."""
+        """Copies the function's result, and turns inputs that replace weights into initializers."""
         result = copied(model)
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
         weights = [(value, weight) for value, weight in inputs if weight is not None]
@@ -313,8 +316,9 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
 
 
 def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
-    """A copy of the archive's model without these initializers; all other tensors have data."""
-    # These initializers are not read. They are removed below, so their location does not matter.
+    """A copy of the model without the initializers at `paths`; all other tensors have data."""
+    # `linked_model` does not read the initializers at `paths`. They are removed below, so their
+    # location does not matter.
     model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
     for graph in {path[:-1] for path in paths}:
         initializers = walking.at(model, graph).initializer
@@ -331,7 +335,7 @@ def _as_input(weight: _Weight) -> onnx.ValueInfoProto:
 
 
 def _marked_key(value: onnx.ValueInfoProto) -> str | None:
-    """The key in the mark of an input; None if it is not marked."""
+    """The key after `_MARK` in the doc_string of an input; None if the doc_string has no mark."""
     doc_string = tensors.text(value.doc_string)
     return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else None
 
@@ -384,7 +388,11 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
 def _require_dropped(
     missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
 ) -> None:
-    """Refuses missing weights that are still used, or that seem to be inputs with a new name."""
+    """Refuses a result that lacks the input of a weight, in two cases.
+
+    The result still uses the name of the weight, or has a new input of the weight's type and shape,
+    which is probably the weight's input under a new name.
+    """
     defined = {name for graph in _graphs(model) for name in defined_names(graph)}
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}
@@ -408,7 +416,7 @@ def _require_dropped(
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph, training graphs and their subgraphs; functions have no initializers."""
+    """The main graph, training graphs and their subgraphs, but not the graphs in functions."""
     return (ref.graph for ref in walking.graphs(model) if ref.root != "functions")
 
 

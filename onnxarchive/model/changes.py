@@ -1,4 +1,4 @@
-"""Compares two messages of models; matches elements of lists by name.
+"""Compares two messages of models; matches the messages in two lists by name or by index.
 
 External tensors are compared by data type, shape and location, not by bytes. So callers must set
 different locations for different bytes.
@@ -132,7 +132,7 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
 
 
 def _values(message: Message) -> Iterator[tuple[str, Any]]:
-    """Yields name and value of each field that is not the default; splits lists of messages."""
+    """Yields name and value of each field, except default values; splits lists of messages."""
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()

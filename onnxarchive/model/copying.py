@@ -37,7 +37,7 @@ def with_locations(
     Args:
         model: The model.
         locations: New location of each of these tensors, by the path of the tensor in `model`.
-        without: Indexes of initializers of the main graph to leave out.
+        without: Indexes of the main graph's initializers that are left out.
     """
     copy = onnx.ModelProto()
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]

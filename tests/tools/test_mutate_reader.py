@@ -37,12 +37,12 @@ def test_each_condition_and_limit_is_changed_once_and_nothing_else_with_it() -> 
         "module: _MAX_SIZE: -1": "_MAX_SIZE = 2",
         "module: _MAX_SIZE: +1": "_MAX_SIZE = 4",
         "check: size > _MAX_SIZE or kind: dropped": "if False:",
-        "check: size > _MAX_SIZE or kind: without size > _MAX_SIZE": "if kind:",
-        "check: size > _MAX_SIZE or kind: without kind": "if size > _MAX_SIZE:",
+        "check: size > _MAX_SIZE or kind: without `size > _MAX_SIZE`": "if kind:",
+        "check: size > _MAX_SIZE or kind: without `kind`": "if size > _MAX_SIZE:",
         "check: size > _MAX_SIZE: bound moved": "if size >= _MAX_SIZE or kind:",
         "check: 'A-2' 'both': removed": "None",
-        "check: 'A-2' 'both': without size": ("_expect('A-2', 'both', (1,), (kind,))"),
-        "check: 'A-2' 'both': without kind": ("_expect('A-2', 'both', (0,), (size,))"),
+        "check: 'A-2' 'both': without `size`": ("_expect('A-2', 'both', (1,), (kind,))"),
+        "check: 'A-2' 'both': without `kind`": ("_expect('A-2', 'both', (0,), (size,))"),
         "check: 'A-3' 'one': removed": "None",
     }
 

@@ -34,7 +34,7 @@ def make_model() -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Saves, reads, runs and downloads a model in the given folder."""
+    """Saves a model to the given folder of a bucket, then reads, runs and downloads the archive."""
     url = f"{sys.argv[1]}/model.onnxa"
     onnxarchive.save(make_model(), url)  # the object appears when it is complete
 

@@ -51,7 +51,7 @@ def run(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 async def answer(request: Request) -> JSONResponse:
-    """Answers a request in a thread, so the worker can accept others."""
+    """Answers a request in a thread, so the worker can accept other requests."""
     try:
         return JSONResponse(await run_in_threadpool(run, await request.json()))
     except Exception as error:  # ONNX Runtime's exceptions have no common base

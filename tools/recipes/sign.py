@@ -47,7 +47,7 @@ def signature_of(archive: Path) -> Path:
 
 
 def main() -> None:
-    """Signs or verifies; a failure prints a message and sets the exit status."""
+    """Signs or verifies; a wrong signature or archive ends with a message and exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["sign", "verify"])
     parser.add_argument("archive", type=Path)

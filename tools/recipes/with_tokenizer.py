@@ -4,7 +4,7 @@ pip install 'onnxarchive[ort]' tokenizers
 python with_tokenizer.py model.onnxa "the cat sat" "a dog ran"
 
 The tokenizer is an asset, `tokenizer.json`, the file that Hugging Face's transformers uses. To
-convert a directory with a model and this file, run
+convert a directory with a model and its `tokenizer.json`, run
 `onnxarchive convert directory model.onnxa --assets`.
 """
 
