@@ -82,7 +82,7 @@ def make_inputs(
             if name not in known:
                 listed = ", ".join(map(repr, sorted(known))) or "none"
                 raise ValueError(
-                    f"expected an {noun} of the model, which has {listed}, found {name!r}"
+                    f"expected the name of an {noun} of the model ({noun}s: {listed}), found {name!r}"
                 )
     inputs: dict[str, Input] = {}
     sizes: dict[str, int] = {}

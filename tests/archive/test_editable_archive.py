@@ -226,7 +226,7 @@ def test_inputs_and_outputs_are_renamed(path: Path) -> None:
         archive.rename(inputs={"x": "pixels"}, outputs={"y": "größe"})
         assert [value.name for value in archive.model.graph.input] == ["pixels"]
         before = path.read_bytes()
-        with pytest.raises(ValueError, match="which has 'pixels', found 'x'"):
+        with pytest.raises(ValueError, match=r"\(inputs: 'pixels'\), found 'x'"):
             archive.rename(inputs={"x": "z"})
         with pytest.raises(ValueError, match="found 'product'"):
             archive.rename(outputs={"größe": "product"})

@@ -236,7 +236,7 @@ def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
     [
         ({}, {"n": 1}, "an open dimension of .* 'batch', 'length', 'x\\[2\\]', found 'n'"),
         ({}, {"batch": -1}, "dimension 'batch': expected a size of 0 or more, found -1"),
-        ({"y": 0}, {}, "an input of the model, which has 'x', 'z', found 'y'"),
+        ({"y": 0}, {}, r"an input of the model \(inputs: 'x', 'z'\), found 'y'"),
         (
             {"z": np.zeros((4, 7))},
             {},
