@@ -82,7 +82,8 @@ def make_inputs(
             if name not in known:
                 listed = ", ".join(map(repr, sorted(known))) or "none"
                 raise ValueError(
-                    f"expected the name of an {noun} of the model ({noun}s: {listed}), found {name!r}"
+                    f"expected the name of an {noun} of the model ({noun}s: {listed}), found "
+                    f"{name!r}"
                 )
     inputs: dict[str, Input] = {}
     sizes: dict[str, int] = {}

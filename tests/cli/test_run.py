@@ -467,7 +467,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         (["an archive.onnxa", "--input", "z=x.npy"], 2, "(inputs: 'x'), found 'z'"),
         (["an archive.onnxa", "--input", "x=x.npy"], 2, "expected shape [2, 1024], found [2]"),
         (["an archive.onnxa", "--input", "x=x.npy", "--input", "x=y"], 2, "each name once"),
-        (["an archive.onnxa", "--dim", "n=2"], 2, "which has none, found 'n'"),
+        (["an archive.onnxa", "--dim", "n=2"], 2, "(open dimensions: none), found 'n'"),
         (
             ["an archive.onnxa", "--dim", "n=x"],
             2,

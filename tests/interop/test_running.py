@@ -234,7 +234,7 @@ def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "dims", "message"),
     [
-        ({}, {"n": 1}, "an open dimension of .* 'batch', 'length', 'x\\[2\\]', found 'n'"),
+        ({}, {"n": 1}, r"dimensions: 'batch', 'length', 'x\[2\]'\), found 'n'"),
         ({}, {"batch": -1}, "dimension 'batch': expected a size of 0 or more, found -1"),
         ({"y": 0}, {}, r"an input of the model \(inputs: 'x', 'z'\), found 'y'"),
         (
@@ -663,7 +663,9 @@ def test_models_with_other_inputs_are_refused(tmp_path: Path) -> None:
         typed: r"typed.onnx: input 'x': expected tensor.double., an array of float64",
         shaped: r"shaped.onnx: input 'x': expected shape \[7, 3\], found \[1, 3\]",
         write_model(tmp_path / "more.onnx", more): r"more.onnx: expected only .*, found \['z'\]",
-        write_model(tmp_path / "named.onnx", named): "named.onnx: expected an input .*, found 'x'",
+        write_model(
+            tmp_path / "named.onnx", named
+        ): "named.onnx: expected the name of an input .*, found 'x'",
     }.items():
         with pytest.raises(ValueError, match=message):
             compared(one, other)
