@@ -14,7 +14,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.local_headers_at_once import pack_local_header, pack_local_headers
 
 _MAX_AHEAD = 256  # headers
-_WINDOW_SIZE = 1 << 17  # bytes; headers within such a range are read at once
+_WINDOW_SIZE = 1 << 17  # bytes; headers within a range of this size are read at once
 
 
 class LocalHeaders:
@@ -25,9 +25,10 @@ class LocalHeaders:
         listed: Its directory.
 
     Attributes:
-        verified: For each entry 1 once its header is known to match, else 0; set by `require`, not
-            by `compare`.
-        alignment: Alignment in bytes in the last compared header; 64 if no header was compared.
+        verified: For each entry 1 if its header has been found to match, else 0. `require` sets the
+            1; after `compare`, the caller may set the 1.
+        alignment: Alignment in bytes, from the last compared header with a valid alignment; 64 if
+            there was no such header.
     """
 
     def __init__(self, file: RandomAccessFile, listed: Directory) -> None:

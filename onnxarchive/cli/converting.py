@@ -166,7 +166,8 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
-        reason = "; ".join(map(str.strip, reason.splitlines())).replace(":;", ":")
+        head, *rest = map(str.strip, reason.splitlines())
+        reason = f"{head} {'; '.join(rest)}" if rest else head
         lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
     for item in conversions:
         others = _other_files(item)
@@ -184,15 +185,14 @@ def _executor(jobs: int) -> Iterator[Executor]:
     Except on Windows, terminated workers first remove their temporary files.
     """
     context = multiprocessing.get_context("spawn")
-    # Signals are held while the resource tracker of multiprocessing starts, and again while the
-    # workers start. Each task starts one worker, since no worker is idle yet.
-    with _signals_held():
+    with _signals_held():  # the resource tracker of multiprocessing starts here
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:
         try:
-            with _signals_held():  # again, since starting the tracker unblocks SIGINT
+            # Signals are held again, since starting the resource tracker unblocks SIGINT.
+            with _signals_held():
                 for _ in range(jobs):
-                    executor.submit(os.getpid)
+                    executor.submit(os.getpid)  # starts a worker, since no worker is idle yet
             yield executor
         except BaseException:
             for process in multiprocessing.active_children():

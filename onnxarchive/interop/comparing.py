@@ -18,7 +18,7 @@ PIECE: Final = 1 << 20  # elements compared at a time
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Comparison of one output of two models, the first and the other.
+    """Comparison of an output of the first model with the same output of the other model.
 
     Attributes:
         name: Name of the output.
@@ -27,8 +27,8 @@ class OutputDifference:
         elements: Number of elements.
         greatest_absolute: Greatest absolute difference of two numbers; a NaN and a number differ
             infinitely. None for strings, or if there is a `problem`.
-        greatest_relative: Greatest absolute difference divided by the absolute value of the other
-            model's number. None as above.
+        greatest_relative: Greatest quotient of an absolute difference and the absolute value of the
+            other model's number. None as above.
         unequal: Number of elements that differ at all, including those within the tolerances.
             A pair of 0.0 and -0.0 counts only if both tolerances are 0.
     """

@@ -107,7 +107,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
     convert = _CONVERT.format(name)
     try:
         if os.path.isdir(path):
-            return _directory(os.listdir(os.fsdecode(path)), convert, _CONVERT_ALL.format(name))
+            return _directory(os.listdir(os.fsdecode(path)), name)
         with MappedFile(path) as file:
             head = file.read(0, _HEAD_SIZE)
             if head.startswith(_ZIP):
@@ -120,14 +120,16 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
         return None
 
 
-def _directory(names: list[str], convert: str, convert_all: str) -> Kind:
+def _directory(names: list[str], path: str) -> Kind:
     count = _count(names)
     if MODEL_PROTO in names and count:  # `convert` refuses this directory
-        return Kind(f"a directory with {MODEL_PROTO} and other models", is_source=True)
+        convert = _CONVERT.format(f"{path}/{MODEL_PROTO}")
+        return Kind(f"a directory with {MODEL_PROTO} and other models", convert, is_source=True)
     if count > 1:
-        return Kind(f"a directory with {count} models", convert_all, is_source=True)
+        convert = _CONVERT_ALL.format(path)
+        return Kind(f"a directory with {count} models", convert, is_source=True)
     if MODEL_PROTO in names or count:
-        return Kind("a directory with a model", convert, is_source=True)
+        return Kind("a directory with a model", _CONVERT.format(path), is_source=True)
     return Kind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
 
 

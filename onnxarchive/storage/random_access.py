@@ -57,8 +57,8 @@ class RandomAccessFile(Closing):
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Reads `size` bytes from `offset`; yields copies of a few MiB at most.
 
-        If the file is truncated meanwhile, fewer bytes are yielded. Access to a map
-        would crash instead.
+        If the file is truncated meanwhile, fewer bytes are yielded. Access to a map would crash
+        instead.
         """
         while size > 0:
             piece = self.read(offset, min(size, READ_SIZE))

@@ -4,14 +4,14 @@ During an edit of a file of `old_size` bytes, the file consists of:
 
 - the bytes before `offset`, which do not change,
 - at `offset` the old end, which the new end overwrites,
-- at max(`old_size`, new size) the log: a copy of the old end with every byte inverted, so that no
-  zip reader finds records in it,
+- at max(`old_size`, new size) the log: a copy of the old end with all bits inverted, so that no
+  zip reader finds records in the copy,
 - and the trailer of the log, in the last bytes.
 
 The log is complete and synced before the new end is written. The new end is synced before the file
 is truncated to its new size. The truncation completes the edit; until then, the log restores the
-old file. While the log is incomplete, the bytes of the old file are unchanged. A file that does not
-end with a complete or incomplete log is never rolled back.
+old file. While the log is incomplete, the bytes of the old file are unchanged. A file is rolled
+back only if a complete or incomplete log is at the end of the file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from onnxarchive.errors import ArchiveError
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import reserve, sync
 
-# Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer
-# consists of these four fields and their SHA-256.
+# Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer consists of these four
+# fields and their SHA-256.
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
@@ -153,7 +153,7 @@ def change_end(
         ArchiveError: `write` wrote too few or too many bytes, this process is a fork, or both the
             edit and the rollback failed.
         OSError: The file cannot be written. The file is unchanged, unless only the last sync
-            failed: it then has the new end, which a power failure may undo.
+            failed. In that case the file has the new end, but a power failure may undo the edit.
     """
     edit = UnfinishedEdit(offset, file.size)
     copy_offset = max(edit.old_size, new_size)

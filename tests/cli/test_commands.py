@@ -476,7 +476,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
         error = process.communicate(timeout=30)[1]
     assert (process.returncode, error) == (
         128 + number,
-        "onnxarchive: interrupted; no incomplete file is left\n",
+        "onnxarchive: interrupted; temporary files were removed\n",
     )
     assert list(tmp_path.iterdir()) == [source]
 

@@ -50,6 +50,7 @@ def _safetensors(path: Path) -> None:
 
 
 CONVERT = "'onnxarchive convert {} NEW.onnxa'"
+CONVERT_ONE = f"'onnxarchive convert {{}}/{MODEL_PROTO} NEW.onnxa'"
 CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
 EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
 # How each is made, what it is called, what helps, and whether `convert` looks for a model in it.
@@ -59,7 +60,12 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "m.zip": (lambda path: _zip(path, "sub/m.onnx"), "a plain zip with a model", CONVERT, True),
     "directory": (_directory, "a directory with a model", CONVERT, True),
     "models": (_directory_of_two, "a directory with 2 models", CONVERT_ALL, True),
-    "unzipped": (_directory_of_kinds, f"a directory with {MODEL_PROTO} and other", "", True),
+    "unzipped": (
+        _directory_of_kinds,
+        f"a directory with {MODEL_PROTO} and other",
+        CONVERT_ONE,
+        True,
+    ),
     "models.zip": (
         lambda path: _zip(path, "a.onnx", "b.onnx"),
         "a plain zip with 2",

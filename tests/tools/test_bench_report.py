@@ -204,7 +204,10 @@ def grown(name: str) -> Result:
 def test_growth_is_told_with_its_slope() -> None:
     result = grown("growth-bytes")
     assert list(bench_report.growth(result)) == ["open", "ls", "replace_model", "save"]
-    assert "  open: slope 1.00 (1: in proportion; 0: not at all)" in bench_report.text(result)
+    assert (
+        "  open: slope 1.00 (1: time in proportion to size; 0: constant time)"
+        in bench_report.text(result)
+    )
 
 
 # Pictures

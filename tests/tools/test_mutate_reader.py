@@ -52,7 +52,7 @@ def test_vectors_notice_every_change_of_the_check_of_keys(
 ) -> None:
     assert mutate_reader.main(["--only", "_check_key"]) == 0
     printed = capsys.readouterr().out
-    assert " 0 unnoticed; " in printed
+    assert " 0 unnoticed and not listed; " in printed
     assert not printed.startswith("0 changes")
 
 
@@ -65,5 +65,7 @@ def test_unnoticed_change_and_a_wrong_entry_of_the_list_are_told(
     *unnoticed, wrong, summary = capsys.readouterr().out.splitlines()
     assert unnoticed
     assert all(it.startswith("onnxa_reader.py:") for it in unnoticed)
-    assert wrong == "listed as unnoticed, but noticed or not a change: _check_key: gone"
-    assert f" {len(unnoticed)} unnoticed; " in summary
+    assert wrong == (
+        "listed as unnoticed, but a vector notices it, or no such change exists: _check_key: gone"
+    )
+    assert f" {len(unnoticed)} unnoticed and not listed; " in summary

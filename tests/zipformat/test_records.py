@@ -331,7 +331,9 @@ def test_bytes_that_are_no_extra_field_are_an_error(stray: int) -> None:
 @pytest.mark.parametrize("stated", [6, 0xFFFF])
 def test_an_extra_field_that_runs_past_the_end_is_an_error(stated: int) -> None:
     extra = bytes.fromhex("fe ca 00 00") + struct.pack("<HH", 0x0102, stated) + b"five!"
-    with pytest.raises(ValueError, match=f"0x0102 states {stated} bytes, 5 are left"):
+    with pytest.raises(
+        ValueError, match=f"0x0102 with the stated size {stated} and the actual size 5"
+    ):
         list(records.unpack_extra(extra))
 
 
