@@ -20,8 +20,8 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     and the graph keep the file open and mapped, even after another file has replaced it. You can
     change the model and save it with `onnxarchive.save`. The target may be the archive of the
     model, unless the archive was edited meanwhile. The graph's `meta` refers to the archive, so
-    `save` keeps other models and assets (see its argument `keep`). A new model built from the
-    tensors lacks this reference.
+    `save` keeps other models and assets (see the argument `keep` of `save`). A new model built from
+    the tensors lacks this reference.
 
     Args:
         path: The archive.

@@ -41,13 +41,15 @@ Three rows show limits of the machine: "pwrite" writes the bytes of the tensors 
 
 --only takes names of cases, or their first words, as in `--only save`. `--only real` writes an
 archive of 20 GiB, makes a session of the archive, edits, checks and exports the archive, and
-converts a model of that size. `--only real` needs 45 GB of disk; cases that need more than the free
-disk are skipped. --quick takes less than two minutes: a tenth of the sizes, three rounds, fewer
-cases, no PyTorch, and no row ", process" for ways that have a warm row.
+converts a model of that size. `--only real` needs 45 GB of disk; if the free disk is too small for
+the case `real` or `real-convert`, this case is skipped. --quick takes less than two minutes: a
+tenth of the sizes, three rounds, fewer cases, no PyTorch, and no row ", process" for ways that have
+a warm row.
 --plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench_plot.py draws both
 from the file of --json.
 
-Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. Removes all its files.
+Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. At the end, only the
+files of --json and --plot are left.
 
 Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if the disk is
 too small for a case other than `real` and `real-convert`; 2 for wrong use; 130 after an interrupt.
@@ -308,7 +310,8 @@ class Run:
         """Runs a measure; adds its figures to `taken`, or its failure to `result`."""
         place = self._places[measure.group]
         try:
-            # The order is fixed: the second run gains from memory that the first run has freed.
+            # The order of the clocks is fixed, "process" before "warm": a run gains from memory
+            # that the previous run has freed.
             for clock in reversed(self._clocks(measure)):
                 with self._ready(measure, result.case):
                     if clock == "warm":

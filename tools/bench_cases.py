@@ -204,7 +204,7 @@ def _conversions(group: str, kind: str) -> Case:
         deduped = partial(ways.convert, kind=kind, dedupe=True)
         measures.append(Measure("dedupe", group, deduped, (kind,), writes=True))
         targets.append(Target("at most", 1.3, OURS, "dedupe"))
-        described += "; dedupe: the model has no equal tensors"
+        described += "; dedupe: also look for equal tensors (there are none)"
     title = f"convert {described}; onnx and onnx_ir: load and save"
     return Case(title, tuple(measures), tuple(targets), moves_bytes=True)
 

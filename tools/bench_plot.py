@@ -190,7 +190,7 @@ def _growth(cases: Mapping[str, Any], title: str) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(cases), 6), layout="constrained")
-    figure.suptitle(f"{title}\nslope: 1 in proportion, 0 not at all")
+    figure.suptitle(f"{title}\nslope 1: time grows in proportion; slope 0: time is constant")
     panels = figure.subplots(2, len(cases), squeeze=False, sharex="col")
     for (times, memories), (name, case) in zip(panels.T, cases.items(), strict=True):
         for color, (what, found) in zip(_SERIES, case["growth"].items(), strict=True):

@@ -69,7 +69,7 @@ def median_of(figures: Sequence[Figures]) -> Figures:
 
 
 class FailedError(Exception):
-    """A process failed, or does not answer."""
+    """A process failed, or ended without printing its figures."""
 
 
 # The process that measures

@@ -20,7 +20,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 GB: Final = 10**9
 
-_LINES_SHOWN: Final = 2  # number of last lines of an error in the report
+_LINES_SHOWN: Final = 2  # the report shows this many of the last lines of an error
 
 LIBRARIES: Final = (
     "onnxarchive",
@@ -131,7 +131,7 @@ class Result:
 
 
 def values(figures: Sequence[Figures], name: str) -> list[float]:
-    """One figure of every round; empty if a round lacks it."""
+    """The figure `name` of each round; empty if a round lacks this figure."""
     found = [getattr(it, name) for it in figures]
     return [] if None in found else found
 
@@ -284,7 +284,9 @@ def text(result: Result) -> str:
     for what, points in growth(result).items():
         found = slope(points)
         if found is not None:
-            lines.append(f"  {what}: slope {found:.2f} (1: in proportion; 0: not at all)")
+            lines.append(
+                f"  {what}: slope {found:.2f} (1: time in proportion to size; 0: constant time)"
+            )
     lines += [f"  {describe(verdict)}" for verdict in result.verdicts()]
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 """The ways of tools/bench.py to do the same work: this library, its peers, and plain system calls.
 
-A way is a function that takes a `Place`, the files of a group of tensors. A way imports a library,
-prepares the work and returns the timed step. `whole` runs in a new process whose imports are timed,
-so this module imports almost nothing.
+A way is a function that takes a `Place`, the files of a group of tensors. A way imports the
+libraries that it needs, prepares the work and returns the timed step. `whole` runs in a new process
+whose imports are timed, so this module imports almost nothing.
 
 Every step that writes files syncs them, as this library does.
 """
@@ -26,7 +26,7 @@ _apart = 0.0  # seconds spent in `_made`, not counted as time of the process
 
 
 def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale: float) -> None:
-    """Runs a way and its step; prints the seconds to make the data, and those of the step."""
+    """Runs a way and its step; prints the seconds spent in `_made` and the seconds of the step."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
     try:
@@ -45,7 +45,7 @@ def _made(make: Callable[[], _T]) -> _T:
 
 
 def _synced(place: Place, step: Step) -> Step:
-    """Adds a sync of the output files and of their directory to a step."""
+    """Adds to a step a sync of the output files, and of their directory except on Windows."""
 
     def durable() -> object:
         kept = step()
@@ -133,7 +133,7 @@ def parse_model(place: Place) -> Step:
 
 
 def open_safetensors(place: Place) -> Step:
-    """Opens the file and lists its tensors."""
+    """Opens the safetensors file and lists its tensors."""
     safe_open = importlib.import_module("safetensors").safe_open
 
     def step() -> object:
@@ -144,7 +144,10 @@ def open_safetensors(place: Place) -> Step:
 
 
 def view_safetensors(place: Place, framework: str = "numpy") -> Step:
-    """Opens the file and gets every tensor: a copy for numpy, a view for PyTorch (`"pt"`)."""
+    """Opens the safetensors file and gets every tensor.
+
+    Tensors are copies for numpy, and views for PyTorch (`"pt"`).
+    """
     safe_open = importlib.import_module("safetensors").safe_open
     if framework == "pt":
         importlib.import_module("torch")
@@ -204,7 +207,7 @@ def read_archive(place: Place, *, prefetch: Any = None) -> Step:
 
 
 def read_safetensors(place: Place) -> Step:
-    """Opens the file and adds up every tensor."""
+    """Opens the safetensors file and adds up every tensor."""
     safe_open = importlib.import_module("safetensors").safe_open
 
     def step() -> object:
@@ -251,7 +254,7 @@ def read_map(place: Place) -> Step:
 
 def save_archive(place: Place) -> Step:
     """Saves a ModelProto from memory."""
-    import onnx  # noqa: F401  # before `_made`, so that its import counts
+    import onnx  # noqa: F401  # before `_made`, so that the clocks count the import
 
     import onnxarchive
 

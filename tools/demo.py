@@ -76,7 +76,7 @@ def main() -> int:
             views = dict(opened.tensors)
             opened.close()
             print(f"   {len(views)} arrays, {sum(view.nbytes for view in views.values()):,} bytes")
-        with step("use it: the mean of one layer's weights reads only that layer"):
+        with step("use it: computing the mean of one layer's weights reads only this layer"):
             print(f"   mean of layer.7/weight: {views['layer.7/weight'].mean():.6f}")
         with step("onnxarchive check --full model.onnxa"):
             if command_line(["check", "--full", archive]):

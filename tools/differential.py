@@ -1,9 +1,10 @@
 """Compares the entries found by other zip readers with the entries found by this library.
 
 Every installed reader of zip_readers.py lists and extracts each archive that the library accepts,
-except the archives beyond the known limits of the reader. Names, sizes, CRC-32s, order and
-extracted bytes must be the same as the library's. Without ARCHIVE, the archives are the accepted
-vectors of the conformance suite, and archives that this tool makes (the same bytes in every run).
+except the archives beyond the known limits of the reader. Names, sizes, order, extracted bytes
+and CRC-32s (if the reader lists any) must be the same as the library's. Without ARCHIVE, the
+archives are the accepted vectors of the conformance suite, and archives that this tool makes (the
+same bytes in every run).
 
 Prints a table, and the differences on standard error, at most 20 for each archive and reader. Exit
 status: 0; 1 if there is a difference, if a reader of --require is not installed, or if the library
@@ -61,7 +62,8 @@ BIT_WIDTHS: Final[Mapping[int, int]] = {
     TensorProto.INT4: 4,
     TensorProto.UINT2: 2,
 }
-# Names that a tool could take for something else: an option, a pattern, an escape, a line's end.
+# Names of assets: plain names, long names, and names that a tool could take for something else,
+# such as an option, a pattern or an escape.
 NAMES: Final = (
     "tokenizer.json",
     "größe/日本.txt",
@@ -432,7 +434,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=required,
         default=[],
         metavar="NAME,...",
-        help="readers that have to be installed",
+        help="fail if one of these readers is not installed",
     )
     parser.add_argument("--directory", help="where to make the temporary directory")
     arguments = parser.parse_args(argv)

@@ -67,7 +67,7 @@ def render(directory: Path) -> None:
     """Writes the pages."""
     import pdoc  # only this function needs it
 
-    os.environ["COLUMNS"] = "88"  # the width of argparse's help
+    os.environ["COLUMNS"] = "88"  # argparse makes lines of up to 86 characters
     convert = pdoc.docstrings.convert
 
     def with_code(text: str, form: str, file: Path | None) -> str:

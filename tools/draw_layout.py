@@ -135,7 +135,7 @@ def _arrow(x: float) -> str:
             _LEFT,
             bottom + 22,
             '2. archive.tensors["layer.0/weight"] is a numpy array over this part of the file: '
-            "no copy, read where it is touched",
+            "no copy; only used pages are read",
             anchor="start",
         )
     )

@@ -172,9 +172,9 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 def run_wire(data: bytes) -> bool:
     """Returns True if protobuf parses the bytes as a model.
 
-    Then the wire reader must accept the bytes, too, except for a reserved location. Stripping and
-    refilling the weights of a parsed model must give the same model. Protobuf must parse the
-    stripped bytes if and only if protobuf parses the given bytes.
+    The wire reader must accept all bytes that protobuf parses, except a model with a reserved
+    location. Stripping and refilling the weights of a parsed model must give the same model.
+    Protobuf must parse the stripped bytes if and only if protobuf parses the given bytes.
     """
     model = _parsed(data)
     try:
@@ -352,10 +352,11 @@ def _scratch() -> Path:
 def is_archive(path: Path) -> bool:
     """Returns True if a file breaks no rule.
 
-    A full check must find a broken rule if and only if opening, reading or verifying fails. The
-    check must find the same broken `DATA_RULES` as this tool. Python's zipfile must read the same
-    entries from an accepted file. Checking and opening must agree on interrupted edits. A recovery
-    must end with a file that breaks no rule, or fail and change nothing.
+    A full check must find a broken rule if and only if opening, reading or verifying fails. If
+    the check finds broken `DATA_RULES` and no others, this tool must find the same rules. Python's
+    zipfile must read the same entries from an accepted file. Checking and opening must agree on
+    interrupted edits. After a recovery, `check` without `full` must find no broken rule. A failed
+    recovery must change nothing.
     """
     broken: set[str] | None = None
     try:
@@ -378,7 +379,10 @@ def is_archive(path: Path) -> bool:
         require(error.rule in found, f"raised {error}, but the check found {found}")
         if broken is not None and DATA_RULES.issuperset(found):
             require(set(found) == broken, f"found {found}, expected {broken}")
-        require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"wrong: {error}")
+        require(
+            error.rule not in DATA_RULES or error.rule in (broken or ()),
+            f"raised {error}, but this tool found {broken}",
+        )
         return False
     require(
         not found and not broken,
@@ -471,7 +475,7 @@ def run_source(data: bytes) -> bool:
 
 
 def archives() -> list[bytes]:
-    """Small archives, and the archives of the conformance suite if present."""
+    """Small archives, and the conformance suite's vectors of up to 64 KiB if present."""
     found = [path.read_bytes() for path in sorted(VECTORS.glob("*")) if path.is_file()]
     found = [data for data in found if len(data) <= LARGEST_SEED]
     for model in _models():

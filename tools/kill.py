@@ -154,9 +154,9 @@ def violation(before: str, status: int, left: str) -> str | None:
         left: The target's state after the run.
     """
     if status not in (DONE, KILLED):
-        return f"ended with status {status}, left {left}"
+        return f"ended with status {status}; the target is {left}"
     if status == DONE and left != COMPLETE:
-        return f"ended well, left {left}"
+        return f"ended with status 0, but the target is {left}"
     if left not in (before, COMPLETE):
         return f"was killed; the target was {before} before, and afterwards {left}"
     return None

@@ -1,12 +1,12 @@
 """Kills edits of an archive at random moments and checks the file afterwards.
 
-In each run two writer processes edit an archive of two models in every way: a new model in place,
-with and without new tensors; several changes in a block of `edit`; a copy; a compaction; new data
-of a tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the archive.
-Every process reports the beginning and the end of each operation. One writer or both are killed
-(SIGKILL) at a random moment: in an edit, while waiting for the lock, or between edits. While the
-remaining processes go on, this process performs one of `RECOVERIES`, such as `recover`, an edit or
-a save. Then the remaining processes are killed, too, and this process performs `recover`.
+In each run two writer processes edit an archive of two models in several ways: a new model in
+place, with and without new tensors; several changes in a block of `edit`; a copy; a compaction; new
+data of a tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the
+archive. Every process reports the beginning and the end of each operation. One writer or both are
+killed (SIGKILL) at a random moment: in an edit, while waiting for the lock, or between edits. While
+the remaining processes go on, this process performs one of `RECOVERIES`, such as `recover`, an edit
+or a save. Then the remaining processes are killed, too, and this process performs `recover`.
 
 Afterwards the directory must contain only the archive, and the archive must break no rule. There
 must be an order of all edits and reads in which each edit and read takes effect between its
@@ -93,7 +93,8 @@ NEW_END: Final = "while a new end was written"  # models, directory and end reco
 ELSEWHERE: Final = "elsewhere in an edit"
 PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
-# Time from the beginning of an edit to its latest kill, as a multiple of the usual duration.
+# Time from the beginning of an edit to the latest possible kill, as a multiple of the usual
+# duration.
 BEYOND: Final = 1.2
 PATIENCE: Final = 60.0  # seconds to wait for an event
 USUAL: Final = 0.1  # assumed seconds of an edit, if no edit of the same kind was timed
@@ -259,7 +260,7 @@ def read_state(archive: Archive) -> State:
         is_right = tensor_of.name == written.name == location.value
         require(
             is_right and bytes(archive.read(location.value)) == weight(written.name),
-            f"the further model has another name, key or data than expected of {written.name}",
+            f"the tensor {written.name} of the further model has another name, key or data",
         )
     return State(number, tensor, has_asset)
 
@@ -500,7 +501,7 @@ def unfounded(events: Sequence[Event]) -> list[str]:
 
 def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
     error, message = event.detail
-    if error == "UnfinishedEditError":  # other operations roll the edit back
+    if error == "UnfinishedEditError":  # a read or copy does not roll back an unfinished edit
         return may_be_unfinished and event.kind in ("read", "copy")
     if error == "ValueError":
         return event.kind in ("in place", "impatient", "block of edit") and "--compact" in message
@@ -540,7 +541,7 @@ def write_on(
 def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
     """In an endless loop, compares two reads of an open archive, then opens and reads it again.
 
-    Only the last read is reported as an operation.
+    Reports only the third read of each round as an operation.
     """
     for number in itertools.count(1):
         with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path) as archive:

@@ -171,11 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if change.name not in listed:
             print(f"{READER.name}:{change.line}: {change.name}")
     for name in sorted({*listed} - surviving):
-        print(f"listed as unnoticed, but noticed or not a change: {name}")
+        print(f"listed as unnoticed, but a vector notices it, or no such change exists: {name}")
     print(
         f"{len(chosen)} changes, {len(chosen) - len(surviving)} noticed, "
-        f"{len(surviving.intersection(listed))} listed, {len(surviving.difference(listed))} "
-        f"unnoticed; {time.monotonic() - begin:.0f} s"
+        f"{len(surviving.intersection(listed))} unnoticed and listed, "
+        f"{len(surviving.difference(listed))} unnoticed and not listed; "
+        f"{time.monotonic() - begin:.0f} s"
     )
     return 1 if surviving != {*listed} else 0
 

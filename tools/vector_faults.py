@@ -835,7 +835,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """Returns a function that makes an archive: `name` names an entry and is a location."""
+        """Returns a function that makes an archive with a tensor in an entry called `name`."""
 
         def source() -> Image:
             text = name.decode(errors="replace")

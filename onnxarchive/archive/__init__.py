@@ -12,8 +12,8 @@ whole models; `streaming` saves one tensor after another, and `given_tensors` re
 `libraries` recognises objects of other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
 Editing: `editing` and `editable` lock an archive and start an edit; `rewriting` edits models,
-`entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves
-models whose tensors are entries of an archive.
+`entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves a
+model in memory whose external tensors have keys of an open archive as locations.
 
 This room imports only from `sources` and from the rooms below `sources`.
 """

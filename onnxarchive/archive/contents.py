@@ -173,8 +173,8 @@ def _models(
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
-            # `check_messages_together` may have stopped at this model, so the later models may have
-            # too many messages to be parsed.
+            # If a model is malformed, `check_messages_together` returns True without counting all
+            # messages. So the later models are not parsed: they may have too many messages.
             break
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))

@@ -67,7 +67,8 @@ class EditableArchive(Archive):
     Assigning `model`, an item of `metadata` or a text such as `doc_string` changes the file at
     once, like `replace_model`; assignments in an `edit` block are written together when the block
     ends. A change is made completely or not at all, even in a crash. After a change this object
-    shows the new state; earlier views do not change. The file is locked only during a change.
+    shows the new state; earlier views do not change. The file is locked while it is opened and
+    during each change.
 
     Several threads may use one archive: while one thread edits, the others read the state before
     the edit. A forked process may read, but not edit.
@@ -163,7 +164,7 @@ class EditableArchive(Archive):
             A copy of the model, to change in the block.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
             ValueError: An inner block is given arguments.
 
         Example:
@@ -241,7 +242,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -270,7 +271,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
             ValueError: `name` is the model chosen in `open`.
 
         Example:
@@ -298,7 +299,7 @@ class EditableArchive(Archive):
             timeout: As in `onnxarchive.replace_model`.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -327,7 +328,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -355,7 +356,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -380,7 +381,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -407,7 +408,7 @@ class EditableArchive(Archive):
             progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened.
+            ArchiveError: Another object or program has changed the archive since it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:

@@ -1,11 +1,12 @@
 """Edits models, tensors and assets of an archive.
 
 The models are the last entries, so replacing a model only needs a new end of the file: new tensors,
-models, directory and end records. If the file system can share blocks, the new end is written to a
-clone, which then replaces the archive. Otherwise the new end is written to the archive itself, with
-an undo log at the end of the file until the edit is complete. A crash leaves the old archive, the
-new archive, or a file from which a rollback restores the old archive. An edit that moves entries
-writes a new file. Edits of models move entries only on request (`compact`).
+models, directory and end records. The new end is written to a clone (a copy that shares blocks with
+the archive), and the clone replaces the archive. If the archive cannot be cloned or replaced, the
+new end is written to the archive itself, with an undo log at the end of the file until the edit is
+complete. A crash leaves the old archive, the new archive, or a file from which a rollback restores
+the old archive. An edit that moves entries writes a new file. Edits of models move entries only on
+request (`compact`).
 
 An edit holds the lock of the archive while it reads the old state and writes the new one, so no
 other edit is lost.
@@ -68,10 +69,10 @@ def replace_model(
 
     Without `compact` and `copy`, existing entries keep their offsets and keys, and only the end of
     the file is written: new tensors, models, directory and end records. So the time does not depend
-    on the size of the weights. There is one exception: if the file system cannot share blocks, and
-    the old models and directory exceed 3 GiB, the whole file is written anew. Existing views stay
-    valid. A crash leaves the old archive, the new archive, or a file that `open` refuses until
-    `recover`, or the next edit, has restored the old archive.
+    on the size of the weights. There is one exception: if the file cannot be cloned (copied by
+    sharing blocks), and the old models and directory exceed 3 GiB, the whole file is written anew.
+    Existing views stay valid. A crash leaves the old archive, the new archive, or a file that
+    `open` refuses until `recover`, or the next edit, has restored the old archive.
 
     A tensor of the new model uses an existing entry in three cases: its location is the entry's
     key; its external data is the entry's data in the archive file (see `link`); or the entry has
@@ -112,7 +113,7 @@ def replace_model(
         ChecksumError: Bytes copied from the archive do not match their CRC-32.
         ArchiveError: Writing and rolling back failed; `recover` can roll back later.
         OSError: The archive or its folder cannot be read or written. The archive is unchanged,
-            unless only the last sync failed.
+            unless the edit was complete and the sync after it failed.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -245,7 +246,8 @@ def replace_tensor(
         name: Name of the initializer.
         array: Its new elements, of the same shape and data type.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        copy: Whether to write a new file even if the model is replaced; see `replace_model`.
+        copy: Whether to write a new file in both cases; needed for a symbolic link or a file with
+            other hard links (see `replace_model`).
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -285,6 +287,7 @@ def add_asset(
     Raises:
         ValueError: `name` is not allowed (rules ASSET-1, NAME-2), or `data` is the path of the
             archive itself.
+        ArchiveFormatError: The file with the path `data` is not a regular file.
         OSError: The file with the path `data` cannot be read.
 
     Example:
@@ -345,9 +348,10 @@ def change_assets(
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        TensorNotFoundError: A path in `removed` has no asset.
+        TensorNotFoundError: A path in `removed` is not the path of an asset.
         ValueError: The path of an asset is not allowed (rules ASSET-1, NAME-2), or an asset is
             given by the path of the archive itself.
+        ArchiveFormatError: The file of an asset is not a regular file.
         OSError: The file of an asset cannot be read.
 
     Example:

@@ -81,7 +81,7 @@ class Items(Sequence[Item]):
             self.rows.append(_NO_ROW)
 
     def add_small(self, row: int) -> None:
-        """Adds a small initializer as an entry, without a name."""
+        """Adds a small initializer as an entry; the entry's name is empty until `rename`."""
         self.names.append("")
         self.sizes.append(self.small.sizes[row])
         self.rows.append(row)

@@ -135,7 +135,11 @@ def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The archive that a model was loaded from or last saved as; copies of the model share it."""
+    """The archive of a model; copies of the model share this object.
+
+    This is the archive that the model was loaded from. If a save of the model has replaced an
+    archive with tensors of the model, this is the new archive.
+    """
 
     archive: Archive
 
@@ -227,7 +231,7 @@ class SplitModel:
 
     @property
     def origin(self) -> Archive | None:
-        """The archive that the model was loaded from or last saved as; None if there is none."""
+        """The archive of the model, as in `_Origin`, or None."""
         found = self.model.graph.meta.get(_ORIGIN)
         return None if found is None else found.archive
 

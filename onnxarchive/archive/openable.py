@@ -154,7 +154,7 @@ def _opened(source: Openable, access: Access) -> RandomAccessFile:
     if isinstance(source, bytes | bytearray | memoryview):
         return MemoryFile(as_bytes(source))
     if isinstance(source, str | os.PathLike):
-        from onnxarchive.remote.opening import open_remote  # most archives are files
+        from onnxarchive.remote.opening import open_remote  # local files do not need it
 
         return open_remote(os.fspath(source), **access)
     if hasattr(source, "read"):

@@ -75,9 +75,9 @@ def open(
             an edit that a crash interrupted.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file; in mode `"r+"`, and on
-            Windows, also while another process opens the file. None waits without limit, 0 fails at
-            once.
+        timeout: Seconds to wait while another process edits the file. In mode `"r+"`, and in both
+            modes on Windows, `open` also waits while another process opens the file. None waits
+            without limit, 0 fails at once.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.
@@ -98,8 +98,8 @@ def open(
         The archive; with mode `"r+"` an `EditableArchive`.
 
     Raises:
-        ArchiveFormatError: The file is not an archive: its end records, directory or models break
-            a rule of the specification.
+        ArchiveFormatError: The file is not an archive: its end records, its directory, its models
+            or the local headers of its models break a rule of the specification.
         UnfinishedEditError: An edit of the archive was interrupted, and `mode` is `"r"`.
         ModelNotFoundError: There is no model of this id.
         LockedError: The archive stayed locked until `timeout`.

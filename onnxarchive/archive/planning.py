@@ -354,7 +354,8 @@ def plan_model(
     copy = with_locations(model, {**planned.locations, **placeholders}, without=left_out)
     for path, raw_data in copied.items():
         tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
-    for path in planned.idle:  # readers refuse idle `external_data` (rule DATA-7)
+    # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
+    for path in planned.idle:
         walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
     return PlannedModel(planned.items, copy, planned.locations, views)
@@ -540,10 +541,11 @@ def _raw_data(ref: TensorRef) -> Data:
 
 
 def require_names(names: Iterable[str]) -> None:
-    """Refuses assets if two paths differ only in case, or if one path is a folder of another.
+    """Checks the names of entries other than models.
 
     Raises:
-        ValueError: Two paths conflict.
+        ValueError: Two names are equal or differ only in case, one name is a folder of another, or
+            a name breaks another rule.
     """
     try:
         keys.check_names([*names, MODEL_PROTO], Report())

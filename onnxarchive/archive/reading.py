@@ -356,7 +356,7 @@ class Archive(Closing):
     def _require_current(
         self, path: str | os.PathLike[str], file: MappedFile | None = None
     ) -> None:
-        """Refuses to replace this archive if others have edited it since it was opened.
+        """Refuses to replace the archive if another object or process has edited it since `open`.
 
         Args:
             path: The file to replace; a path other than the archive's is never refused.
@@ -429,7 +429,7 @@ class Archive(Closing):
                     for number in models:
                         if current is snapshot:
                             verify(number)
-                        else:  # an edit by this object verified these models and overwrote them
+                        else:  # opening verified these models; an edit has replaced them since
                             counter.add(entries.sizes[number])
             except ArchiveFormatError:
                 with self._unedited(snapshot):  # an edit may have overwritten the models meanwhile

@@ -1,7 +1,7 @@
 """Finds interrupted edits of archives and rolls them back.
 
-An interrupted edit leaves its undo log at the end of the archive (see `undo`): no other file is
-needed. The edit is rolled back only if the result is an archive.
+An interrupted edit in place leaves its undo log at the end of the archive (see `undo`); a rollback
+needs no other file. The edit is rolled back only if the result is an archive.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def save_referring(
     Raises:
         ArchiveFormatError: As for `referred_key`, or the new archive would break a rule.
         ChecksumError: Bytes of the archive have changed.
-        ArchiveError: `path` is the archive, and others have changed it since it was opened.
+        ArchiveError: `path` is the path of `archive`, and another object or process has edited
+            `archive` since it was opened.
         OSError: The new archive cannot be written.
     """
     require_referring(model, archive)

@@ -1,9 +1,10 @@
 """Replaces, adds, removes and renames models of an archive.
 
 An edit leaves tensors and assets in place, and writes a new end of the file: new tensors, models,
-directory and end records. If the file system can clone files (share blocks), the new end is written
-to a clone of the archive, which gets the archive's owner and is renamed over the archive. If that
-is not possible or not permitted, the new end is written to the file itself, with an undo log.
+directory and end records. The new end is written to a clone (a copy that shares blocks with the
+archive). The clone gets the archive's owner, and is renamed over the archive. If one of these three
+steps is not possible or not permitted, the new end is written to the archive itself, with an undo
+log.
 
 In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
 entry; if the option `copy` is true, but the file cannot be cloned; or if there is no clone, and the
@@ -200,10 +201,7 @@ def _write_models(
 
 
 def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
-    """The options for writing; a None in `options` becomes the value that moves fewest tensors.
-
-    A tensor moves if it was in the model and becomes an entry, or the reverse.
-    """
+    """The options for writing; a None in `options` gets the meaning given in `replace_model`."""
     planned = list(archive.models) if options.compact or not replaced else replaced
     outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute

@@ -1,4 +1,4 @@
-"""`check` finds all rules of the specification that an archive breaks."""
+"""`check` finds rules of the specification that an archive breaks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model with this id. Callers may change it; `refs_of` still gives the old tensors."""
+        """The model with this id. If a caller changes it, `refs_of` still gives the old tensors."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model

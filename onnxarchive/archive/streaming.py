@@ -184,6 +184,7 @@ class Writer(Closing):
 
         Raises:
             ValueError: The path is taken or not allowed, or the writer is closed.
+            ArchiveFormatError: The file is not a regular file.
             OSError: The file cannot be read, or the archive cannot be written.
 
         Example:
@@ -215,7 +216,7 @@ class Writer(Closing):
             models: Other models by id, such as `{"decoder": model}`.
 
         Raises:
-            ArchiveFormatError: An added tensor does not fit a model.
+            ArchiveFormatError: An added tensor does not fit a model, or a model breaks a rule.
             ValueError: The writer is closed, or the id of a model is not allowed.
             OSError: The archive cannot be written.
 

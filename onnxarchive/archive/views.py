@@ -87,10 +87,14 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
                 return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
             try:
                 strings = tensors.strings(tensor)
-            except ValueError:
+            except ValueError as error:
+                found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+                if tensor.HasField("segment"):
+                    found = "a segment of a tensor"
+                elif tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
+                    found += f" with wrong string_data: {error}"
                 raise ArchiveFormatError(
-                    f"{ref}: expected a data type and a shape that an array can have, found data "
-                    f"type {tensor.data_type} and dims {shown(tensor.dims)}"
+                    f"{ref}: expected a tensor that an array can hold, found {found}"
                 ) from None
             strings.flags.writeable = False
             return strings
@@ -138,7 +142,9 @@ class Assets(Mapping[str, bytes]):
     _snapshot: Snapshot  # the archive replaces it after each edit
 
     def __getitem__(self, path: str) -> bytes:
-        """The asset with this path, as a copy; `Archive.read("assets/" + path)` gives a view.
+        """The asset with this path, as a copy.
+
+        If the file is mapped, `Archive.read("assets/" + path)` gives a view.
 
         Raises:
             ChecksumError: Its bytes do not match their CRC-32.

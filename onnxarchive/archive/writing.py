@@ -65,7 +65,7 @@ def write_archive(
 
 def _write_object(plan: Plan, url: str, options: WriteOptions, access: Access) -> int:
     """Writes a planned archive to a store; gives its size in bytes."""
-    from onnxarchive.remote.writing import create_object  # most archives are files
+    from onnxarchive.remote.writing import create_object  # local files do not need it
 
     require_names(plan.items.names)
     nbytes = plan.size(options.alignment)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ArchiveError, ImportError, OSError, ValueError) as error:
         return fail(error, status_of(type(error)))
     except KeyboardInterrupt as interrupt:
-        text = str(interrupt) or "interrupted; no incomplete file is left"
+        text = str(interrupt) or "interrupted; temporary files were removed"
         return fail(text, _SIGNALLED + _interrupted_by)
     return status
 

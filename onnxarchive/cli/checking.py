@@ -59,7 +59,8 @@ def check_command(arguments: argparse.Namespace) -> int:
 def _linked(link: str) -> list[str]:
     """The path of a link's archive, in a list.
 
-    The list is empty if there is no such file; `check_link` then reports the fault.
+    The list is empty if the archive does not exist, or if `linked_archive` finds no path;
+    `check_link` then reports the fault.
     """
     from onnxarchive.interop.link_checks import linked_archive
 

@@ -23,7 +23,7 @@ _ASSET_HELP = (
     "directory; with a pattern, NAME is the folder of the assets. Links to files are followed"
 )
 
-# Commands whose archives may be remote.
+# Commands with the options of `_add_remote`.
 _TAKES_URLS: Final = (
     *("cat", "check", "convert", "diff", "export", "extract", "info", "link", "ls", "models"),
     *("run", "view"),
@@ -431,7 +431,8 @@ def _add_timeout(command: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="wait this long for other processes that edit the archive (default: without limit)",
+        help="wait at most this long while other processes open or edit the archive (default: "
+        "without limit)",
     )
 
 

@@ -77,10 +77,8 @@ def _load(path: str) -> Input:
     """Loads an array, or the arrays of a sequence."""
     with open(path, "rb") as file:
         try:
-            if file.peek(4)[:4] not in (
-                b"\x93NUM",
-                b"PK\3\4",
-            ):  # numpy's message would suggest unpickling the file
+            # For other bytes, the error of `np.load` would suggest unpickling the file.
+            if file.peek(4)[:4] not in (b"\x93NUM", b"PK\3\4"):
                 raise ValueError("its first bytes match neither format")
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else list(loaded.values())

@@ -2,6 +2,6 @@
 
 `sources` opens the file to convert; `converting` has `convert`, `export` and `extract`. `batch`
 runs many conversions; `trees` finds their models. `downloading` copies a remote archive to a file;
-`differences` compares two archives. This room imports archive and the rooms below
-it.
+`differences` compares two archives. This room may import the room `archive` and the rooms below
+`archive`.
 """

@@ -161,7 +161,7 @@ def _submitted(
     todo: Mapping[int, tuple[str, str]],
     convert: _Convert,
 ) -> Iterator[tuple[int, Conversion]]:
-    """Runs conversions on an executor, and yields each outcome with its index when it is done."""
+    """Runs conversions on an executor; yields index and outcome of each finished conversion."""
     futures: dict[Future[Conversion], int] = {}
     for index, (source, target) in todo.items():
         try:
@@ -179,9 +179,10 @@ def _submitted(
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Yields each model's absolute path, the path of its archive, and an error message or None.
+    """Yields each model's absolute path, the path of its archive, and None.
 
-    Only models and sources that cannot be converted have an error message.
+    Yields an error message in place of None for a model whose path is not allowed, for a source or
+    folder that cannot be read, and for a source without models.
     """
     met: set[str] = set()
     for source in sources:

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# Greatest expansion by deflate. A source may state false sizes, so `convert` reserves at most this
-# multiple of the input's size on the disk.
+# Greatest expansion by deflate. A source may state sizes that are too large, so `convert` reserves
+# no more disk space than the size of the input files times this number.
 _MAX_EXPANSION = 1032
 
 
@@ -135,14 +135,15 @@ def convert(
     same time. Symbolic links that lead out of this directory are refused, unless `follow_links`
     allows them. Hard links to files elsewhere cannot be detected.
 
-    `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
+    `onnxarchive.archive.options.WriteOptions` has more about `size_threshold`, `alignment` and
+    `convert_attribute`.
 
     Args:
         source: A `.onnx` with external data in its directory or below; a directory or a zip that
             holds one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
             1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an unzipped archive; an
             archive, to rewrite it; or the URL of a `.onnx`, zip or archive. Compressed models, and
-            parts of compressed files, are inflated to temporary files. A remote archive is
+            tensors in compressed files, are inflated to temporary files. A remote archive is
             streamed. A remote `.onnx` or zip is copied to a temporary file. The large tensors of
             remote external data are copied to temporary files one at a time. Temporary files are in
             the directory of `path`; if `path` is not local, or with `dry_run`, they are in the
@@ -166,8 +167,8 @@ def convert(
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
-        follow_links: A directory; symbolic links of the source may also lead to files below it.
-            True allows only links within the model's folder of a Hugging Face cache
+        follow_links: A directory: symbolic links of the source may also lead to files below this
+            directory. True allows only links within the model's folder of a Hugging Face cache
             (`models--*`).
         dry_run: Whether to write nothing and only return the outcome.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
@@ -336,11 +337,11 @@ def export(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a tensor do not match their CRC-32.
+        ChecksumError: The bytes of a model or tensor do not match their CRC-32.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
         ValueError: `external_data` is not a file name, or names `destination`; or a written file
             would replace the archive.
-        OSError: A file cannot be written.
+        OSError: The archive cannot be read, or a file cannot be written.
 
     Example:
         onnxarchive.export("model.onnxa", "single.onnx")
@@ -420,7 +421,8 @@ def _export_single(
 
     parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
-        # `fill` skips tensors in a singular field that occurs twice: protobuf merges the messages.
+        # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
+        # tensors in them.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive._refs)
@@ -521,7 +523,8 @@ def extract(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
-        OSError: The directory cannot be created, or is not empty.
+        OSError: The archive cannot be read, the directory is not empty, or a file or directory
+            cannot be written.
 
     Example:
         onnxarchive.extract("model.onnxa", "unzipped")

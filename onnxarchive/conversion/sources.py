@@ -64,7 +64,8 @@ def open_source(
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
-        ChecksumError: Data does not match the SHA-1 `checksum` of a tensor.
+        ChecksumError: Data does not match the SHA-1 `checksum` of a tensor, or an entry of a zip or
+            archive does not match its CRC-32.
         LockedError: The archive stayed locked.
         UnfinishedEditError: An edit of the archive was interrupted.
         ObjectChangedError: A remote file changed while it was read.
@@ -140,7 +141,7 @@ def _if_archive() -> Iterator[None]:
     except (LockedError, UnfinishedEditError, ObjectChangedError):
         raise
     except ArchiveError as error:
-        if error.rule == "VERSION-1":  # a conversion could lose data of a later version
+        if error.rule == "VERSION-1":  # a conversion could lose data of a later format version
             raise
 
 

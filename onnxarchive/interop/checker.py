@@ -56,7 +56,7 @@ def check_model(
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a small tensor do not match their CRC-32.
+        ChecksumError: The bytes of a model or small tensor do not match their CRC-32.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or temporary files cannot be written.
 

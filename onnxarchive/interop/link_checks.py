@@ -49,7 +49,8 @@ def check_link(
       name, type and shape;
     - every other tensor has the same bytes as in the archive;
     - the rest of the model equals the archive's model;
-    - the metadata `onnxarchive.link` matches the archive's central directory.
+    - the value of the metadata `onnxarchive.link` is the archive's fingerprint
+      (`onnxarchive.interop.links.fingerprint`).
 
     Large weights are not read; `onnxarchive.check(..., full=True)` compares them with their CRC-32.
 
@@ -58,13 +59,15 @@ def check_link(
         archive: The archive; None for the archive named in the link.
 
     Returns:
-        All faults; an empty list if the link is valid. The `rule` of a finding is None; its
-        `entry` is the key of the faulty tensor, or None.
+        The faults; an empty list if the link is valid. If the link's archive or model cannot be
+        found, the list holds only that fault. The `rule` of a finding is None; its `entry` is the
+        key of the faulty tensor, or None.
 
     Raises:
         ArchiveFormatError: The file of the link holds no model, or the archive breaks a rule.
         ValueError: `archive` is None, and the link names no archive since no tensor is external.
-        OSError: The link or `archive` cannot be read.
+        OSError: The link or the archive cannot be read. If `archive` is None, a missing archive is
+            a fault of the link, not an OSError.
 
     Example:
         onnxarchive.link("model.onnxa", "link.onnx")
@@ -149,8 +152,8 @@ def _finding(message: str, key: str | None = None) -> Finding:
 
 def _not_beside(location: str) -> Finding:
     return _finding(
-        f"expected the archive in the link's directory or below it, without '..' and backslashes, "
-        f"found the location {shown(location)}"
+        f"expected a location in the link's directory or below it, without '..' or backslashes in "
+        f"the location, found {shown(location)}"
     )
 
 

@@ -21,7 +21,7 @@ _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
-# Returns True if a tensor of this size in bytes stays outside the model.
+# Takes a tensor and the tensor's size in bytes; returns True if the tensor stays outside the model.
 StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 

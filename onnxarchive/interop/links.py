@@ -50,7 +50,8 @@ def link(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a tensor for the link do not match their CRC-32.
+        ChecksumError: The bytes of a model, or of a tensor that is copied to the link, do not match
+            their CRC-32.
         UnsupportedFeatureError: The link would take 2 GiB or more, or `path` is a URL without
             `cache`.
         ValueError: `destination` is the archive, a symbolic link, or in a directory that is not

@@ -82,7 +82,7 @@ class ArchiveSerializer:
         Raises:
             TypeError: `serialized` is not bytes, or `proto` is not a ModelProto.
             ArchiveFormatError: The bytes are not an archive, or break a rule.
-            ChecksumError: The bytes of a tensor do not match their CRC-32.
+            ChecksumError: The bytes of a model or tensor do not match their CRC-32.
         """
         if not isinstance(serialized, bytes | bytearray | memoryview):
             raise TypeError(

@@ -1,9 +1,10 @@
 """ONNX Runtime sessions of archives in local files, in memory and in stores.
 
-For an archive in a local file (its own or a cached copy), ONNX Runtime gets a model whose external
+For an archive in a local file (also a copy in the cache), ONNX Runtime gets a model whose external
 data is in this file. The session options name the file's directory, so that ONNX Runtime can map
 the weights. For other archives, ONNX Runtime gets a model whose external data has keys as
-locations. The session options hold a buffer for each of these keys.
+locations. The session options hold a buffer for each of these keys. If ONNX Runtime or the options
+do not accept buffers, the model holds all tensors.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def session(
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
 
-    ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
-    copies of many weights for speed. With `prepack=False` it makes no copies, so processes share
-    the mapped weights; the README says when to choose this. On Windows, ONNX Runtime before 1.23
-    maps only tensors that begin at a multiple of 64 KiB, and reads all other tensors.
+    ONNX Runtime maps the weights from the archive's file. By default, ONNX Runtime's CPU provider
+    makes packed copies of many weights for speed. With `prepack=False` the provider makes no packed
+    copies, so processes share the mapped weights; the README says when to turn packing off. On
+    Windows, ONNX Runtime before 1.23 maps only tensors that begin at a multiple of 64 KiB, and
+    reads all other tensors.
 
     Except on Windows, the archive may be renamed or replaced while sessions run. A later call of
     `set_providers` needs the archive at its old path. Tensors that ONNX Runtime needs for shape
@@ -93,8 +95,8 @@ def session(
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a tensor that is passed in the model, or downloaded, do not
-            match their CRC-32.
+        ChecksumError: The bytes of a model, or of a tensor that is downloaded or passed in the
+            model, do not match their CRC-32.
         ArchiveError: The archive's file was replaced or removed after it was opened.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model and the tensors in it
             take 2 GiB or more.

@@ -45,7 +45,7 @@ _SUFFIX: Final = "executionprovider"
 
 
 class RunError(UnsupportedFeatureError):
-    """ONNX Runtime cannot load the model, or cannot run it on these inputs."""
+    """ONNX Runtime cannot load or run the model, or cannot use a provider."""
 
 
 class Summary(NamedTuple):

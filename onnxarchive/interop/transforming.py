@@ -66,7 +66,8 @@ def transform(
       the inputs that are still used become initializers again, copied from the archive. A function
       may replace such an input by its own initializer. A function that computes new weights (folds
       a batch normalization, changes a data type) skips hidden weights, or its result is refused.
-      A warning is raised if the function changed nothing or seems to need the weights.
+      If weights were hidden, and the function changed nothing or seems to need the weights, a
+      warning is raised.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy large
       tensors, and add tensors with data. A function that does not support external data may see
@@ -74,9 +75,10 @@ def transform(
       same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    Never hidden are: tensors that shape inference needs, tensors other than initializers, and, in
-    subgraphs, initializers whose names are not unique in the model. Hidden initializers of
-    subgraphs become initializers of the main graph.
+    Never hidden are: tensors that shape inference needs, tensors other than initializers, and
+    initializers whose name is empty, not UTF-8 or not unique. In the main graph, a name must be
+    unique among the initializers; in a subgraph, among the values of all graphs. Hidden
+    initializers of subgraphs become initializers of the main graph.
 
     Args:
         path: The archive.
@@ -96,10 +98,10 @@ def transform(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule, or the function's result is refused: the function
-            returned False, removed an input that replaces a weight and is still used, changed such
-            an input (its type, its shape, or both name and doc_string), gave two initializers of a
-            graph the same name, or set a location that is not a key.
+        ArchiveFormatError: `path` breaks a rule, or the function's result is refused. The function
+            returned False; removed the input of a hidden weight, although the name of the weight is
+            still used; changed the type, the shape, or both name and doc_string of such an input;
+            gave two initializers of a graph the same name; or set a location that is not a key.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
@@ -343,10 +345,10 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """Makes an initializer of each input that replaces a weight; returns it with the weight.
+    """Makes initializers of inputs that replace weights; returns each initializer and its weight.
 
     A weight that the function's result no longer uses is left out, unless the archive's graph also
-    has an input of its name.
+    has an input with the weight's name.
     """
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
@@ -390,8 +392,9 @@ def _require_dropped(
 ) -> None:
     """Refuses a result that lacks the input of a weight, in two cases.
 
-    The result still uses the name of the weight, or has a new input of the weight's type and shape,
-    which is probably the weight's input under a new name.
+    1. The result still uses the name of the weight, but does not define it.
+    2. The result has a new input of the weight's type and shape. This new input is probably the
+       weight's input with another name.
     """
     defined = {name for graph in _graphs(model) for name in defined_names(graph)}
     undefined = _used_names(model) - defined
@@ -404,7 +407,7 @@ def _require_dropped(
         if weight.name in undefined:
             raise ArchiveFormatError(
                 f"tensor {weight.name!r}: expected the function to keep the input that replaces "
-                "the tensor, found the input removed and still used"
+                "the tensor, found no input, although the tensor's name is still used"
             )
         name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
         if name is not None:

@@ -68,7 +68,7 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Yields the changes between two lists of messages, matched by name; added ones come last.
+    """Yields the changes between two lists of messages, matched by name; added messages come last.
 
     Args:
         field: Name of the field that holds the lists.
@@ -123,7 +123,8 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
         ones: The first list.
         others: The other list.
     """
-    before, after = [*map(repr, ones)], [*map(repr, others)]  # -0.0 is not 0.0, NaN is NaN
+    # `repr` distinguishes -0.0 from 0.0, and gives equal strings for NaN.
+    before, after = [*map(repr, ones)], [*map(repr, others)]
     if before != after:
         is_long = max(len(ones), len(others)) > _MAX_LISTED
         index = sum(takewhile(bool, map(eq, before, after))) if is_long else None
@@ -132,7 +133,10 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
 
 
 def _values(message: Message) -> Iterator[tuple[str, Any]]:
-    """Yields name and value of each field, except default values; splits lists of messages."""
+    """Yields name and value of each field, and of each message in a repeated field.
+
+    Fields that hold their default value are left out, except in a oneof.
+    """
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()

@@ -2,8 +2,8 @@
 
 If several initializers of a graph are identical, one stays. It replaces the others as input of
 nodes, in the graph and in its subgraphs. Initializers that are also inputs or outputs of a graph
-stay as well, and so do initializers that are named elsewhere than in inputs of nodes.
-`deduplicate` states the exact rules.
+stay as well. So do initializers whose names occur elsewhere than in inputs of nodes and in
+value_info. `deduplicate` states the exact rules.
 
 Names are resolved by the scopes of ONNX (IR.md, "Names Within a Graph"): a name that a
 subgraph does not define is looked up in the graph around it. Functions do not see the names of the
@@ -100,7 +100,7 @@ def deduplicate(
         scope.shadow_names()
     if not removed:
         return Deduplicated(model, resolve, 0, 0)
-    # Copies the removed initializers without their bytes; `_apply` deletes them.
+    # In the copy, the removed initializers have no bytes; `_apply` deletes these initializers.
     copy = with_locations(model, dict.fromkeys(removed, "removed"))
     for scope in scopes:
         _apply(scope, removed, copy)
@@ -123,7 +123,8 @@ class _Scope:
         captured: Own names that are inputs of nodes in a subgraph.
         shadowed: Own names that a subgraph redefines even after its equal initializers are merged.
         outputs: Own names that are outputs of the graph or of a subgraph.
-        left_alone: Own names that are used elsewhere than in node inputs and graph outputs.
+        left_alone: Own names that stay, since they are used elsewhere than in node inputs, graph
+            outputs and value_info.
         replaced: Name of the equal initializer that is kept, by the name of the removed one.
     """
 
@@ -361,7 +362,7 @@ def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path
 
 
 def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
-    """Removes initializers of a graph from the copy, and replaces their names in node inputs."""
+    """Removes merged initializers and their value_info from the copy; renames node inputs."""
     graph: onnx.GraphProto = walking.at(copy, scope.path)
     tensors.remove(
         graph.initializer,

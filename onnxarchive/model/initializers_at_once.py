@@ -91,10 +91,10 @@ class SmallInitializers:
     Attributes:
         initializers: All initializers of the graph; None if the small initializers were taken out.
         indexes: Index of each small usual initializer in the graph, ascending.
-        sizes: Size of each initializer's data in bytes.
-        location_numbers: Index of each initializer's location in `locations`; `IN_MODEL` for
-            `raw_data`.
-        offsets: Offset of each initializer's data in its file.
+        sizes: Size in bytes of the data of each small usual initializer.
+        location_numbers: Index, in `locations`, of the location of each small usual initializer;
+            `IN_MODEL` for `raw_data`.
+        offsets: Offset, in the file, of the data of each small usual initializer.
         files: The file of each location; None for a file that is missing or not local.
     """
 
@@ -106,7 +106,7 @@ class SmallInitializers:
         self.offsets = array("q")
         self.files: Sequence[Data | None] = ()
         self._numbers: dict[str, int] = {}  # of locations
-        # Serialized dims, data type and name of all initializers, concatenated.
+        # Serialized dims, data type and name of each small usual initializer, concatenated.
         self._beginnings = bytearray()
         self._ends = array("q")
         self._name_sizes = array("i")
@@ -292,7 +292,7 @@ def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
     number, dims = tensor.data_type, tensor.dims[:]
     data_type = tensors.array_type(tensor)
     if data_type is None or data_type is dtypes.BOOL or data_type.is_packed:
-        return None  # no array, or rules about the elements (TENSOR-4, TENSOR-5)
+        return None  # no array has this type and shape, or rule TENSOR-4 or TENSOR-5 applies
     nbytes = data_type.nbytes(dims)
     if nbytes > SMALL_SIZE:
         return None

@@ -120,7 +120,8 @@ class Keys:
     def assign(self, name: str) -> str:
         """A key for the next tensor of this name: `layer.0/weight` gives `layer_0_weight`.
 
-        If that key is taken, `_2`, `_3` and so on is appended.
+        If that key is taken, a suffix is appended: the first of `_2`, `_3` and so on with which the
+        key is free. A long key is cut before the suffix.
         """
         key = _derive(name)
         if fold(key) in self._taken:

@@ -31,7 +31,7 @@ class ParsedLater:
 
 
 class InitializersParsedLater(Sequence[onnx.TensorProto]):
-    """The main graph's initializers of a `ParsedLater`; their number is known without parsing."""
+    """The initializers of the main graph of a `ParsedLater`; `len` does not parse the model."""
 
     def __init__(self, parsed: ParsedLater, count: int) -> None:
         self._parsed = parsed

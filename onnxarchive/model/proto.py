@@ -165,8 +165,8 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
     """Checks the total number of messages of serialized models (MODEL-3); False if too many."""
     try:
         are_too_many = wire.have_more_messages([*models], MAX_MESSAGES)
-    except ArchiveFormatError:  # parsing reports the malformed model
-        return True
+    except ArchiveFormatError:
+        return True  # a model is malformed: counting stopped, and `parse` will report the model
     if are_too_many:
         report.broken(
             "MODEL-3",
@@ -314,8 +314,8 @@ def check_all_references(
         models: The models by the names of their entries.
         sizes: Size in bytes of the entry of each key; None if it is unknown.
         report: Receives each broken rule (DATA-1 to DATA-5, DATA-7, DATA-8, TENSOR-1 to TENSOR-3).
-        are_all: True if the archive has no other keys.
-        are_all_models: True if the archive has no other models.
+        are_all: True if `sizes` has all keys of the archive.
+        are_all_models: True if `models` has all models of the archive.
 
     Returns:
         For each model, the tensor of each key that the model uses.
@@ -419,7 +419,7 @@ def _check_reference(
 
 
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
-    """Checks an external tensor; `nbytes` is the size of its entry, None if it is not known."""
+    """Checks an external tensor; `nbytes` is the size of the tensor's entry, None if unknown."""
     tensor = ref.tensor
     held = tensors.held_fields(tensor)
     if tensor.HasField("segment"):

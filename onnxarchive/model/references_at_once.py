@@ -47,7 +47,8 @@ MAX_NAMES_SIZE: Final = 1 << 26
 class References(NamedTuple):
     """The external initializers of a model's main graph.
 
-    Each was compared with its entry; two of them may have the same entry.
+    The data of each initializer has the size of the initializer's entry. Several initializers may
+    have the same entry.
 
     Attributes:
         names: The names of all initializers, external or not.
@@ -406,7 +407,7 @@ class _Columns:
         self.ranks[rows] += 1
 
     def external(self) -> Numbers:
-        """The rows of the external tensors; call this only after `take` has had all fields."""
+        """The rows of the external tensors; call `external` after `take` has read all fields."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError

@@ -99,8 +99,8 @@ def _equals(
     """Groups tensors of equal data type and shape, by hashes.
 
     Returns:
-        The index of one tensor of each group, and the group of each tensor. If the hashes of two
-        different shapes are equal, each tensor is a group.
+        The index of one tensor of each group, and the group of each tensor. If two tensors with
+        equal hashes differ in data type or shape, each tensor gets a group of its own.
     """
     types_and_ranks = data_types * (dtypes.MAX_RANK + 1) + ranks
     hashes = _hashes(types_and_ranks, ranks, begins, dims)

@@ -380,7 +380,7 @@ def external_data(
         entry = location if location is not None and location in keys else MODEL_PROTO
     broken = partial(report.broken, entry=entry)
     pairs: dict[str, str] = {}
-    unfit: list[str] = []  # the first ones, which the message shows
+    unfit: list[str] = []  # the first unfit pairs; the message shows no others
     for pair in tensor.external_data:
         key = pair.key
         is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed

@@ -1,7 +1,7 @@
 """Removes data of large tensors from a serialized ModelProto, and inserts data of external tensors.
 
-`strip_weights` returns a ModelProto without weights, and the spans of the weights in `data`.
-`fill` replaces external data by raw data.
+`strip_weights` returns a copy of a serialized model without the data of large tensors, and the span
+of each tensor's data in the original. `fill` replaces external data by raw data.
 
 Both read only TensorProtos and the messages that can contain a TensorProto (`schema.fields_to`).
 They skip all other fields, and the data of tensors, by the length of the field, so no page of large
@@ -187,7 +187,7 @@ class _Frame:
 
 
 def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
-    """Yields the TensorProtos that `_children` finds, in the order of the file."""
+    """Yields the TensorProtos that `_children` finds, in the order of their offsets in `wire`."""
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
     stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
@@ -273,7 +273,10 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
 
 
 def _span(field: Field, data_type: int) -> Span | None:
-    """The span of a data field; None for strings, unpacked numbers, or a field of another type."""
+    """The span of a data field, or None.
+
+    None for strings, for unpacked numbers, and if the field does not suit `data_type`.
+    """
     tag, _, _, value, end = field
     name = _PACKED_FIELDS.get(tag)
     if name is None or data_type == onnx.TensorProto.STRING:

@@ -54,7 +54,7 @@ Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 # GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
 # The largest file of ext4. Only a hostile server claims a larger size, to fill memory: the cache's
-# file has a byte for each block, and opening reads all of them.
+# file has a byte for each block, and opening reads all these bytes.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
 _SET: Final = 1  # value of the byte of a fetched block or a verified entry
@@ -438,7 +438,7 @@ class _Arriving:
         Args:
             file: The file in the cache.
             offset: Offset of the part.
-            part: Bytes of the part. Bytes of blocks outside this object are ignored.
+            part: Bytes of the part. Bytes that belong to no arriving block are ignored.
 
         Returns:
             Number of counted bytes.
@@ -462,7 +462,7 @@ class _Arriving:
         return counted
 
     def take(self) -> NDArray[np.int64]:
-        """The numbers of blocks completed since the last call."""
+        """The numbers of the blocks that were completed since the previous call of `take`."""
         whole = np.flatnonzero(self._missing == 0)
         self._missing[whole] = -1
         return self._blocks[whole]

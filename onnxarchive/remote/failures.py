@@ -1,6 +1,7 @@
 """Converts errors of obstore and fsspec to OSErrors and errors of this package.
 
-The libraries' own texts may contain secrets and are never shown.
+The libraries' own texts may contain secrets. Of these texts, this module shows only the invalid key
+of an object.
 """
 
 from __future__ import annotations

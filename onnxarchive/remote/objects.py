@@ -28,8 +28,8 @@ def open_object(
     """Opens an object and reads its last 128 KiB, in one request.
 
     Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
-    the size, and the next one the bytes. A file system of fsspec gets these two requests and a
-    third one, to detect changes.
+    the size, and another request gets the bytes. fsspec always makes these two requests, and a
+    third request to detect changes.
 
     obstore follows redirects, also to other hosts and to this machine. Other hosts get all
     headers except `Authorization` and cookies. If the query of a web address may have a secret,
@@ -101,8 +101,9 @@ class RemoteFile(RandomAccessFile):
 
     ETag, size and version in every answer are compared with those in the first answer; so is the
     modification time, unless obstore reads an object with a strong ETag. If the ETag is strong,
-    requests carry it (`If-Match`). If a server sends neither an ETag nor a time, only a change of
-    the size is noticed. File systems of fsspec are asked for size and time again after each part.
+    obstore's requests carry the ETag (`If-Match`). If a server sends no ETag, no version and no
+    time, only a change of the size is noticed. File systems of fsspec are asked for the attributes
+    again after each part.
 
     Attributes:
         validator: The object's strong ETag, or else its version; None if it has neither.
@@ -143,7 +144,10 @@ class RemoteFile(RandomAccessFile):
         self._end, self._end_offset = b"", self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Reads `size` bytes from `offset`: by one request up to 8 MiB, otherwise by several.
+        """Reads `size` bytes from `offset`, fewer at the end of the object.
+
+        If the bytes are kept in memory, no request is made. Up to 8 MiB are read by one request,
+        more by several requests.
 
         Raises:
             ObjectChangedError: The object has changed since it was opened.
@@ -206,7 +210,7 @@ class RemoteFile(RandomAccessFile):
         return self._end[start : start + size]
 
     def _within(self, offset: int, size: int) -> int:
-        """`size`, limited to the bytes after `offset` in the object; refuses a closed object."""
+        """`size`, limited to the bytes after `offset` in the object; refuses a closed file."""
         if self._is_closed:
             raise ValueError(f"{self.path}: the file is closed")
         return max(0, min(size, self.size - offset))

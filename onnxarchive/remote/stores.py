@@ -35,7 +35,8 @@ _CLIENT_OPTIONS = (
 )
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 
-# Keys of fsspec's `info` that identify a file's content: in S3, Google, Azure, Hugging Face, git.
+# Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
+# Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -86,7 +87,8 @@ class Origin(Protocol):
         """Reads `size` bytes from `offset`; may refuse an object whose version is not `expected`.
 
         Returns:
-            The present version of the object, and the bytes.
+            The present version of the object, and the bytes. `Version(-1)` and no bytes if a file
+            of fsspec has fewer bytes.
         """
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
@@ -256,7 +258,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        # Not taken from the store: obstore may panic when it shows a store's configuration.
+        # `found.config` is not read: obstore may panic when it shows a store's configuration.
         endpoints = [str(it) for name, it in (options or {}).items() if "endpoint" in name.lower()]
         return StoreOrigin(found, key, name, "\n".join(endpoints))
     return FileSystemOrigin(*open_file_system(url, options), name)

@@ -41,7 +41,8 @@ class ObjectWriter(Closing):
         """Writes all of `data` and returns its size in bytes; `data` may be reused at once.
 
         Raises:
-            ArchiveError: This process is a fork of the process that began to write.
+            ArchiveError: This process is a fork of the process that began to write; not checked
+                with fsspec.
             OSError: A request failed; nothing will appear.
         """
         raise NotImplementedError
@@ -50,6 +51,7 @@ class ObjectWriter(Closing):
         """Makes the object appear; replaces an older object.
 
         Raises:
+            ArchiveError: As for `write`.
             OSError: A request failed. Nothing has changed, unless the server's answer was lost.
         """
         raise NotImplementedError
@@ -92,7 +94,7 @@ def create_object(
 
 
 class _StoreWriter(ObjectWriter):
-    """Sends parts of equal size, several at once, from a background thread."""
+    """Sends parts, all but the last of equal size, several at once, from a background thread."""
 
     def __init__(self, store: Store, key: str, name: str, size: int | None) -> None:
         self.path = name
@@ -108,7 +110,7 @@ class _StoreWriter(ObjectWriter):
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts."""
-        require_process(self._process)  # the sending thread is not in a fork
+        require_process(self._process)  # a fork has no sending thread
         view = as_bytes(data)
         start = 0
         while start < len(view):
@@ -154,7 +156,7 @@ class _StoreWriter(ObjectWriter):
             pass
         except BaseException as error:  # a panic of obstore is no Exception
             self._problem = failure(error, self.path)
-            while not self._is_ended:  # the writer must not wait for ever
+            while not self._is_ended:  # `_pass_on` and `close` wait if the queue is full
                 self._take()
 
     def _taken(self) -> Iterator[bytes]:
@@ -170,7 +172,7 @@ class _StoreWriter(ObjectWriter):
 
 
 class _AbandonedError(Exception):
-    """The object was closed before it was complete."""
+    """The writer was closed before `commit`."""
 
 
 class _FileSystemWriter(ObjectWriter):
@@ -180,7 +182,8 @@ class _FileSystemWriter(ObjectWriter):
         from fsspec.spec import AbstractBufferedFile
 
         self.path = name
-        system.start_transaction()  # during a transaction, closed files do not appear
+        # In a transaction, a file appears only after `commit`, if the file's class supports this.
+        system.start_transaction()
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):

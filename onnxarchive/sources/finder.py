@@ -73,8 +73,9 @@ class Finder:
                 `find_files(serialized.small)` must have returned True.
 
         Raises:
-            ArchiveFormatError: Bytes are missing, too short, or outside the place.
-            OutsideError: A link leads out of the place; only the first one is reported.
+            ArchiveFormatError: The data of a tensor is missing, of a wrong size, or outside the
+                place, or fields of the tensor contradict each other.
+            OutsideError: A link leads out of the place; only the first such link is reported.
             ChecksumError: A file does not have the stated checksum.
         """
         small = serialized.small
@@ -99,12 +100,12 @@ class Finder:
         return Found(serialized.model, data, self._locations, small)
 
     def find_files(self, small: SmallInitializers) -> bool:
-        """Finds the files of small tensors; returns True if the data of all of them is found."""
+        """Finds the files of small tensors; returns True if every tensor's data is found."""
         small.files = [self._file_of(location) for location in small.locations]
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """The file of a location, or None if the file is missing or not a `FileData`."""
+        """The `FileData` of a location; None if `Place.find` fails or finds no `FileData`."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
@@ -113,7 +114,7 @@ class Finder:
         return None
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
-        """The bytes of an external tensor; None if the model contains the tensor's data."""
+        """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         if not is_external and tensor.external_data:
@@ -137,7 +138,7 @@ class Finder:
         return None
 
     def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
-        """The bytes of an external tensor; `is_alone` requires that they are the whole file."""
+        """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         location, offset = reference.location, reference.offset or 0
         data_type = tensors.external_type(ref)
         nbytes = data_type.nbytes(ref.tensor.dims)
@@ -178,7 +179,7 @@ class Finder:
 
 
 def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[TensorRef]:
-    """Yields all tensors except small ones whose data is found."""
+    """Yields all tensors except the initializers in `small` whose data is found."""
     initializers = model.graph.initializer
     found = (small.indexes[row] for row in range(len(small)) if _is_found(small, row))
     next_found = next(found, None)

@@ -21,7 +21,7 @@ def levels_of(path: str) -> int | None:
         path: An absolute path without links.
 
     Returns:
-        The number of levels; None if the directory is in no cache.
+        The number of levels; None if the directory is in no revision of a cached model.
     """
     parts = path.split(os.sep)
     for levels in range(_REVISION_LEVELS, len(parts)):

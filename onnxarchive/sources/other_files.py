@@ -25,7 +25,7 @@ _WEIGHTS = (
 
 
 def is_litter(name: str) -> bool:
-    """True if a file has the name or the top-level folder of litter, such as `.DS_Store`."""
+    """True for litter, such as `.DS_Store`, and for files in a top-level litter folder."""
     base = name[name.rfind("/") + 1 :]
     in_folder = name.partition("/")[0] in _LITTER_FOLDERS
     return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)

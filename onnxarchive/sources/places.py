@@ -1,8 +1,8 @@
 """Places of a model's data files: the model's directory, or a zip.
 
 A place finds the file of a location, refuses a location outside the place, and gives ranges of the
-file's bytes. A compressed file is inflated while it is read. Parts of a compressed file are
-inflated together, at the first read of any part, to a temporary file.
+file's bytes. A compressed file that is read as a whole is inflated piece by piece. The first read
+of a part inflates all parts that were requested so far, in one pass, to a temporary file.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _ZippedFile:
         return self._entry.nbytes
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """As `DataFile.part`; the first read of a part inflates all parts of a compressed entry."""
+        """As `DataFile.part`; `_Part` describes the parts of a compressed entry."""
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
         if self._entry.method == METHOD_STORED or self._whole is not None:
@@ -316,7 +316,11 @@ def _within(
 
 
 class _Part:
-    """A range of a compressed entry; the first read inflates all ranges requested by then."""
+    """A range of a compressed entry.
+
+    After `_ZippedFile.part` has returned a range, the next read of any range inflates all ranges
+    returned so far, in one pass.
+    """
 
     def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
         self._file = file

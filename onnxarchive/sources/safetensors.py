@@ -55,7 +55,7 @@ class SafetensorsTensor:
         name: Name of the tensor.
         dtype: Data type, as spelled in the file.
         dims: Shape.
-        data: Bytes of the tensor, mapped when they are read.
+        data: Bytes of the tensor, not yet read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Serialized models, parsed without their large tensors."""
+"""Serialized models, parsed without the data of their large tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onnxarchive.sources.places import DataFile
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """A model without large tensors, and the spans of these tensors in the model's file.
+    """A model without the data of its large tensors, and the spans of this data in a file.
 
     Attributes:
         model: The model. The location of each large tensor contains the number of its span.
-        file: File of the complete model; if `small` is set, of the model without its initializers.
-        view: The bytes of the file.
-        spans: Offset and encoding of each large tensor in the file.
+        file: The complete model; if `small` is set, a copy of the model without initializers.
+        view: The bytes of `file`.
+        spans: Offset and encoding of each large tensor's data in `file`.
         small: The main graph's initializers if they were taken out of the model, else None.
     """
 
@@ -54,7 +54,7 @@ class Serialized:
 
 
 def require_messages(files: Iterable[DataFile]) -> None:
-    """Checks the total number of messages in models, before any is parsed (rule MODEL-3).
+    """Checks the total number of messages in models that are not yet parsed (rule MODEL-3).
 
     Raises:
         ArchiveFormatError: The models have too many messages, or a model is malformed or too large.
@@ -71,7 +71,7 @@ def _require_messages(models: Sequence[bytes]) -> None:
 
 
 def _strip(file: DataFile) -> weights.Stripped:
-    """A model without its large tensors, which are not read."""
+    """Removes the data of large tensors from a model; see `weights.strip_weights`."""
     if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
@@ -82,7 +82,7 @@ def _strip(file: DataFile) -> weights.Stripped:
 
 
 def parse_file(file: DataFile) -> Serialized:
-    """Parses a file as a model; large tensors are not read.
+    """Parses a file as a model; the data of large tensors stays in the file.
 
     Raises:
         ArchiveFormatError: The file is no model, or the model is too large or has too many

@@ -39,7 +39,7 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
-_MAX_SEARCHED = 1000  # limit of folders; an error message names the models found in them
+_MAX_SEARCHED = 1000  # limit of folders that `_models_below` searches
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
@@ -60,8 +60,8 @@ class Source:
         data: The bytes of each external tensor, by the tensor's path in the model.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files from which the source is read.
-        others: The bytes of other files in the directory or zip, by path; empty without
-            `other_files`.
+        others: The bytes of other files in the directory or zip, by path without a prefix
+            `assets/`; empty without `other_files`.
         left_out: The paths of other files that become no assets, such as litter, hidden files,
             other models and weights; empty without `other_files`.
         warnings: Sentences about unused bytes of a zip, and about files that are left out or were
@@ -97,27 +97,29 @@ def open_model(
     other_files: bool = False,
     taken_from: int | None = None,
 ) -> Iterator[Source]:
-    """Opens a model of another tool; its data can be read until the block ends.
+    """Opens a model of another tool; the model's data can be read until the block ends.
 
     Args:
-        path: A `.onnx` with external data in its directory or below, or a directory or zip with one
-            model and its data files.
-        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of its
-            tensors.
+        path: A `.onnx` with external data in its directory or below, or a directory or zip with the
+            files of one model or of an unpacked archive.
+        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
+            tensors in the file.
         temporary: The directory for temporary files; None for the system's.
         follow_links: A further directory into which symbolic links may lead; True for the model's
             folder `models--*` of a Hugging Face cache; False for none.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
-            raises ArchiveFormatError. If it is given, zips are refused.
+            raises ArchiveFormatError. If `elsewhere` is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
         taken_from: A size in bytes, for speed only. If every initializer of a `.onnx` is external,
             not smaller than `taken_from` and not larger than 64 KiB, the initializers may be moved
             from the model to `Source.small`. None leaves all initializers in the model.
 
     Raises:
-        ArchiveFormatError: The file is not a model, or external data is missing, too short or
-            outside the model's directory. The error names every faulty tensor. If symbolic links
-            lead out of the directory, the error names only the first tensor with such a link.
+        ArchiveFormatError: The file is not a model, or external data is missing, too short, outside
+            the model's directory, or different from its `checksum`. The error names every faulty
+            tensor. If symbolic links lead out of the directory, the error names only the first
+            tensor with such a link.
+        UnsupportedFeatureError: A zip has an unsupported feature, such as encryption.
         OSError: The model or a directory cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
@@ -146,7 +148,7 @@ def open_copy(
     temporary: str | None = None,
     other_files: bool = False,
 ) -> Iterator[Source]:
-    """Opens a copy of a `.onnx` or zip, such as a downloaded one; see `open_model`.
+    """Opens a copy of a remote `.onnx` or zip; see `open_model`.
 
     Args:
         copy: The bytes of the file.
@@ -157,7 +159,7 @@ def open_copy(
     """
     with contextlib.ExitStack() as resources:
         opening = _Opening("", resources, verify_checksum, temporary, False, None, other_files)
-        yield replace(opening.copy(copy, place), files=())
+        yield replace(opening.remote_copy(copy, place), files=())
 
 
 def is_zip(data: bytes | memoryview) -> bool:
@@ -193,7 +195,7 @@ class _Opening:
         self._taken_from = taken_from
 
     def file(self) -> Source:
-        """A `.onnx`, or a zip that another tool made."""
+        """The source in a file: a `.onnx`, or a zip that another tool made."""
         model = FileData.kept_open(self._path, self._resources)
         if is_zip(model.view):
             if self._elsewhere is not None:  # the zip may be the archive that the caller has locked
@@ -221,8 +223,8 @@ class _Opening:
             small=found.small,
         )
 
-    def copy(self, view: memoryview, place: Place) -> Source:
-        """The source in a copy of a file: a `.onnx` with external data in `place`, or a zip."""
+    def remote_copy(self, view: memoryview, place: Place) -> Source:
+        """The source in a copy of a remote file: a zip, or a `.onnx` with data files in `place`."""
         if is_zip(view):
             return self._zip(view)
         found = self._found(Stored(view), place)
@@ -230,7 +232,7 @@ class _Opening:
         return Source(found.model, found.data, warnings=warnings, small=found.small)
 
     def directory(self) -> Source:
-        """A directory with one model and its data files."""
+        """The source in a directory: the files of one model or of an unpacked archive."""
         root = self._root(self._path)
         place = DirectoryPlace(root)
         names = [name for name in place.names if not is_litter(name)]
@@ -266,7 +268,7 @@ class _Opening:
         return root
 
     def _zip(self, view: memoryview) -> Source:
-        """A zip with one model and its data files, possibly all in one folder."""
+        """The source in a zip, whose files may all be in one folder; see `directory`."""
         read = foreign.read_zip(view)
         entries = [entry for entry in read.entries if not is_litter(entry.name)]
         name = _only([entry.name for entry in entries if _is_model(entry.name)])
@@ -345,7 +347,7 @@ class _Opening:
         return others, tuple(left_out)
 
     def _found_in(self, place: Place, name: str) -> Found:
-        """The model in a file of a place, and its data."""
+        """The model in the file `name` of `place`, and the data of the model's tensors."""
         file = _listed(place, name)
         if isinstance(file, FileData):
             file = FileData.kept_open(file.path, self._resources, file.root)
@@ -377,7 +379,8 @@ def is_model_file(path: str) -> bool:
         OSError: The file cannot be opened.
     """
     try:
-        with files.opened(path) as file, file:  # locked: another process may edit an archive
+        # Locked, since the file may be an archive that another process is editing.
+        with files.opened(path) as file, file:
             view = file.view()
             if not is_zip(view):
                 return wire.is_model(view)
@@ -418,7 +421,10 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _models_below(root: Root) -> list[str]:
-    """The models in the first 1000 folders of a directory, without links and hidden folders."""
+    """The models in a directory and in folders below it, at most 1000 folders in all.
+
+    Hidden folders and links to folders are not searched.
+    """
     models: list[str] = []
     folders = [""]
     for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to `folders`

@@ -46,8 +46,9 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """Copies owner, permissions and attributes of a file or directory to its replacement.
 
     If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
-    (umask). If the group or the POSIX access control list cannot be kept, group and others get only
-    the permissions that group, others and all entries of the list except the owner's had.
+    (umask). If the group or the POSIX access control list cannot be kept, group and others get
+    equal permissions: those that the old group, the old others and all entries of the old list have
+    in common. The owner's entry does not count.
 
     Args:
         descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
@@ -98,7 +99,7 @@ def keep_owner(descriptor: int, old: os.stat_result) -> bool:
         old: Status of the old file.
 
     Returns:
-        False if the system refuses, else True; on Windows, nothing is copied.
+        False if the system refuses; else True, also on Windows, where nothing is copied.
     """
     if not hasattr(os, "fchown"):  # Windows
         return True

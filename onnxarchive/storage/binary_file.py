@@ -16,7 +16,7 @@ class SupportsSeek(Protocol):
         """Sets the position and returns it."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes; none at the end of the file."""
+        """Returns up to `size` bytes, and `b""` at the end of the file."""
 
 
 class BinaryFile(RandomAccessFile):

@@ -142,7 +142,7 @@ class MappedFile(RandomAccessFile):
             yield
 
     def require_locking_process(self) -> None:
-        """Refuses a fork of the process that locked the file, since a fork shares the lock.
+        """Refuses a fork of the process that opened or locked the file; forks share the lock.
 
         Raises:
             ArchiveError: This process is a fork.

@@ -77,14 +77,14 @@ class ForwardFile(RandomAccessFile):
             yield piece
 
     def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yields all bytes from `offset` on; each request is twice the size of the previous one."""
+        """Yields all bytes from `offset`. The first request has `size` bytes; sizes then double."""
         while offset < self.size:
             yield from self._file.pieces(offset, min(size, self.size - offset))
             offset += size
             size *= 2
 
     def _next(self, size: int) -> memoryview:
-        """The next piece of the stream, of `size` bytes or fewer; empty at its end."""
+        """The stream's next piece, of at most `size` bytes; empty at the end of the stream."""
         if not self._rest:
             self._rest = memoryview(next(self._stream, b""))
         piece, self._rest = self._rest[:size], self._rest[size:]

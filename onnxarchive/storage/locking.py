@@ -45,7 +45,7 @@ def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
         timeout: Maximum seconds to wait; None waits without limit.
 
     Raises:
-        LockedError: The file remained locked.
+        LockedError: The file remained locked, or this thread holds the exclusive lock.
     """
     with _unlocked_in_the_end(descriptor):
         try:

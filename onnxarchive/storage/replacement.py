@@ -27,9 +27,9 @@ from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# A check of the file to be replaced. The argument is this file, locked by `Replacement`. The
-# argument is None if the caller of `Replacement` holds the lock, or if the file cannot be opened or
-# locked.
+# Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
+# means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
+# opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -221,14 +221,14 @@ class Replacement:
         """Replaces the target with the new file; on failure, discards the new file.
 
         Args:
-            require: Called before the rename; if it raises, the file is discarded.
+            require: Called before the rename; if `require` raises, the new file is discarded.
 
         Raises:
             ArchiveError: Another process has changed the new file, or this process is a fork.
             OSError: The new file cannot be synced or renamed.
         """
         with self.commit_open(require) as file:
-            locking.unlock(file.fileno())  # a fork would keep the lock
+            locking.unlock(file.fileno())  # closing alone would leave the lock to forks
 
     def commit_open(self, require: Require | None = None) -> MappedFile:
         """Commits like `commit`; returns the new file, still locked except on Windows."""

@@ -140,7 +140,7 @@ def _sound_records(
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Offsets of all signatures of directory records, including any inside names."""
+    """Offsets of all bytes that read as a signature of a directory record, even inside records."""
     first, *others = DirectoryRecord.SIGNATURE
     searched = raw[: 1 - DirectoryRecord.SIZE]
     parts = []

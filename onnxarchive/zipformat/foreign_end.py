@@ -53,7 +53,7 @@ def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
     found = _BEGINS_DIRECTORY.search(gap)
     if found is not None:
         raise format_error(
-            f"expected one central directory, found the signature of another directory or end "
+            f"expected one central directory, found the signature of a directory record or an end "
             f"record at offset {start + found.start()}, in unused bytes {place}"
         )
     is_entry = gap[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE
@@ -100,8 +100,8 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
     bounds = ForeignBounds(last.directory_offset, last.directory_size, last.entry_count, end_offset)
     if last.disk or last.directory_disk:
         raise unsupported(
-            f"expected a zip in one file, found one of several files: disk {last.disk}, with the "
-            f"directory on disk {last.directory_disk}"
+            f"expected a zip in one file, found one part of a split zip: disk {last.disk}, with "
+            f"the directory on disk {last.directory_disk}"
         )
     if last.disk_entry_count != bounds.count:
         raise format_error(
@@ -153,7 +153,7 @@ def _zip64_record(
 ) -> tuple[int, Zip64EndRecord]:
     if (locator.record_disk, locator.disks) != (0, 1):
         raise unsupported(
-            "expected a zip in one file, found one of several files: disk "
+            "expected a zip in one file, found one part of a split zip: disk "
             f"{locator.record_disk} of {locator.disks} in the Zip64 locator"
         )
     offset = locator_offset - Zip64EndRecord.SIZE

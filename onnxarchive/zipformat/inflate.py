@@ -41,9 +41,9 @@ _RAW_DEFLATE = -15  # wbits of zlib: no header, the largest window
 
 # A deflate64 match of the maximum length, 65,538 bytes, takes at least 18 bits: 1 bit for the
 # length code 285, 16 bits for the length, 1 bit for the distance code. A call of the decoder gets
-# 256 bytes of input, and may have 32 bits left over from earlier input. These bits hold at most 115
-# matches. The decoder may also hold back output in its window of 65,536 bytes. So a call returns at
-# most 115 * 65,538 + 65,536 bytes: 7.3 MiB, less than `PIECE_SIZE`.
+# 256 bytes of input, and may have 32 bits left over from earlier input: 2,080 bits, which hold at
+# most 115 matches. The decoder may also hold back output in its window of 65,536 bytes. So a call
+# returns at most 115 * 65,538 + 65,536 bytes: 7.3 MiB, less than `PIECE_SIZE`.
 _DEFLATE64_INPUT_SIZE = 256
 
 # APPNOTE 5.8.8: the version of the LZMA SDK (two bytes), then the size of the properties.
@@ -64,8 +64,8 @@ _DECODING_ERRORS = (_ZLIB_ERROR, lzma.LZMAError, OSError, ValueError, EOFError)
 def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
     """Yields the inflated data of an entry in pieces of at most `PIECE_SIZE` bytes.
 
-    Pieces of stored data are views, other pieces are copies. Size and CRC-32 are verified after the
-    last piece.
+    Pieces of stored data are views, other pieces are copies. After the last piece, size and CRC-32
+    are verified. If the data is too long, the piece that exceeds `entry.nbytes` is not yielded.
 
     Args:
         view: The bytes of the whole file.
@@ -167,7 +167,8 @@ def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
             f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes with a first byte of {packed}",
             entry.name,
         )
-    # A match reaches back to the first byte at most, so a dictionary need not exceed the data.
+    # A match reaches back to the first inflated byte at most, so a dictionary need not be larger
+    # than the inflated data.
     needed_size = max(min(dictionary_size, entry.nbytes), _LZMA_MIN_DICTIONARY_SIZE)
     if needed_size > MAX_LZMA_DICTIONARY_SIZE:
         raise unsupported(
@@ -208,8 +209,8 @@ class _Deflate64Decoder(Protocol):
 
 def _deflated64(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
     decoder = _deflate64_decoders()()
-    # The decoder does not report unused input, so the last byte is passed alone. If the
-    # compressed data ends earlier, the last byte is not passed and counts as unused.
+    # The decoder does not report unused input. So the last byte is passed alone: if the compressed
+    # data ends before this byte, the byte is not passed, and counts as unused.
     body, last = data[: max(0, len(data) - 1)], data[max(0, len(data) - 1) :]
     fed = 0
     for piece in itertools.chain(_slices(body, _DEFLATE64_INPUT_SIZE), [last]):

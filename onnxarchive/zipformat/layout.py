@@ -1,7 +1,7 @@
 """The layout of an archive: alignment, padding and Zip64, computed from sizes alone.
 
-The writer packs the results of these functions, and the reader compares an archive with them. So
-equal entries with equal alignments have one layout.
+The writer packs the results of these functions, and the reader compares an archive with the same
+results. So equal entries with equal alignments have one layout.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Placement(NamedTuple):
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
     """Computes the placement of a new entry.
 
-    The alignment is doubled while the offset of the entry's end holds a signature (ZIP-16).
+    The alignment is doubled, up to `MAX_ALIGNMENT`, while the offset of the entry's end holds a
+    signature (ZIP-16).
 
     Args:
         name: Name of the entry.

@@ -24,7 +24,8 @@ def check_local_header(
         report: Receives each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
 
     Returns:
-        The alignment in the header, in bytes; None if it is missing or invalid.
+        The alignment in the header, in bytes; None if the alignment is invalid, or if the size or
+        the extra fields of the header are wrong.
     """
     broken = partial(report.broken, entry=entry.name)
     local = LocalHeader.unpack(header)

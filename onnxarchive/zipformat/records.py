@@ -177,7 +177,8 @@ class _DirectoryRecordFields(NamedTuple):
     crc32: int
     compressed_size: int
     uncompressed_size: int
-    # The sizes of name, extra fields and comment are packed here (4.4.10 to 4.4.12).
+    # A packed record has the sizes of name, extra fields and comment between the fields
+    # `uncompressed_size` and `disk_start` (4.4.10 to 4.4.12).
     disk_start: int
     internal_attributes: int
     external_attributes: int
@@ -301,7 +302,8 @@ def unpack_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
         offset += EXTRA_HEADER_SIZE
         if size > len(extra) - offset:
             raise ValueError(
-                f"extra field {identifier:#06x} states {size} bytes, {len(extra) - offset} are left"
+                f"extra field {identifier:#06x} with the stated size {size} and the actual size "
+                f"{len(extra) - offset}"
             )
         yield identifier, extra[offset : offset + size]
         offset += size

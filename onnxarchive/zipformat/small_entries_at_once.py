@@ -25,7 +25,7 @@ _EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
 ]
-# Item n: the packed size of item n of `_EXTRAS`.
+# Item n: the size of item n of `_EXTRAS`, as the 2 bytes of the field "extra field length".
 _EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
 _END_SIGNATURES: Final = frozenset(
     int.from_bytes(signature, "little") for signature in layout.END_SIGNATURES
@@ -64,8 +64,9 @@ def pack_entries(
         alignment: Alignment of all data, in bytes.
 
     Returns:
-        The packed entries. None if a name is not ASCII, or if an entry needs a Zip64 field or
-        another alignment: then add the entries one by one.
+        The packed entries. None if a name is not ASCII, if the offset of an entry's header or end
+        does not fit 32 bits, or if an entry needs another alignment: then add the entries one by
+        one.
     """
     if not (layout.fits_32(offset) and all(map(str.isascii, names))):
         return None

@@ -95,8 +95,8 @@ class ZipWriter:
             nbytes: Size of the data in bytes.
             crc: CRC-32 of the data.
             stream: The data in pieces.
-            is_constant: True if `crc` was computed from the same bytes and they cannot change; then
-                the CRC-32 is not verified.
+            is_constant: True if `crc` was computed from the bytes of `stream`, and these bytes
+                cannot change; then the CRC-32 is not verified.
 
         Raises:
             UnsupportedFeatureError: The archive has too many entries.
@@ -116,9 +116,14 @@ class ZipWriter:
                 written_crc = crc32(view, written_crc)
             self._write(view)
         if (written_nbytes, written_crc) != (nbytes, crc):
+            found = f"{written_nbytes} bytes"
+            if written_nbytes > nbytes:
+                found += " or more"
+            elif written_nbytes == nbytes:
+                found += f" with {written_crc:#010x}"
             raise ChecksumError(
-                f"entry {name!r}: expected {nbytes} bytes with CRC-32 {crc:#010x}, found "
-                f"{written_nbytes} bytes with {written_crc:#010x}; its source is damaged",
+                f"entry {name!r}: expected {nbytes} bytes with CRC-32 {crc:#010x}, found {found}; "
+                "its source is damaged",
                 entry=name,
             )
         self.names.append(name)

@@ -205,6 +205,35 @@ def test_a_tensor_that_makes_no_array_is_an_error_of_this_library(
         assert archive.tensors["w"].shape == (4,)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (
+            TensorProto(
+                data_type=1, dims=[1], raw_data=bytes(4), segment=TensorProto.Segment(end=4)
+            ),
+            "found a segment of a tensor",
+        ),
+        (
+            TensorProto(data_type=8, dims=[2], string_data=[b"a"]),
+            r"found data type 8 and dims \[2\] with wrong string_data: ",
+        ),
+        (
+            TensorProto(data_type=8, dims=[1], string_data=[b"\xff"]),
+            "with wrong string_data: .*utf-8",
+        ),
+        (TensorProto(data_type=99, dims=[1]), r"found data type 99 and dims \[1\]$"),
+    ],
+)
+def test_the_error_of_a_tensor_that_makes_no_array_names_the_fault(
+    path: Path, tensor: TensorProto, found: str
+) -> None:
+    tensor.name = "w"
+    onnxarchive.save(model_of(tensor), path)
+    with onnxarchive.open(path) as archive, pytest.raises(ArchiveFormatError, match=found):
+        archive.tensors["w"]
+
+
 def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> None:
     model = full_model()
     onnxarchive.save(model, path, convert_attribute=True)

@@ -54,7 +54,7 @@ async def answer(request: Request) -> JSONResponse:
     """Answers a request in a thread, so the worker can accept other requests."""
     try:
         return JSONResponse(await run_in_threadpool(run, await request.json()))
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
+    except Exception as error:  # ONNX Runtime's exceptions share only this base class
         return JSONResponse({"error": str(error)}, status_code=400)
 
 

@@ -148,7 +148,7 @@ static int nfc_is_normalized(void *context, const char *name, size_t length) {
 
 
 def ranges(value: Callable[[str], int | None]) -> Iterator[tuple[int, int, int]]:
-    """Gives first, last and value of each range with one value; skips the value None."""
+    """Gives each range of code points with the same value, as first, last, value; skips None."""
     begin, of = 0, value(chr(0))
     for point in range(1, sys.maxunicode + 2):
         new = value(chr(point)) if point <= sys.maxunicode else None

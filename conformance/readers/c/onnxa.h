@@ -219,7 +219,7 @@ struct onnxa {
     uint64_t ends; /* the offset of the first end record, where the directory ends */
     uint64_t directory_offset;
     size_t directory_size;
-    uint8_t *directory; /* a copy, with one byte more */
+    uint8_t *directory; /* a copy, and a spare byte for the NUL of the last name */
     size_t count;
     onnxa_entry *entries;
     uint32_t *by_name; /* indices of entries, in the order of onnxa__compare_names */
@@ -758,8 +758,9 @@ static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
         onnxa_status status = onnxa__read_record(a, &a->entries[i], error);
         if (status) return status;
     }
-    /* Ends each name by a NUL, in place of a byte that has been read. The fields that are
-     * compared with the local header, bytes 6 to 29 of each record, stay unchanged. */
+    /* Writes a NUL into the byte after each name: the first byte of the extra fields or of the next
+     * record, or the spare byte after the last record. The fields that are compared with the local
+     * header, bytes 6 to 29 of each record, stay unchanged. */
     for (i = 0; i < a->count; i++)
         a->directory[(size_t)(a->entries[i].record - a->directory) + ONNXA__RECORD +
                      a->entries[i].name_length] = 0;

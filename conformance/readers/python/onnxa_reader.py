@@ -608,7 +608,7 @@ class _Sink:
         """Takes a string, bytes, or packed numbers."""
 
     def child(self, number: int, field: _Field) -> _Sink | None:
-        """The sink for a nested message; None if the nested message is ignored."""
+        """The sink for a nested message; None if only messages within that message are of use."""
         return field.sink(self.found) if field.sink else None
 
 
