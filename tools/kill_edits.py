@@ -165,7 +165,8 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
 
     Args:
         number: The number of the model.
-        tensor: The edit whose data `CHANGING` gets; None to refer to the archive's `CHANGING`.
+        tensor: Number of the edit that gives the tensor `CHANGING` its data; None to refer to the
+            archive's `CHANGING`.
     """
     is_referring = tensor is None and traits(number).is_referring
     initializers = []

@@ -90,7 +90,8 @@ def opened(
 ) -> Iterator[RandomAccessFile]:
     """Opens a source; a local file is locked against edits while the block runs.
 
-    The source is closed if the block raises an error, and otherwise stays open.
+    The opened source is closed if the block raises an error, and otherwise stays open; a file
+    object of the caller always stays open.
 
     Args:
         source: The source.

@@ -294,7 +294,7 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 
 def _is_entry(item: Item, archive: Archive) -> bool:
-    """True if an item has the same bytes as the archive's entry of the same name."""
+    """True if an item's data is the archive's entry of the same name, or has the entry's bytes."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False

@@ -64,7 +64,7 @@ def transform(
     - `"hidden"`: for functions that change the graph. Large initializers become inputs of the
       graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
       the inputs that are still used become initializers again, copied from the archive. A function
-      may replace such an input by its own initializer. A function that computes new weights (folds
+      may replace such an input by a new initializer. A function that computes new weights (folds
       a batch normalization, changes a data type) skips hidden weights, or its result is refused.
       If weights were hidden, and the function changed nothing or seems to need the weights, a
       warning is raised.

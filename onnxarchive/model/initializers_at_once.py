@@ -1,4 +1,4 @@
-"""For speed only: finds the small initializers of a model and serializes them as external.
+"""For speed only: finds initializers of at most 64 KiB; serializes those stored outside the model.
 
 Protobuf takes microseconds for each field of each tensor. Almost all initializers have only a
 name, a type, dims, and data in `raw_data` or at an external location: this module assembles the

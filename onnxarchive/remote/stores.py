@@ -47,7 +47,7 @@ class Version:
 
     Attributes:
         size: The size in bytes.
-        etag: The ETag as the server sends it, or None.
+        etag: The ETag as the server sends it, another id of the content (`_ETAG_KEYS`), or None.
         version: The version id in a store with versions, or None.
         last_modified: The time of the last change, or None.
     """

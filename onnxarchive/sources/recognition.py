@@ -55,7 +55,7 @@ class OtherKindError(ArchiveFormatError):
 
 @contextlib.contextmanager
 def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
-    """Adds the kind of the file, if known, to an ArchiveFormatError of the block.
+    """Replaces an ArchiveFormatError of the block by an error that names the kind of the file.
 
     The file is read only after an error.
 
