@@ -16,9 +16,9 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData
 
-# Different data rarely has the same CRC-32, but an attacker can make any number of such tensors. To
-# avoid comparing all pairs, data is compared with at most this many contents of the same CRC-32;
-# further contents are not shared.
+# Different data rarely has the same CRC-32, but an attacker can give any number of different
+# tensors the same CRC-32. To avoid comparing all pairs, data is compared with at most this many
+# contents of the same CRC-32; further contents are not shared.
 _MAX_COLLISIONS = 8
 
 

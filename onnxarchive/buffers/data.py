@@ -15,7 +15,10 @@ class SupportsWrite(Protocol):
     """A binary file, a pipe, or the file of a socket."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """Writes `data`, perhaps only in part; returns the number of bytes written (None: all)."""
+        """Writes `data`, perhaps only in part; returns the number of bytes written.
+
+        None means all, but nothing for an unbuffered file (`io.RawIOBase`).
+        """
 
 
 class Data(Protocol):

@@ -78,7 +78,8 @@ class TensorRef(NamedTuple):
     def is_initializer(self) -> bool:
         """True for a dense initializer of the main graph or of a subgraph of its nodes.
 
-        Only these tensors are stored outside the model, unless `convert_attribute` is true.
+        Other tensors are stored outside the model only if `convert_attribute` is true, or if their
+        location is the key of a tensor added to a `Writer`.
         """
         return self.path[0][0] == "graph" and self.path[-1][0] == INITIALIZER
 

@@ -41,7 +41,7 @@ FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 _MAX_LISTED = 20
 _MAX_SEARCHED = 1000  # limit of folders that `_models_below` searches
 _MODEL_SUFFIX = ".onnx"
-_EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
+_EXPECTED_MODEL = f"expected one model ({MODEL_PROTO} or a file named *{_MODEL_SUFFIX})"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
 _NOT_SEARCHED = (
     "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "

@@ -89,13 +89,18 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
             f"expected disk 0 of 1 in the Zip64 locator, found {locator.record_disk} of "
             f"{locator.disks}",
         )
-    if record is None or locator.record_offset != record_offset:
+    if record is None:
         report.broken(
             "ZIP64-3",
-            f"expected the Zip64 end record at offset {record_offset}, directly before its "
-            f"locator, and this offset in the locator, found "
-            f"{'no record' if record is None else 'a record'} there and offset "
-            f"{locator.record_offset} in the locator",
+            f"expected the Zip64 end record directly before the Zip64 locator, at offset "
+            f"{record_offset}, found no record there",
+        )
+        return None
+    if locator.record_offset != record_offset:
+        report.broken(
+            "ZIP64-3",
+            f"expected the offset of the Zip64 end record, {record_offset}, in the Zip64 locator, "
+            f"found {locator.record_offset}",
         )
         return None
     if (record.stated_size, record.version_needed) != (

@@ -291,7 +291,7 @@ def _check_version(version: int, method: int, name: str) -> None:
         version == records.VERSION_LZMA and method != records.METHOD_LZMA
     ):
         raise unsupported(
-            f"expected a version needed of at most {records.VERSION_LZMA - 1}, or "
+            f'expected "version needed to extract" of at most {records.VERSION_LZMA - 1}, or '
             f"{records.VERSION_LZMA} for LZMA, found {version}",
             name,
         )
