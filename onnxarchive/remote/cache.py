@@ -12,11 +12,11 @@ The header and the two byte arrays are the file's state. The state is at the end
 file has no complete state. A block is written and synced before its byte is set, so after a crash
 some blocks are fetched again at worst. A process locks a file only while it opens the file.
 Afterwards, processes and threads share the file without locks: two of them may write the same bytes
-of a block, until the block's byte is set. A file with a wrong state is removed, never truncated:
-other processes may have mapped the file.
+of a block, until its byte is set. A file with a wrong state is removed, never truncated: others may
+have mapped the file.
 
-Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
-Machines must not share a cache: a map of a network file may show old bytes.
+Without sparse files, as on Windows, a file takes the archive's size on the disk. Machines must not
+share a cache: a map of a network file may show old bytes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
 # The last block ends where the archive ends, so the END_SIZE bytes that opening reads are one whole
-# block. At 1 Gbit/s a block takes a millisecond, little compared with the latency of a request. 100
-# GB have 763,000 blocks.
+# block. A block takes less time than the latency of a request; 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
 # The largest file of ext4. Only a hostile server claims a larger size, to fill memory: the cache's
 # file has a byte for each block, and opening reads all these bytes.
@@ -319,10 +318,10 @@ _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
 
 
 class PartialFile(CachedFile):
-    """A remote file that is fetched in order into a partial file; `move` renames the partial file.
+    """A remote file that is fetched in order into a partial file.
 
-    The partial file is synced only by `move`. So a power failure may damage fetched bytes;
-    verification finds the damage.
+    Only `move` syncs the partial file, and renames it. A power failure before `move` may damage
+    fetched bytes; verification finds the damage.
     """
 
     is_mapped = False
@@ -418,8 +417,7 @@ class _Arriving:
         Args:
             layout: All blocks of the file.
             blocks: The numbers of the blocks that will arrive, ascending.
-            read_marks: Called with the first number and the count of successive blocks; returns
-                their states.
+            read_marks: Returns the states of blocks, given the first number and the count.
         """
         self._layout = layout
         self._read_marks = read_marks
@@ -432,8 +430,7 @@ class _Arriving:
     def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
         """Writes those bytes of `part` that are in the blocks, and counts these bytes as arrived.
 
-        If another writer has completed a block meanwhile, the bytes of the block are counted, but
-        not written: readers may have verified the block.
+        A block that another writer has completed is counted, but not written: it may be verified.
 
         Args:
             file: The file in the cache.
@@ -503,8 +500,7 @@ def _require_private(directory: str) -> None:
         raise PermissionError(
             errno.EACCES,
             f"expected a directory of user {os.geteuid()} with mode 0700, found one of user "
-            f"{status.st_uid} with mode {mode:04o}; use another directory, or change the owner or "
-            "mode of this directory",
+            f"{status.st_uid} with mode {mode:04o}; use another directory, or change its mode",
             directory,
         )
 
@@ -587,9 +583,7 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
 
     Raises:
         ValueError: A URL has no archive in the cache.
-        PermissionError: As for `open_cached`.
-        OSError: The directory or a file cannot be read, or a file cannot be removed. On Windows, an
-            open file cannot be removed.
+        OSError: As for `cached_archives`; or a file cannot be removed, as on Windows while open.
     """
     found = cached_archives(directory)
     shown_urls = {_cut(shown_url(url)) for url in urls}
