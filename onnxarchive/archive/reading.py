@@ -547,10 +547,10 @@ def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
             last piece.
         TensorNotFoundError: There is no such asset.
     """
-    name = archive.entries.names[archive._snapshot.asset_number(path)]
     if not archive._file.is_mapped:
         yield memoryview(archive.assets[path])
         return
+    name = archive.entries.names[archive._snapshot.asset_number(path)]
     archive._fetch_missing([name])
     with with_path(archive.path), discarding_faults(archive._file):
         yield from verified_pieces(archive, name)

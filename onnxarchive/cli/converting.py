@@ -166,7 +166,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
-        head, *rest = map(str.strip, reason.splitlines())
+        head, *rest = map(str.strip, reason.splitlines() or [""])
         reason = f"{head} {'; '.join(rest)}" if rest else head
         lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
     for item in conversions:

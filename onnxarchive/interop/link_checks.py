@@ -234,14 +234,9 @@ def _difference(
             )
         is_same = tensor == original.tensor
         return None if is_same else f"{original}: expected the archive's data, found other data"
-    if is_external and (held := tensors.held_fields(tensor)):
-        return (
-            f"{original}: expected no data beside data_location EXTERNAL, found {', '.join(held)}"
-        )
-    if not is_external and tensor.external_data:
-        return (
-            f"{original}: expected data_location EXTERNAL beside external_data, found another value"
-        )
+    fault = tensors.misplaced(tensor)
+    if fault is not None:
+        return f"{original}: {fault}"
     entry, data = archive.entries[key], archive.read(key)  # also checks the local header
     try:
         if not is_external:

@@ -282,6 +282,18 @@ def held_fields(tensor: onnx.TensorProto) -> list[str]:
     return [field for field in DATA_FIELDS if has_field(tensor, field)]
 
 
+def misplaced(tensor: onnx.TensorProto) -> str | None:
+    """The message for data that contradicts `data_location`; None if there is none."""
+    if tensor.data_location != EXTERNAL:
+        if tensor.external_data:
+            return "expected data_location EXTERNAL beside external_data, found another value"
+        return None
+    held = held_fields(tensor)
+    return (
+        f"expected no data beside data_location EXTERNAL, found {', '.join(held)}" if held else None
+    )
+
+
 def stored_type(tensor: onnx.TensorProto) -> DataType | None:
     """The data type of a tensor; None if the tensor cannot be stored outside the model.
 

@@ -116,17 +116,10 @@ class Finder:
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
-        is_external = tensor.data_location == tensors.EXTERNAL
-        if not is_external and tensor.external_data:
-            raise ArchiveFormatError(
-                "expected data_location EXTERNAL beside external_data, found another value"
-            )
-        if is_external:
-            held = tensors.held_fields(tensor)
-            if held:
-                raise ArchiveFormatError(
-                    f"expected no data beside data_location EXTERNAL, found {', '.join(held)}"
-                )
+        fault = tensors.misplaced(tensor)
+        if fault is not None:
+            raise ArchiveFormatError(fault)
+        if tensor.data_location == tensors.EXTERNAL:
             reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # else `Report()` would have raised an error
             if reference.location.startswith(weights.SPAN_LOCATION):
