@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a reader of ONNX archives over the conformance suite; needs only Python 3.10 or newer.
+"""Runs a reader of ONNX archives over the conformance suite; needs only Python 3.11 or newer.
 
 python3 conformance/run.py --reader "CMD {archive}"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a virtual environment and runs commands in it; needs only Python 3.10 or newer.
+"""Makes a virtual environment and runs commands in it; needs only Python 3.11 or newer.
 
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
 python3 tools/dev.py test    check formatting, lint, types and rooms, run the quick tests; --all
@@ -24,8 +24,7 @@ ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 # The digest of pyproject.toml and the version of Python, written after the environment is made.
 STAMP = ENVIRONMENT / "made-from"
-OLDEST_PYTHON = (3, 10)
-OLDEST_PYTHON_OF_IMPORT_LINTER = (3, 11)
+OLDEST_PYTHON = (3, 11)
 # import-linter can't be run as a module.
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as run; run(['--no-cache'])"
 INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--editable")
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
     if sys.version_info < OLDEST_PYTHON:
-        sys.exit(f"expected Python 3.10 or newer, found {sys.version.split()[0]}")
+        sys.exit(f"expected Python 3.11 or newer, found {sys.version.split()[0]}")
     try:
         set_up()
         if arguments.command == "demo":
@@ -53,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run("-m", "ruff", "format", "--check")
             run("-m", "ruff", "check")
             run("-m", "mypy")
-            if sys.version_info >= OLDEST_PYTHON_OF_IMPORT_LINTER:
-                run("-c", LINT_IMPORTS)
-            else:
-                print("rooms not checked: import-linter needs Python 3.11", file=sys.stderr)
+            run("-c", LINT_IMPORTS)
             chosen = () if arguments.all else ("-m", "not (sweep or large or tool)")
             run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *chosen, *rest)
     except subprocess.CalledProcessError as error:

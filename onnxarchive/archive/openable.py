@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
+from typing import Any, TypeAlias, TypedDict, TypeGuard, Unpack
 
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError, with_path
@@ -16,9 +16,6 @@ from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # A path, a URL, the bytes of an archive, or a seekable binary file object.
 Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek

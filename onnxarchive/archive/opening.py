@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, get_args, overload
+from typing import TYPE_CHECKING, Literal, Unpack, get_args, overload
 
 import onnx
 
@@ -15,8 +15,6 @@ from onnxarchive.errors import with_path
 from onnxarchive.storage.files import MappedFile, Prefetch
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from onnxarchive.archive.editable import EditableArchive
 
 

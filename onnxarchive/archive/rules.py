@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, Contents, check_data, read_contents
@@ -22,15 +22,6 @@ from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import RandomAccessFile
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 MAX_FINDINGS = 1000  # of one rule
 

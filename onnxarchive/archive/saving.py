@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, cast
 
 import onnx
 
@@ -38,7 +38,6 @@ from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
     import onnx_ir
-    from typing_extensions import Unpack
 
     from onnxarchive.archive.onnx_ir import SplitModel
 

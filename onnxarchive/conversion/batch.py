@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field, replace as with_changes
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from onnxarchive.archive.openable import Access, exists, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
@@ -27,9 +27,6 @@ from onnxarchive.sources.source import FollowLinks
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def convert_many(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import onnx
 
@@ -52,9 +52,6 @@ from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import ne
-from typing import TYPE_CHECKING, Final
+from typing import Final, Unpack
 
 import onnx
 
@@ -31,9 +31,6 @@ from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
 from onnxarchive.storage.forward_file import streamed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["Change", "Difference", "diff"]
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from onnxarchive.archive.openable import Access, is_remote, opened_archive
 from onnxarchive.archive.reading import Archive, StreamedEntry
@@ -32,9 +32,6 @@ from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import streamed
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.spooling import spool
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @contextlib.contextmanager

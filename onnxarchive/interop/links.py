@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.opening import open
@@ -15,9 +15,6 @@ from onnxarchive.interop.linked_models import linked_model, real_path, require_u
 from onnxarchive.model import proto
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def link(

@@ -17,7 +17,7 @@ import urllib.parse
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Unpack
 
 from onnxarchive.archive.contents import summed
 from onnxarchive.archive.openable import Access
@@ -26,9 +26,6 @@ from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, wi
 from onnxarchive.model.keys import model_entry
 from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat.entries import Entry
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _INDEX: Final = "index.html"
 _SUFFIXES: Final = frozenset({".css", ".html", ".ico", ".js", ".json", ".png"})

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from onnxarchive.archive.openable import Access, Openable, is_remote
 from onnxarchive.archive.opening import open
@@ -37,7 +37,6 @@ from onnxarchive.storage.files import MappedFile
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-    from typing_extensions import Unpack
 
 # An open archive, or an argument for `onnxarchive.open`.
 Source: TypeAlias = Archive | Openable

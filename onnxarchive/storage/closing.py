@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-_Entered = TypeVar("_Entered", bound="Closing")
+from typing import Self
 
 
 class Closing:
@@ -14,7 +12,7 @@ class Closing:
         """Closes the object."""
         raise NotImplementedError
 
-    def __enter__(self: _Entered) -> _Entered:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

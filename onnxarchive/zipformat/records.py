@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 UINT16_MAX = 0xFFFF
 UINT32_MAX = 0xFFFFFFFF
@@ -72,8 +72,6 @@ EXTRA_HEADER_SIZE = _EXTRA_HEADER.size
 ALIGNMENT_EXTRA_SIZE = _EXTRA_HEADER.size + _ALIGNMENT_VALUE.size  # without padding
 _UINT64_SIZE = 8
 
-_FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
-
 
 class _Record:
     """Base of all records. Records are named tuples: dataclasses would slow down the import."""
@@ -109,11 +107,9 @@ class _FixedSizeRecord(_Record):
     __slots__ = ()
 
     @classmethod
-    def unpack(
-        cls: type[_FixedRecord], buffer: bytes | memoryview, offset: int = 0
-    ) -> _FixedRecord | None:
+    def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> Self | None:
         """The record at `offset`, or None if there is none."""
-        make: Callable[..., _FixedRecord] = cls
+        make: Callable[..., Self] = cls
         numbers = cls._unpack_numbers(buffer, offset)
         return None if numbers is None else make(*numbers)
 

@@ -608,7 +608,10 @@ def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_take
 
 def test_a_tensor_proto_of_every_type_can_be_added(path: Path) -> None:
     given = [raw_tensor(name, number, (3, 7), number) for name, number in NUMBERS.items()]
-    given += [numpy_helper.from_array(np.float32(2), "scalar"), typed(raw_tensor("typed"))]
+    given += [
+        numpy_helper.from_array(np.array(2, np.float32), "scalar"),
+        typed(raw_tensor("typed")),
+    ]
     with Writer(path) as writer:
         for tensor in given:
             writer.add(f"my {tensor.name}", tensor)
