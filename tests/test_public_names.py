@@ -3,9 +3,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
+import os
 import pickle
 import pkgutil
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ import pytest
 from models import model_of, raw_tensor, run_python, weight_model
 
 import onnxarchive
+from onnxarchive.interop.netron import Server
+from onnxarchive.interop.running import run
 
 ROOT = Path(__file__).resolve().parent.parent
 # Modules that `import onnxarchive` must not import.
@@ -205,26 +210,94 @@ def test_the_file_comes_first(name: str) -> None:
     assert len(parameters) - len(keyword_only) <= 2
 
 
-def test_a_misspelled_argument_is_refused(tmp_path: Path) -> None:
+# How each function that takes options for remote archives is called with a source.
+CALLS: dict[str, Callable[[Any, str], partial[Any]]] = {
+    "open": lambda source, _: partial(onnxarchive.open, source),
+    "load": lambda source, _: partial(onnxarchive.load, source),
+    "check": lambda source, _: partial(onnxarchive.check, source),
+    "diff": lambda source, _: partial(onnxarchive.diff, source, source),
+    "link": lambda source, target: partial(onnxarchive.link, source, target),
+    "export": lambda source, target: partial(onnxarchive.export, source, target),
+    "extract": lambda source, target: partial(onnxarchive.extract, source, target),
+    "convert": lambda source, target: partial(onnxarchive.convert, source, target),
+    "convert_many": lambda source, target: partial(onnxarchive.convert_many, [source], target),
+    "save": lambda target, _: partial(onnxarchive.save, model_of(), target),
+    "session": lambda source, _: partial(onnxarchive.session, source),
+    "session_options": lambda source, _: partial(onnxarchive.session_options, source),
+}
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "path": lambda path: path,
+    "path as text": str,
+    "missing path": lambda path: path.with_name("missing"),
+    "bytes": Path.read_bytes,
+    "file object": lambda path: io.BytesIO(path.read_bytes()),
+    "URL": lambda _: "https://localhost:1/m.onnxa",
+}
+
+
+def test_every_function_with_options_for_remote_archives_is_called_below() -> None:
+    functions = {name: getattr(onnxarchive, name) for name in onnxarchive.__all__}
+    parameters = {
+        name: inspect.signature(function).parameters.values()
+        for name, function in functions.items()
+        if inspect.isfunction(function)
+    }
+    takes_any = [
+        name for name, them in parameters.items() if any(it.kind is it.VAR_KEYWORD for it in them)
+    ]
+    assert sorted(takes_any) == sorted(CALLS)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_misspelled_argument_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    if name.startswith("session"):
+        pytest.importorskip("onnxruntime")
     path, other = tmp_path / "m.onnxa", tmp_path / "other"
     onnxarchive.save(model_of(raw_tensor("w")), path)
-    with onnxarchive.open(path) as archive:
-        calls: list[Any] = [
-            partial(onnxarchive.open, path),
-            partial(onnxarchive.open, path, "r+"),
-            partial(onnxarchive.load, path),
-            partial(onnxarchive.check, path),
-            partial(onnxarchive.diff, path, path),
-            partial(onnxarchive.link, path, other),
-            partial(onnxarchive.export, path, other),
-            partial(onnxarchive.extract, path, other),
-            partial(onnxarchive.convert, path, other),
-            partial(onnxarchive.convert_many, [path], other),
-            partial(onnxarchive.save, model_of(), other),
-            partial(onnxarchive.session_options, path),
-            partial(onnxarchive.session_options, archive),
-        ]
-        for call in calls:
-            with pytest.raises(TypeError, match="no argument 'chache'"):
-                call(chache=True)
-    assert not other.exists()
+    before = path.read_bytes()
+    call = CALLS[name](SOURCES[kind](path), str(other))
+    with pytest.raises(TypeError, match="no argument 'chache'"):
+        call(chache=True)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("name", ["session", "session_options"])
+def test_a_misspelled_argument_is_refused_with_an_open_archive(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    with (
+        onnxarchive.open(tmp_path / "m.onnxa") as archive,
+        pytest.raises(TypeError, match="no argument 'chache'"),
+    ):
+        CALLS[name](archive, "")(chache=True)
+
+
+@pytest.mark.parametrize("function", [run, Server])
+def test_what_runs_or_shows_an_archive_refuses_a_misspelled_argument(
+    function: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("netron")
+    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    with pytest.raises(TypeError, match="no argument 'chache'"):
+        function(tmp_path / "m.onnxa", chache=True)
+
+
+def test_opening_to_edit_refuses_a_misspelled_argument(tmp_path: Path) -> None:
+    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    open_any: Any = onnxarchive.open
+    for source in (tmp_path / "m.onnxa", b"", io.BytesIO()):
+        with pytest.raises(TypeError, match="no argument 'chache'"):
+            open_any(source, "r+", chache=True)
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "file object"])
+def test_what_is_not_remote_ignores_options_for_remote_archives(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w")), path)
+    options: Any = {"storage_options": {"region": "here"}, "cache": tmp_path / "cache"}
+    with onnxarchive.open(SOURCES[kind](path), **options) as archive:
+        assert list(archive.tensors) == ["w"]
+    assert os.listdir(tmp_path) == [path.name]

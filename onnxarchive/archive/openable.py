@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypedDict, TypeGuard, Unpack
 
 from onnxarchive.buffers.data import Buffer, as_bytes
@@ -39,21 +39,31 @@ def without_cache(access: Access) -> StoreAccess:
     return StoreAccess(store=access.get("store"), storage_options=access.get("storage_options"))
 
 
-def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """True if the source is a URL or a path in a store.
+def require_known(
+    options: Iterable[str], known: Collection[str] = Access.__optional_keys__
+) -> None:
+    """Refuses options with unknown names, such as misspelled arguments.
+
+    Every function of this module that takes options calls it, whatever the source is.
 
     Raises:
-        TypeError: `access` has a key that `Access` lacks, such as a misspelled argument.
+        TypeError: There is such an option.
     """
-    for key in access.keys() - Access.__optional_keys__:
-        raise TypeError(f"this function has no argument {key!r}")
+    for name in options:
+        if name not in known:
+            raise TypeError(f"this function has no argument {name!r}")
+
+
+def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
+    """True if the source is a URL or a path in a store."""
+    require_known(access)
     is_path = isinstance(source, str | os.PathLike)
     return is_url(source) or (is_path and access.get("store") is not None)
 
 
 def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
     """True if the source is a local path, neither a URL nor a path in a store."""
-    return isinstance(source, str | os.PathLike) and not is_remote(source, access)
+    return not is_remote(source, access) and isinstance(source, str | os.PathLike)
 
 
 def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:

@@ -105,7 +105,7 @@ def open(
         UnsupportedFeatureError: `mode` is `"r+"`, and `source` is not a local file.
         ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not
             seekable or not binary.
-        TypeError: `source` is of another type.
+        TypeError: `source` is of another type, or a keyword is unknown.
         ImportError: The URL needs obstore or fsspec, which is not installed.
         OSError: The archive cannot be opened or read.
 

@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
-from onnxarchive.archive.openable import Access, Openable, is_remote
+from onnxarchive.archive.openable import Access, Openable, require_known
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
@@ -38,6 +38,13 @@ from onnxarchive.storage.files import MappedFile
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+# ONNX Runtime ignores keywords that it does not know.
+_KWARGS: Final = (
+    "provider_options",
+    "enable_fallback",
+    "disabled_optimizers",
+    "read_config_from_model",
+)
 # An open archive, or an argument for `onnxarchive.open`.
 Source: TypeAlias = Archive | Openable
 
@@ -108,6 +115,7 @@ def session(
         session = onnxarchive.session("model.onnxa", providers=["CPUExecutionProvider"])
         (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
     """
+    require_known(kwargs, _KWARGS)
     make = require_onnxruntime().InferenceSession
     access = Access(store=store, storage_options=storage_options, cache=cache)
     with contextlib.ExitStack() as files:
@@ -238,7 +246,7 @@ def _inputs(
 
 def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
-        is_remote(source, access)  # refuses misspelled arguments
+        require_known(access)
         if model not in ("", source.model_id):
             raise ValueError(
                 f"{source.path}: expected the model {source.model_id!r}, chosen when the archive "
