@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:
-        return fail(error, status_of(type(error)))
+        return fail(error, status_of(type(error)), debug=arguments.debug)
     except KeyboardInterrupt as interrupt:
         text = str(interrupt) or "interrupted; temporary files were removed"
         return fail(text, _SIGNALLED + _interrupted_by)

@@ -38,7 +38,7 @@ def check_command(arguments: argparse.Namespace) -> int:
                     **access(arguments),
                 )
         except (ArchiveError, OSError) as error:  # the other archives are checked
-            status = max(status, fail(error, status_of(type(error))))
+            status = max(status, fail(error, status_of(type(error)), debug=arguments.debug))
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
         lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]

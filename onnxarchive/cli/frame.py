@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final
@@ -56,19 +57,30 @@ def status_of(error: type[BaseException] | None) -> int:
     return FAULTY_FILE if issubclass(error, ArchiveError) else WRONG_USE
 
 
-def fail(error: object, status: int) -> int:
-    """Prints an error to standard error and returns the exit status."""
+def fail(error: object, status: int, *, debug: bool = False) -> int:
+    """Prints an error to standard error and returns the exit status.
+
+    Args:
+        error: The error, or its message.
+        status: The exit status.
+        debug: Whether to print the traceback of the error first.
+    """
+    if debug and isinstance(error, BaseException):
+        print(_shown_safely("".join(traceback.format_exception(error))), file=sys.stderr)
     text = describe_error(error) if isinstance(error, OSError) else str(error)
     path = getattr(error, "filename", None) or getattr(error, "path", None)
     if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
-    # A URL may have been given in place of a path; its secrets are removed.
-    text = _URL.sub(lambda url: shown_url(url[0]), text)
-    text = "\n".join(map(printable, as_options(text).splitlines()))
-    print(f"onnxarchive: {text}", file=sys.stderr)
+    print("onnxarchive:", _shown_safely(as_options(text)), file=sys.stderr)
     return status
+
+
+def _shown_safely(text: str) -> str:
+    """Text without the secrets of URLs (which may be in place of paths), and printable."""
+    text = _URL.sub(lambda url: shown_url(url[0]), text)
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def warn(message: str) -> None:

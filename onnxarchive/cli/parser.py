@@ -72,6 +72,7 @@ def _add(
     command.set_defaults(module=module, function=f"{name.replace('-', '_')}_command")
     if json:
         _add_flag(command, "--json", "print the result as JSON")
+    _add_flag(command, "--debug", "print the traceback of an error, for bug reports")
     if archive:
         command.add_argument("archive", metavar="ARCHIVE")
     return command

@@ -379,6 +379,37 @@ def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "kind"),
+    [
+        (["ls", "missing.onnxa"], 2, "FileNotFoundError"),
+        (["check", "missing.onnxa"], 2, "FileNotFoundError"),
+        (["convert", "-", "new.onnxa"], 2, "ValueError"),
+        (["ls", "https://user:secret@host.invalid/a%0a.onnxa?token=secret"], 2, "Error"),
+        (["ls", "."], 3, "ArchiveFormatError"),
+    ],
+)
+def test_debug_shows_where_an_error_was_raised(
+    arguments: list[str],
+    status: int,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == status
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert run(*arguments, "--debug") == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Traceback (most recent call last):\n")
+    assert captured.err.endswith(f"\n{message}")
+    assert kind in captured.err
+    assert "secret" not in captured.err
+
+
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("options", [["--force"], ["--size-threshold", "0", "--force"]])
 def test_options_stand_before_between_and_after_the_paths(
