@@ -13,7 +13,8 @@ whole models; `streaming` saves one tensor after another, and `given_tensors` re
 
 Editing: `editing` and `editable` lock an archive and start an edit; `rewriting` edits models,
 `entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves a
-model in memory whose external tensors have keys of an open archive as locations.
+model in memory whose external tensors have keys of an open archive as locations; `linked_models`
+makes models whose external tensors are in the archive's file or in a data file.
 
 This room imports only from `sources` and from the rooms below `sources`.
 """

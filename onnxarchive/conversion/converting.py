@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Unpack
 
-import onnx
-
 from onnxarchive.archive import openable
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.items import Item
+from onnxarchive.archive.linked_models import linked_model, stays_outside
 from onnxarchive.archive.openable import Access, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
@@ -29,7 +28,6 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.reading import (
     Archive,
     complete_model,
-    read_verified,
     verified_pieces,
 )
 from onnxarchive.archive.writing import write_archive
@@ -38,8 +36,7 @@ from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
-from onnxarchive.model import proto, tensors, weights
-from onnxarchive.model.copying import copied
+from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.urls import shown_url
@@ -325,7 +322,8 @@ def export(
         destination: The `.onnx`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         external_data: Name of a file beside `destination` for the large tensors; each begins at a
-            multiple of 4096 bytes. None stores them in the `.onnx`, which must stay under 2 GiB.
+            multiple of 4096 bytes. The `.onnx` holds the tensors that `link` copies to a link, such
+            as the shape of a Reshape. None stores all in the `.onnx`, which must stay under 2 GiB.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
             Tensors of a single `.onnx` count twice, since they are verified and then written.
         access: Options for a remote archive; see `open`. Without a cache, tensors for a single
@@ -335,7 +333,7 @@ def export(
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model or tensor do not match their CRC-32.
-        UnsupportedFeatureError: The model does not fit a single `.onnx`.
+        UnsupportedFeatureError: The `.onnx` would take 2 GiB or more.
         ValueError: `external_data` is not a file name, or names `destination`; or a written file
             would replace the archive.
         OSError: The archive cannot be read, or a file cannot be written.
@@ -451,8 +449,10 @@ def _export_external(
     progress: Progress | None,
 ) -> None:
     archive._fetch_missing(archive._refs)
-    model, offsets, nbytes = _with_external_data(archive, external_data)
-    serialized = proto.serialize(model)
+    offsets, nbytes = _offsets(archive)
+    serialized = proto.serialize(
+        linked_model(archive, external_data, offsets=offsets, in_place=True)
+    )
     data_replacement = Replacement(_beside(destination, external_data))
     try:
         reserve(data_replacement.fileno(), 0, nbytes)
@@ -470,33 +470,16 @@ def _export_external(
         raise
 
 
-def _with_external_data(
-    archive: Archive, external_data: str
-) -> tuple[onnx.ModelProto, dict[str, int], int]:
-    """Copies the archive's model for an export with external data.
-
-    The copy holds the data of empty tensors, and of tensors whose external data `onnx.load` does
-    not read. The other external tensors refer to the file of external data.
-
-    Returns:
-        The copy; the offsets of the tensors in the file, by key; and the size of the file in bytes.
-    """
-    model = copied(archive.model)
+def _offsets(archive: Archive) -> tuple[dict[str, int], int]:
+    """Offsets by key of the tensors in a file of external data, and the file's size in bytes."""
     offsets: dict[str, int] = {}
     end = 0
-    for ref in list(tensors.walk(model)):
-        key = tensors.location(ref.tensor)
-        if key is None:
-            continue
-        nbytes = archive.entries[key].nbytes
-        # Other tools fail on empty external tensors, and skip some kinds of tensors.
-        if not nbytes or not ref.is_loaded_by_onnx:
-            tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
-            continue
-        offsets[key] = end + -end % _PAGE_SIZE
-        tensors.set_location(ref.tensor, external_data, offset=offsets[key], length=nbytes)
-        end = offsets[key] + nbytes
-    return model, offsets, end
+    for entry in archive.entries.values():
+        ref = archive._refs.get(entry.name)
+        if ref is not None and stays_outside(ref, entry.nbytes):
+            offsets[entry.name] = end + -end % _PAGE_SIZE
+            end = offsets[entry.name] + entry.nbytes
+    return offsets, end
 
 
 def extract(
@@ -509,7 +492,10 @@ def extract(
     """Unzips an archive to a directory of ONNX external data.
 
     Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
-    such as `__MODEL_PROTO_decoder`. The directory appears when it is complete.
+    such as `__MODEL_PROTO_decoder`. The directory appears when it is complete. ONNX Runtime refuses
+    a model that has the values of a shape outside, such as the sizes of a Split in 128 or more
+    parts, or nearly any model of an archive with `size_threshold=0`; it reads what `export` and
+    `link` write.
 
     Args:
         path: The archive, or its URL.

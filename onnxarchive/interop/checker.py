@@ -17,9 +17,9 @@ from typing import Final
 import onnx
 
 from onnxarchive.archive import opening
+from onnxarchive.archive.linked_models import is_unread, linked_model
 from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import with_path
-from onnxarchive.interop.linked_models import is_unread, linked_model
 from onnxarchive.model import proto
 from onnxarchive.model.keys import model_entry
 

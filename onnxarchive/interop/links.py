@@ -7,11 +7,11 @@ import os
 import warnings
 from typing import Unpack
 
+from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8
 from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import with_path
-from onnxarchive.interop.linked_models import linked_model, real_path, require_utf8
 from onnxarchive.model import proto
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing

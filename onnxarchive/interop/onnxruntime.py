@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
+from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8, stays_outside
 from onnxarchive.archive.openable import Access, Openable, require_known
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
-from onnxarchive.interop.linked_models import linked_model, real_path, require_utf8, stays_outside
 from onnxarchive.interop.ort_options import (
     DIRECTORY,
     USE_BUFFERS,

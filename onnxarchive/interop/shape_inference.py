@@ -6,11 +6,11 @@ import os
 
 import onnx
 
+from onnxarchive.archive.linked_models import is_unread, linked_model
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.errors import with_path
-from onnxarchive.interop.linked_models import is_unread, linked_model
 from onnxarchive.model import walking
 
 __all__ = ["infer_shapes"]

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
+from onnxarchive.archive.linked_models import linked_model, stays_outside
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
@@ -23,7 +24,6 @@ from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.interop.linked_models import linked_model, stays_outside
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.renaming import defined_names

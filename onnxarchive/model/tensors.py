@@ -84,20 +84,6 @@ class TensorRef(NamedTuple):
         return self.path[0][0] == "graph" and self.path[-1][0] == INITIALIZER
 
     @property
-    def is_loaded_by_onnx(self) -> bool:
-        """True if `onnx.load` reads the tensor's external data.
-
-        `onnx.load` skips sparse tensors, training_info, default attributes of functions and
-        initializers in functions (onnx.external_data_helper).
-        """
-        fields = [field for field, _ in self.path]
-        if fields[-1] == INITIALIZER:
-            return fields[0] == "graph"
-        return fields[0] != "training_info" and not any(
-            field.startswith("sparse_") or field == "attribute_proto" for field in fields
-        )
-
-    @property
     def where(self) -> str:
         """The path, as text."""
         return ".".join(

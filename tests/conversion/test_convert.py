@@ -37,7 +37,7 @@ from models import (
     string_tensor,
     typed,
 )
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
 
 import onnxarchive
@@ -414,6 +414,67 @@ def test_onnx_loads_a_model_beside_its_data(
         end = offset + length
     assert (tmp_path / "out" / "weights of m.bin").stat().st_size == end
     assert references or build is not mixed_model
+
+
+def _model_with_shape(
+    op_type: str, dims: list[int], shape: np.ndarray[Any, Any], outputs: int = 1, **attributes: Any
+) -> onnx.ModelProto:
+    """A model of a MatMul, and of a node whose second input gives the shape of its outputs."""
+    names = [f"y{index}" for index in range(outputs)]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            helper.make_node(op_type, ["product", "shape"], names, **attributes),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*dims, 64])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names],
+        [
+            numpy_helper.from_array(np.ones((64, 64), np.float32), "w"),
+            numpy_helper.from_array(shape, "shape"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+_PARTS = _model_with_shape("Split", [600], np.full(300, 2, np.int64), 300, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (_PARTS, {}),  # sizes of 2,400 bytes
+        (_PARTS, {"size_threshold": 0}),
+        (_model_with_shape("Reshape", [2, 8], np.array([-1, 32])), {"size_threshold": 0}),
+        (_model_with_shape("Pad", [2], np.array([0, 1, 2, 3])), {"size_threshold": 0}),
+        (_model_with_shape("Unsqueeze", [2], np.array([0])), {"size_threshold": 0}),
+        (_model_with_shape("Expand", [2], np.array([3, 2, 64])), {"size_threshold": 0}),
+        (_model_with_shape("Tile", [2], np.array([2, 2])), {"size_threshold": 0}),
+    ],
+    ids=lambda it: str(it) if isinstance(it, dict) else it.graph.node[1].op_type,
+)
+def test_tools_read_from_an_export_the_shapes_that_they_read_from_a_link(
+    tmp_path: Path, model: onnx.ModelProto, options: dict[str, Any]
+) -> None:
+    archive, link, beside = (tmp_path / name for name in ("m.onnxa", "link.onnx", "beside.onnx"))
+    onnxarchive.save(model, archive, **options)
+    onnxarchive.link(archive, link)
+    onnxarchive.export(archive, beside, external_data="beside.data")
+    x = np.ones([dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim], "f")
+    for expected, found in zip(run_model(link, x=x), run_model(beside, x=x), strict=True):
+        assert np.array_equal(expected, found)
+    onnx.shape_inference.infer_shapes_path(os.fspath(beside), os.fspath(tmp_path / "inferred"))
+    inferred = onnx.load(tmp_path / "inferred", load_external_data=False).graph
+    assert all(value.type.tensor_type.HasField("shape") for value in inferred.output)
+    linked, exported = (
+        [
+            it.name
+            for it in onnx.load(path, load_external_data=False).graph.initializer
+            if it.data_location == TensorProto.EXTERNAL
+        ]
+        for path in (link, beside)
+    )
+    assert linked == exported == ["w"]
 
 
 def test_a_model_beside_its_data_converts_to_the_same_archive(path: Path) -> None:

@@ -32,8 +32,8 @@ from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
 
 import onnxarchive
+from onnxarchive.archive.linked_models import linked_model, may_give_shape
 from onnxarchive.interop.link_checks import linked_archive
-from onnxarchive.interop.linked_models import linked_model, may_give_shape
 from onnxarchive.model import proto, tensors
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)

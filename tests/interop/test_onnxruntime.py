@@ -28,8 +28,8 @@ from web_server import WebServer
 from written import saved
 
 import onnxarchive
+from onnxarchive.archive.linked_models import linked_model
 from onnxarchive.archive.reading import Archive
-from onnxarchive.interop.linked_models import linked_model
 from onnxarchive.interop.ort_options import copy_options
 from onnxarchive.model import proto
 from onnxarchive.storage.memory_file import MemoryFile

@@ -155,18 +155,6 @@ def test_a_tensor_ref_says_which_tensor_it_is_and_where() -> None:
     assert str(ref) == "tensor 'w/1' (graph.node[0].attribute[1].g.initializer[0])"
 
 
-def test_onnx_loads_the_tensors_that_are_said_to_be_loaded_by_it(tmp_path: Any) -> None:
-    model = full_model(300)
-    (tmp_path / "data").write_bytes(bytes(1200))
-    for ref in tensors.walk(model):
-        ref.tensor.CopyFrom(external(ref.tensor, "data"))
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    loaded = onnx.load(tmp_path / "m.onnx")
-    for ref in tensors.walk(loaded):
-        is_loaded = ref.tensor.data_location != TensorProto.EXTERNAL
-        assert is_loaded == ref.is_loaded_by_onnx, str(ref)
-
-
 # Copies with locations
 
 

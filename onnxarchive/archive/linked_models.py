@@ -1,11 +1,12 @@
-"""The model of an archive with its large tensors as external data in the archive's file.
+"""The model of an archive with its large tensors as external data in one file.
 
-`link` writes this model. Sessions, the checker, shape inference and `transform` use it, too.
+The file is the archive itself for `link`, sessions, the checker, shape inference and `transform`,
+and a data file for `export`. So all of them keep the same tensors in the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import onnx
@@ -82,19 +83,22 @@ def linked_model(
     location: str | None,
     is_outside: StaysOutside = stays_outside,
     *,
+    offsets: Mapping[str, int] | None = None,
     in_place: bool = False,
 ) -> onnx.ModelProto:
-    """The model of an archive with its large tensors as external data in the archive's file.
+    """The model of an archive with its large tensors as external data in one file.
 
     Compares local headers with the central directory. Reads and verifies the tensors that become
     part of the model, and no others.
 
     Args:
         archive: The archive.
-        location: Location of the archive's file for `external_data`. None keeps the keys as
-            locations, and does not compare the local headers of external tensors.
+        location: Location of the file for `external_data`. None keeps the keys as locations, and
+            does not compare the local headers of external tensors.
         is_outside: Called for each tensor outside the archive's model; True if the tensor becomes
             external data.
+        offsets: The offsets of the external tensors in another file than the archive, by key; the
+            local headers of these tensors are not compared. None for the archive itself.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
@@ -117,10 +121,12 @@ def linked_model(
             nbytes += entry.nbytes
             continue
         if encoded_external_data is not None:
-            archive._require_header(entry.name)
+            if offsets is None:
+                archive._require_header(entry.name)
+            offset = entry.data_offset if offsets is None else offsets[entry.name]
             # Opening the archive has checked that the tensor holds no data of its own.
             tensor.ClearField("external_data")
-            tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
+            tensor.MergeFromString(encoded_external_data(offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
