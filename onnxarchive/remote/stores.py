@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -34,6 +34,7 @@ _CLIENT_OPTIONS = (
     "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
 )
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
+_BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 
 # Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
 # Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
@@ -297,7 +298,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         return obstore.store.HTTPStore(without_user(url), **groups), ""
     except Exception as error:
         kind = type(error).__name__
-    keys = ", ".join(sorted(map(str, options or {}))) or "none"
+    keys = ", ".join(sorted(_names(options or {}))) or "none"
     raise ValueError(
         f"{shown_url(url)}: expected a URL and storage_options that obstore takes, found options "
         f"{keys} ({kind})"
@@ -319,7 +320,20 @@ def _grouped(options: Options) -> dict[str, Any]:
             groups.setdefault("retry_config", {})[key] = value
         else:
             groups.setdefault("config", {})[key] = value
+    retry = groups.get("retry_config", {})
+    backoff = retry.get("backoff", {})
+    # obstore refuses unknown names in the other groups, and ignores them here.
+    if not (retry.keys() <= {*_RETRY_OPTIONS} and backoff.keys() <= {*_BACKOFF_OPTIONS}):
+        raise ValueError("an unknown option")
     return groups
+
+
+def _names(options: Options, group: str = "") -> Iterator[str]:
+    """The names of options, and of those in groups, such as `retry_config.backoff`."""
+    for key, value in options.items():
+        yield f"{group}{key}"
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{group}{key}.")
 
 
 def _prepare_client(url: Any, client: dict[str, Any]) -> None:

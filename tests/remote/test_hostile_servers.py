@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -263,6 +264,23 @@ def test_a_wrong_option_is_named_without_its_value(url: str, options: dict[str, 
         ValueError,
         f"expected a URL and storage_options that obstore takes, .*{next(iter(options), 'none')}",
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"retry_config": {"max_retris": 0}}, "retry_config.max_retris"),
+        ({"client_options": {"timeuot": "1s"}}, "client_options.timeuot"),
+        ({"backoff": {"bse": 2}}, "backoff.bse"),
+        ({"timeuot": "1s"}, "timeuot"),
+    ],
+)
+@pytest.mark.parametrize("url", ["https://host/m.onnxa", "s3://bucket/m.onnxa"])
+def test_a_misspelled_option_of_a_store_is_refused_by_name(
+    url: str, options: dict[str, Any], name: str
+) -> None:
+    message = f"storage_options that obstore takes, .*{re.escape(name)}"
+    refused(lambda: open_object(url, storage_options=options), ValueError, message)
 
 
 def test_what_fsspec_says_is_not_shown() -> None:
