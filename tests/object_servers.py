@@ -169,7 +169,8 @@ def _wait_for(url: str, process: subprocess.Popen[Any]) -> None:
         assert process.poll() is None, process.stderr and process.stderr.read()
         try:
             urllib.request.urlopen(url).close()
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError as error:
+            error.close()
             return
         except OSError:
             time.sleep(0.1)

@@ -209,8 +209,9 @@ def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) ->
 def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View) -> None:
     with onnxarchive.open(archive) as opened:
         flip_byte(archive, opened.entries["layer_0_weight"].data_offset)
-    with pytest.raises(urllib.error.HTTPError, match="500"):
+    with pytest.raises(urllib.error.HTTPError, match="500") as caught:
         read(view.url + "data/layer_0_weight")
+    caught.value.close()
     view.process.send_signal(signal.SIGINT)
     _, error = view.process.communicate(timeout=30)
     start = f"onnxarchive: warning: a weight is not shown: {archive}: entry 'layer_0_weight': "

@@ -409,8 +409,9 @@ def test_netron_gets_the_model_and_its_tensors(archive: Path, model: str) -> Non
         for key in keys:
             assert get(f"data/{key}") == opened.read(key)
         if not model:
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404") as caught:
                 get("data/own")
+            caught.value.close()
 
 
 @contextlib.contextmanager

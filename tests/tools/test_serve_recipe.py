@@ -114,5 +114,6 @@ def test_a_wrong_request_is_answered_with_the_reason(server: tuple[str, Popen[st
     url, _ = server
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(url, {"z": [[1]]})
-    assert caught.value.code == 400
-    assert "Required inputs (['x']) are missing" in json.load(caught.value)["error"]
+    with caught.value as answer:
+        assert answer.code == 400
+        assert "Required inputs (['x']) are missing" in json.load(answer)["error"]
