@@ -22,6 +22,8 @@ from onnxarchive.cli.frame import (
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.conversion.downloading import download, partial_directory, target_of
+from onnxarchive.errors import shown
+from onnxarchive.interop.inputs import npy_array
 
 
 def download_command(arguments: argparse.Namespace) -> int:
@@ -50,13 +52,14 @@ def cat_command(arguments: argparse.Namespace) -> int:
         if arguments.name in archive.assets:
             write_asset(archive, arguments.name)
         else:
+            name = f"{archive.path}: tensor {shown(arguments.name)}"
+            remedy = "use onnxarchive.open in Python"
+            array = npy_array(archive.tensors[arguments.name], name, remedy)
             output = StandardOutput()
-            array = archive.tensors[arguments.name]
-            text = array.astype(str) if array.dtype.hasobject else array
             header = io.BytesIO()
             np.lib.format.write_array_header_1_0(
-                header, np.lib.format.header_data_from_array_1_0(text)
+                header, np.lib.format.header_data_from_array_1_0(array)
             )
             output.write(header.getvalue())
-            output.write(np.ascontiguousarray(text).reshape(-1).view(np.uint8).data)
+            output.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return DONE

@@ -479,7 +479,10 @@ def _add_run(commands: Any) -> None:
         command, "--no-prepack", "make no packed copies of weights, so that memory stays small"
     )
     command.add_argument(
-        "--output", metavar="DIR", help="save the outputs as .npy files in a new directory"
+        "--output",
+        metavar="DIR",
+        help="save the outputs as .npy files in a new directory, which --input reads; types that "
+        "numpy lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)",
     )
     command.add_argument(
         "--compare",
@@ -559,7 +562,12 @@ def _add_download(commands: Any) -> None:
 def _add_cat(commands: Any) -> None:
     help = "Write a tensor (as .npy) or an asset to standard output."
     command = _add(commands, "cat", "downloading", help, json=False)
-    command.add_argument("name", metavar="NAME", help="the tensor, or the path of the asset")
+    command.add_argument(
+        "name",
+        metavar="NAME",
+        help="the tensor, or the path of the asset; a type that numpy lacks, such as BFLOAT16, is "
+        "written as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)",
+    )
     _add_model(command, "write the tensor of this model")
 
 

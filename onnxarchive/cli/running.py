@@ -19,7 +19,7 @@ from onnxarchive.archive.openable import files_of
 from onnxarchive.cli.frame import DONE, FOUND, access, pairs, say
 from onnxarchive.cli.table import count, printable, shape, table
 from onnxarchive.interop.comparing import OutputDifference, compare, require_tolerances
-from onnxarchive.interop.inputs import Input
+from onnxarchive.interop.inputs import Input, npy_array
 from onnxarchive.interop.running import Outcome, Value, run
 from onnxarchive.model.keys import Keys
 from onnxarchive.storage.files import MappedFile, PositionalWriter, make_file
@@ -91,12 +91,8 @@ def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
     keys, files = Keys(), {}
     for output in outputs:
-        array = output.array.astype(str) if output.array.dtype.hasobject else output.array
-        if array is not output.array and np.any(array != output.array):
-            raise ValueError(
-                f"output {output.name!r}: expected strings that a .npy file can hold, found one "
-                "that ends with a null character; run without --output"
-            )
+        name = f"output {output.name!r}"
+        array = npy_array(output.array, name, "run without --output")
         files[output.name] = f"{keys.assign(output.name[:200])}.npy"  # valid in every file system
         with make_file(os.path.join(directory, files[output.name])) as file:
             np.save(PositionalWriter(file), array, allow_pickle=False)  # errors name the file

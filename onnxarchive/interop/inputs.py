@@ -1,4 +1,8 @@
-"""Makes the inputs of a model: checks given arrays, and makes random arrays for other inputs."""
+"""Makes the inputs of a model: checks given arrays, and makes random arrays for other inputs.
+
+A `.npy` file holds types that numpy lacks as raw bytes: `npy_array` makes them, `make_inputs` reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -108,6 +112,33 @@ def make_inputs(
     return {name: inputs[name] for name in by_name}, assumed
 
 
+def npy_array(array: NDArray[Any], name: str, remedy: str) -> NDArray[Any]:
+    """An array that a `.npy` file can hold, with the same elements.
+
+    Types of ml_dtypes become raw bytes (`V1`, `V2`), as in `np.save`; only for FLOAT8E5M2 does
+    `np.save` write `<f1`, which `np.load` refuses. Python strings become strings of fixed length.
+
+    Args:
+        array: The array.
+        name: What the array is, for the error.
+        remedy: What to do, for the error.
+
+    Raises:
+        ValueError: A string ends with a null character, which strings of fixed length lose.
+    """
+    if array.dtype.hasobject:
+        strings = array.astype(str)
+        if np.any(strings != array):
+            raise ValueError(
+                f"{name}: expected strings that a .npy file can hold, found one that ends with a "
+                f"null character; {remedy}"
+            )
+        return strings
+    if dtypes.is_extension(array.dtype):
+        return array.view(np.dtype((np.void, array.dtype.itemsize)))
+    return array
+
+
 def _fitted(port: Port, value: Input) -> Input:
     """Checks a given input, and returns it as an array of the port's data type.
 
@@ -119,7 +150,7 @@ def _fitted(port: Port, value: Input) -> Input:
         return value
     array = np.asarray(value)
     if port.needs_ml_dtypes and array.dtype == np.dtype((np.void, dtype.itemsize)):
-        array = array.view(dtype)  # .npy files hold ml_dtypes types as raw bytes
+        array = array.view(dtype)  # see `npy_array`
     fits = array.dtype.kind in "UO" if dtype.hasobject else np.can_cast(array.dtype, dtype, "equiv")
     if not fits:
         raise ValueError(

@@ -48,7 +48,7 @@ class RunError(UnsupportedFeatureError):
 
 
 class Summary(NamedTuple):
-    """Statistics of an array's numbers, and the count of NaN; all None for strings."""
+    """Statistics of numbers, and the count of NaN; all None for strings and complex numbers."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -75,7 +75,7 @@ class Value:
 
     def summary(self) -> Summary:
         """Computes statistics."""
-        if self.data_type == STRING:
+        if self.array.dtype.kind in "cUO":
             return Summary()
         numbers = self.array
         if numbers.dtype.kind not in "fiu":  # bool, and the types of ml_dtypes except float8_e5m2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -19,12 +20,13 @@ import numpy as np
 import onnx
 import pytest
 from commands import run
-from models import run_python
+from models import model_of, raw_tensor, run_python, string_tensor
 from onnx import TensorProto, helper, numpy_helper
 from processes import started, wait_until
 
 import onnxarchive
 from onnxarchive.cli import progress as progress_module
+from onnxarchive.model import dtypes
 
 Captured = pytest.CaptureFixture[str]
 
@@ -313,6 +315,36 @@ def test_extract_gives_a_directory_that_onnx_loads(
     assert numpy_helper.to_array(model.graph.initializer[0])[1, 1] == 33
     assert (directory / "assets" / "labels.txt").read_bytes() == b"cat\n"
     assert str(directory / "__MODEL_PROTO") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size_threshold", [0, 1 << 20])
+def test_cat_writes_tensors_of_all_types_so_that_numpy_loads_them(
+    tmp_path: Path, size_threshold: int, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    weights = [raw_tensor(it.name, it.number, (3, 5)) for it in dtypes.BY_NUMBER.values()]
+    onnxarchive.save(model_of(*weights), path, size_threshold=size_threshold)
+    with onnxarchive.open(path) as archive:
+        for name, expected in archive.tensors.items():
+            assert run("cat", path, name) == 0
+            loaded = np.load(io.BytesIO(capfdbinary.readouterr().out))
+            assert loaded.shape == (3, 5)
+            assert loaded.view(expected.dtype).tobytes() == expected.tobytes()
+    assert len(weights) == len(archive.tensors) == 27
+
+
+def test_cat_writes_strings_unless_a_file_would_change_them(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    words, changed = string_tensor("words", ["größer", ""]), string_tensor("changed", ["a\0"])
+    onnxarchive.save(model_of(words, changed), path)
+    assert run("cat", path, "words") == 0
+    assert np.load(io.BytesIO(capfdbinary.readouterr().out)).tolist() == ["größer", ""]
+    assert run("cat", path, "changed") == 2
+    captured = capfdbinary.readouterr()
+    assert captured.out == b""
+    assert b"m.onnxa: tensor 'changed': expected strings that a .npy file can hold" in captured.err
 
 
 @pytest.mark.parametrize(

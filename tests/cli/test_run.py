@@ -19,7 +19,9 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.cli import main, running
-from onnxarchive.interop.running import run as run_model
+from onnxarchive.interop.inputs import Port, make_inputs, random_input
+from onnxarchive.interop.running import Outcome, Value, run as run_model
+from onnxarchive.model import dtypes
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -320,6 +322,35 @@ def test_strings_and_sequences_come_from_files_and_go_there(capsys: Captured) ->
     assert np.load("out/y.npy").tolist() == [0, 0, 1]
     assert np.load("out/t.npy").tolist() == ["a", "größer"]
     assert "x[1]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*(it.name for it in dtypes.BY_NUMBER.values()), "STRING"])
+def test_an_output_of_any_type_comes_from_its_file_as_an_input(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def run_identity(path: str, inputs: Any, **_: object) -> Outcome:
+        """Runs types that ONNX Runtime lacks, too."""
+        feed, _ = make_inputs([Port("x", f"tensor({name.lower()})", (3, 5))], inputs, {})
+        outputs = (Value("y", feed["x"]),)
+        return Outcome(path, (), feed, frozenset(), {}, (), outputs, 0, (0,), {})
+
+    monkeypatch.setattr(running, "run", run_identity)
+    assert run("m.onnx", "--output", "first") == 0
+    assert run("m.onnx", "--input", "x=first/y.npy", "--output", "second") == 0
+    x = random_input(Port("x", f"tensor({name.lower()})", (3, 5)), (3, 5))
+    y = np.load("second/y.npy")
+    assert (y if x.dtype.hasobject else y.view(x.dtype)).tolist() == x.tolist()
+    assert Path("first/y.npy").read_bytes() == Path("second/y.npy").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["FLOAT8E5M2", "BFLOAT16", "FLOAT16"])
+def test_onnxruntime_reads_the_outputs_that_it_wrote(name: str, capsys: Captured) -> None:
+    number = TensorProto.DataType.Value(name)
+    nodes = [node("Identity", ["x"], ["y"])]
+    write_graph("m.onnx", nodes, [value("x", number, [16])], [value("y", number, [16])])
+    assert run("m.onnx", "--output", "first") == 0
+    assert run("m.onnx", "--input", "x=first/y.npy", "--output", "second") == 0
+    assert Path("first/y.npy").read_bytes() == Path("second/y.npy").read_bytes()
 
 
 def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> None:
