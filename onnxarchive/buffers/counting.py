@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -44,22 +45,62 @@ class ProgressCounter:
             self._progress(self._done, self._total)
 
 
-def bytes_bar(**options: Any) -> tqdm[NoReturn]:
-    """Makes a progress bar in bytes: a widget in a notebook, else text on standard error.
+class Bar:
+    """A progress bar: a widget in a notebook, else text on standard error.
 
-    Args:
-        options: Further options of `tqdm`.
+    A bar that cannot be drawn, as on a full disk or without standard error, stays off. It never
+    raises, so it decides nothing about the work.
     """
-    from tqdm.auto import tqdm  # imported late: this takes longer than opening an archive
 
-    return tqdm(unit="B", unit_scale=True, unit_divisor=1024, **options)
+    def __init__(self, **options: Any) -> None:
+        """Shows a bar; `options` are those of `tqdm`."""
+        self._bar: tqdm[NoReturn] | None = None
+        with self._drawn():
+            from tqdm.auto import tqdm  # imported late: this takes longer than opening an archive
+
+            self._bar = tqdm.__new__(tqdm)
+            self._bar.__init__(**options)  # type: ignore[misc] # draws, and may fail
+
+    def move(self, done: int, total: int) -> None:
+        """Shows that `done` of `total` units are done."""
+        with self._drawn():
+            if self._bar is not None:
+                self._bar.total = total
+                self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        with self._drawn():
+            if self._bar is not None:
+                self._bar.close()
+
+    @contextlib.contextmanager
+    def _drawn(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if self._bar is not None:
+                self._bar.disable = True
+            self._bar = None
+            # A bar that fails while it draws keeps tqdm's lock, and every other bar would wait.
+            with contextlib.suppress(Exception):
+                from tqdm.auto import tqdm
+
+                tqdm.get_lock().release()  # type: ignore[no-untyped-call]
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
+
+
+def bytes_bar(**options: Any) -> Bar:
+    """Shows a bar that counts bytes; `options` are those of `tqdm`."""
+    return Bar(unit="B", unit_scale=True, unit_divisor=1024, **options)
 
 
 def _bar_of(total: int) -> Callable[[int, int], None]:
     bar = bytes_bar(total=total)
 
     def move(done: int, total: int) -> None:
-        bar.update(done - bar.n)
+        bar.move(done, total)
         if done == total:
             bar.close()
 

@@ -5,43 +5,34 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import Final
 
-from onnxarchive.buffers.counting import Progress, bytes_bar
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from onnxarchive.buffers.counting import Bar, Progress, bytes_bar
 
 DELAY = 1.0  # seconds before a bar appears
+_OPTIONS: Final = {"leave": False, "dynamic_ncols": True}
 
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Progress | None]:
     """Yields a callback that advances a progress bar of bytes; None without a terminal."""
-    if not sys.stderr.isatty():
+    if not _has_terminal():
         yield None
         return
-    with bytes_bar(desc=description, delay=DELAY, leave=False, dynamic_ncols=True) as bar:
-        yield partial(_move, bar)
+    with contextlib.closing(bytes_bar(desc=description, delay=DELAY, **_OPTIONS)) as bar:
+        yield bar.move
 
 
 @contextlib.contextmanager
 def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a callback that advances a bar that counts `unit`s; no bar without a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(
-        desc=description,
-        unit=f" {unit}",
-        delay=DELAY,
-        leave=False,
-        dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        yield partial(_move, bar)
+    options = {"desc": description, "unit": f" {unit}", "disable": not _has_terminal()}
+    with contextlib.closing(Bar(delay=DELAY, **options, **_OPTIONS)) as bar:
+        yield bar.move
 
 
-def _move(bar: tqdm[NoReturn], done: int, total: int) -> None:
-    bar.total = total
-    bar.update(done - bar.n)
+def _has_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is no standard error, or it is closed
+        return False

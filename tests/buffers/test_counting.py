@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tqdm.auto
+import tqdm.std
 from models import model_of, raw_tensor, runnable_model
 
 import onnxarchive
@@ -92,3 +97,62 @@ def test_every_function_with_progress_shows_a_bar(
     onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     call(path, progress=True)
     assert [(bar.n, bar.is_closed) for bar in bars if bar.total] == [(bars[-1].total, True)]
+
+
+class Broken:
+    """Standard error whose reader has ended, or whose disk is full."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+    def flush(self) -> None:
+        raise self.error
+
+
+STREAMS = {
+    "no reader": Broken(BrokenPipeError(errno.EPIPE, "Broken pipe")),
+    "full disk": Broken(OSError(errno.ENOSPC, "No space left on device")),
+    "closed": Broken(ValueError("I/O operation on closed file")),
+    "no stream": None,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_a_bar_that_cannot_be_drawn_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    call: Callable[..., object],
+    stream: Broken | None,
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    monkeypatch.setattr(sys, "stderr", stream)
+    call(path, progress=True)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EPIPE, "Broken pipe"), KeyboardInterrupt()])
+def test_a_bar_that_fails_lets_the_bars_of_other_threads_go_on(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    display = tqdm.std.tqdm.display
+    errors = [error]
+
+    def fail_once(bar: object, *arguments: object, **options: object) -> object:
+        if errors:
+            raise errors.pop()
+        return display(bar, *arguments, **options)
+
+    monkeypatch.setattr(tqdm.std.tqdm, "display", fail_once)
+    with contextlib.suppress(KeyboardInterrupt):
+        ProgressCounter(True, 100).add(100)
+    assert not errors
+    other = threading.Thread(target=lambda: ProgressCounter(True, 5).add(5), daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
