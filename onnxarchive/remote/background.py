@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
 from itertools import islice
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,13 +27,17 @@ _loop: AbstractEventLoop | None = None
 _process = 0  # the process of `_loop`
 
 
-def run(request: Request[_Made]) -> _Made:
+def run(name: str, request: Request[_Made]) -> _Made:
     """Runs one request and returns its result. Ctrl-C cancels the request.
 
+    Args:
+        name: The object's name for messages.
+        request: The request.
+
     Raises:
-        OSError: This process is a fork of a process that made requests.
+        OSError: This process is a fork of a process that made requests, or can start no thread.
     """
-    future = _start(request)
+    future = _start(name, request)
     try:
         return future.result()
     finally:
@@ -39,58 +45,84 @@ def run(request: Request[_Made]) -> _Made:
         del future  # else a failed future, its error and this frame would be a reference cycle
 
 
-def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
+def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
     """Runs requests, up to `IN_FLIGHT` at once, and yields their results in order.
 
     Closing the iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
-    requests = iter(requests)
+    requests, start = iter(requests), partial(_start, name)
     begun: deque[Future[_Made]] = deque()
     try:
         while True:
-            begun.extend(map(_start, islice(requests, IN_FLIGHT - len(begun))))
+            begun.extend(map(start, islice(requests, IN_FLIGHT - len(begun))))
             if not begun:
                 return
             result = begun[0].result()
             begun.popleft()
             yield result
-            _require_this_process()
+            _require_this_process(name)
     finally:
         for future in begun:
             future.cancel()
 
 
-def as_completed(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
+def as_completed(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
     """Runs requests as `in_order` does, but yields each result as soon as it arrives."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
-    requests = iter(requests)
+    requests, start = iter(requests), partial(_start, name)
     begun: set[Future[_Made]] = set()
     try:
         while True:
-            begun.update(map(_start, islice(requests, IN_FLIGHT - len(begun))))
+            begun.update(map(start, islice(requests, IN_FLIGHT - len(begun))))
             if not begun:
                 return
             future = next(iter(wait(begun, return_when=FIRST_COMPLETED).done))
             begun.remove(future)
             yield future.result()
-            _require_this_process()
+            _require_this_process(name)
     finally:
         for future in begun:
             future.cancel()
 
 
-def _start(request: Request[_Made]) -> Future[_Made]:
+def _start(name: str, request: Request[_Made]) -> Future[_Made]:
     global _loop, _process
     import asyncio
 
     with _lock:
         if _loop is None:
-            _loop, _process = asyncio.new_event_loop(), os.getpid()
-            Thread(target=_loop.run_forever, name="onnxarchive requests", daemon=True).start()
+            loop = asyncio.new_event_loop()
+            try:
+                start_thread(name, loop.run_forever)
+            except BaseException:
+                loop.close()
+                raise
+            _loop, _process = loop, os.getpid()
             atexit.register(_stop, _loop)
-        _require_this_process()
+        _require_this_process(name)
         return asyncio.run_coroutine_threadsafe(request(), _loop)
+
+
+def start_thread(name: str, function: Callable[..., object], *arguments: object) -> Thread:
+    """Runs a function in a new daemon thread, for requests to the object of this name.
+
+    Raises:
+        OSError: The system starts no further thread.
+    """
+    thread = Thread(target=function, args=arguments, name="onnxarchive requests", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        problem = OSError(
+            errno.EAGAIN,
+            f"remote requests need a thread, which could not be started ({error}); end other "
+            "threads or processes, or raise their limit ('ulimit -u')",
+            name,
+        )
+    else:
+        return thread
+    raise problem
 
 
 def _stop(loop: AbstractEventLoop) -> None:
@@ -112,10 +144,12 @@ def _stop(loop: AbstractEventLoop) -> None:
         time.sleep(0.05)
 
 
-def _require_this_process() -> None:
+def _require_this_process(name: str) -> None:
     if os.getpid() != _process:
         raise OSError(
+            errno.ENOTSUP,
             f"process {os.getpid()} cannot make remote requests, since it is a fork of process "
             f"{_process}, which has made some; start processes with multiprocessing's method "
-            "'spawn'"
+            "'spawn'",
+            name,
         )

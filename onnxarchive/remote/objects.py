@@ -54,7 +54,7 @@ def open_object(
         ValueError: An option is wrong.
     """
     origin = _origin(url_or_path, store, storage_options)
-    version, end = run(partial(_open, origin))
+    version, end = run(origin.name, partial(_open, origin))
     return RemoteFile(origin, version, end)
 
 
@@ -64,7 +64,7 @@ def has_object(
     """True if the object exists; requests only its attributes. See `open_object`."""
     origin = _origin(url_or_path, store, storage_options)
     try:
-        run(origin.version)
+        run(origin.name, origin.version)
     except FileNotFoundError:
         return False
     return True
@@ -136,7 +136,7 @@ class RemoteFile(RandomAccessFile):
     def hold(self, offset: int) -> None:
         """Keeps the bytes from `offset` to the end in memory, read by one request at most."""
         if offset < self._end_offset:
-            missing = run(partial(self._part, offset, self._end_offset - offset))[1]
+            missing = run(self.path, partial(self._part, offset, self._end_offset - offset))[1]
             self._end, self._end_offset = missing + self._end, offset
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class RemoteFile(RandomAccessFile):
         if not size or offset >= self._end_offset:
             return self._held(offset, size)
         if size <= PART_SIZE:
-            return run(partial(self._part, offset, size))[1]
+            return run(self.path, partial(self._part, offset, size))[1]
         return b"".join(self.stream(offset, size))
 
     def read_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
@@ -184,7 +184,8 @@ class RemoteFile(RandomAccessFile):
         """
         spans = _merged((offset, self._within(offset, size)) for offset, size in ranges)
         parts = chain.from_iterable(starmap(_parts, spans))
-        with closing(as_completed(partial(self._part, *it) for it in parts)) as arriving:
+        requests = (partial(self._part, *it) for it in parts)
+        with closing(as_completed(self.path, requests)) as arriving:
             for offset, body in arriving:
                 yield offset, memoryview(body)
 
@@ -198,7 +199,7 @@ class RemoteFile(RandomAccessFile):
     pieces = stream
 
     def _in_order(self, parts: Iterable[Range]) -> Generator[tuple[int, bytes]]:
-        return in_order(partial(self._part, *it) for it in parts)
+        return in_order(self.path, (partial(self._part, *it) for it in parts))
 
     async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
         if offset >= self._end_offset:

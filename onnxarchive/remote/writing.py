@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from queue import Queue
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.buffers.data import Buffer, as_bytes, pieces
 from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
 from onnxarchive.remote.urls import shown_url
@@ -105,8 +105,7 @@ class _StoreWriter(ObjectWriter):
         self._is_complete = self._is_ended = False
         self._problem: Exception | None = None
         self._process = os.getpid()
-        self._thread = Thread(target=self._send, args=(store, key), daemon=True)
-        self._thread.start()
+        self._thread = start_thread(name, self._send, store, key)
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts."""

@@ -337,6 +337,29 @@ def test_a_fork_is_refused_instead_of_waiting_for_ever(server: WebServer) -> Non
     assert all("start processes with multiprocessing's method 'spawn'" in it for it in lines)
 
 
+def test_a_thread_that_cannot_be_started_fails_one_request_and_not_the_next(
+    server: WebServer,
+) -> None:
+    code = """
+import sys, threading
+from onnxarchive.remote.objects import open_object
+start = threading.Thread.start
+def fail(thread):
+    threading.Thread.start = start
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = fail
+try:
+    open_object(sys.argv[1])
+except OSError as error:
+    print(error.filename, error.strerror)
+print(open_object(sys.argv[1]).size)
+"""
+    url = server.url("/m.onnxa")
+    first, second = run_python(code, url).splitlines()
+    assert first.startswith(f"{url} remote requests need a thread, which could not be started")
+    assert second == str(SIZE)
+
+
 def test_a_process_ends_well_right_after_its_last_request(server: WebServer) -> None:
     code = """
 import sys
