@@ -7,11 +7,12 @@ from typing import TypeGuard
 from urllib.parse import quote, urlsplit
 
 WEB = ("http", "https")
-# RFC 3986, section 3.1. A single letter is a drive of Windows.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://")
+# RFC 3986, section 3.1. A single letter is a drive of Windows. fsspec chains URLs by `::`.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
 
 # Patterns that most processes do not use: `re` compiles each on first use.
 _USER_INFO = r"(?<=://)[^/?#]*@"
+_CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
 # Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
 _SIGNED = r"(?i)(?:x-(?:amz|goog)-)?(?:signature|sig)"
 _OF_SIGNATURE = (
@@ -34,15 +35,25 @@ def scheme_of(url: str) -> str:
 def shown_url(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret.
 
-    A path is returned unchanged.
+    A path is returned unchanged. A password may have `/`, `?`, `#` and `@`, and `:` may begin a
+    password or a port: after a `:`, everything up to the last `@` is removed, even if this removes
+    a part of the path.
     """
     if "://" not in url:
         return url
-    return without_user(re.split(r"[?#]", url, maxsplit=1)[0])
+    return "::".join(map(_shown, re.split(_CHAINED, url)))
+
+
+def _shown(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    has_colon = ":" in re.sub(r"^\[[^]@]*\]", "", host)  # other than those of an IPv6 address
+    rest = rest[rest.rfind("@", 0, len(rest if has_colon else host)) + 1 :]
+    return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
 def without_user(url: str) -> str:
-    """A URL without user and password."""
+    """A URL without user and password, for requests (RFC 3986, section 3.2.1)."""
     return re.sub(_USER_INFO, "", url)
 
 
@@ -59,7 +70,7 @@ def unsigned_url(url: str) -> str:
             for it, name in zip(parameters, names, strict=True)
             if not re.fullmatch(_OF_SIGNATURE, name)
         ]
-    return "?".join((shown_url(url), *parameters))
+    return "?".join((without_user(re.split(r"[?#]", url, maxsplit=1)[0]), *parameters))
 
 
 def beside(url: str, location: str) -> str:

@@ -194,3 +194,26 @@ def test_no_output_of_the_library_shows_a_secret(web: WebServer, url: str, tmp_p
     shown.append(repr(onnxarchive.convert(url, tmp_path / "c.onnxa", storage_options=options)))
     shown.append(repr(onnxarchive.diff(url, url, storage_options=options)))
     assert not [it for it in shown if "SECRET" in it]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "simplecache::ftp://me:1/SECRET?SECRET#SECRET@127.0.0.1:1/m.onnxa",
+        "nonsense::simplecache::ftp://me:1/SECRET@127.0.0.1:1/m.onnxa",
+        "https://me:1/SECRET?SECRET#SECRET@127.0.0.1:1/m.onnxa",
+        "https://me:SECRET@SECRET/SECRET@127.0.0.1:1/m.onnxa",
+        "s3://me:SECRET/SECRET@127.0.0.1:1/m.onnxa",
+    ],
+)
+@pytest.mark.parametrize("command", ["ls", "check", "convert", "download", "run", "recover"])
+def test_no_message_shows_a_password_with_slashes(
+    url: str, command: str, tmp_path: Path, capsys: Captured
+) -> None:
+    targets = [tmp_path / "t.onnxa"] if command in ("convert", "download") else []
+    options = [] if command == "recover" else ONCE
+    assert run(command, url, *targets, *options) == 2
+    captured = capsys.readouterr()
+    assert "m.onnxa" in captured.err
+    assert "SECRET" not in captured.out + captured.err
+    assert "me:" not in captured.out + captured.err

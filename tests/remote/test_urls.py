@@ -13,6 +13,9 @@ from onnxarchive.remote.urls import beside, is_url, shown_url, unsigned_url
         ("https://host/m.onnxa", True),
         ("HF://user/model/m.onnxa", True),
         ("zip://m.onnxa::s3://bucket/all.zip", True),
+        ("simplecache::https://host/m.onnxa", True),
+        ("simplecache::zip::ftp://host/m.onnxa", True),
+        ("models::m.onnxa", False),
         ("C://models/m.onnxa", False),
         (r"C:\models\m.onnxa", False),
         ("models//m.onnxa", False),
@@ -30,7 +33,21 @@ def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
     ("url", "shown"),
     [
         ("https://host/m.onnxa?sig=SECRET#SECRET", "https://host/m.onnxa"),
-        ("https://me:SECRET@host:8/a@b.onnxa", "https://host:8/a@b.onnxa"),
+        ("https://me:SECRET@host:8/a.onnxa", "https://host:8/a.onnxa"),
+        ("https://host/a@b.onnxa", "https://host/a@b.onnxa"),
+        ("https://me@host/a@b.onnxa", "https://host/a@b.onnxa"),
+        ("https://[::1]/a@b.onnxa", "https://[::1]/a@b.onnxa"),
+        ("https://me:SECRET@[::1]:8/a.onnxa", "https://[::1]:8/a.onnxa"),
+        # A password may have any character, so a part of the path may be removed.
+        ("https://me:SECRET@host:8/a@b.onnxa", "https://b.onnxa"),
+        ("https://me:SEC/RET@host/m.onnxa", "https://host/m.onnxa"),
+        ("https://me:12/SECRET@host/m.onnxa", "https://host/m.onnxa"),
+        ("https://me:SEC?RET@host/m.onnxa?sig=SECRET", "https://host/m.onnxa"),
+        ("https://me:SEC#RET@host/m.onnxa", "https://host/m.onnxa"),
+        ("https://me:SEC@R/E@T@host/m.onnxa", "https://host/m.onnxa"),
+        ("simplecache::ftp://me:SE/C?R#ET@host/m", "simplecache::ftp://host/m"),
+        ("ftp://me:SEC::RET@host/m", "ftp://host/m"),
+        ("zip://x/a@b::ftp::ftp://me:S/@host/m", "zip://x/a@b::ftp::ftp://host/m"),
         ("https://me:SE@CRET@host/m.onnxa", "https://host/m.onnxa"),
         ("zip://m::ftp://me:SECRET@host/a.zip", "zip://m::ftp://host/a.zip"),
         ("s3://bucket/m.onnxa#SECRET", "s3://bucket/m.onnxa"),
@@ -58,6 +75,7 @@ def test_urls_that_differ_in_their_signature_have_the_same_name(one: str, other:
 def test_other_parameters_stay_in_the_name() -> None:
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=2&sp=2")
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=1")
+    assert unsigned_url("https://host:8/a@m.onnxa") != unsigned_url("https://host:9/b@m.onnxa")
 
 
 @pytest.mark.parametrize(
