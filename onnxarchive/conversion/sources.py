@@ -119,36 +119,42 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and checks all local headers; None if it is not an archive."""
-    with _if_archive():
+    try:
         with opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
                 file.close()
                 return None
             archive = resources.enter_context(Archive(file))
             archive._fetch_entries(archive.entries)
-        return archive
-    return None
-
-
-@contextlib.contextmanager
-def _if_archive() -> Iterator[None]:
-    """Ignores the error of opening a file that is not an archive."""
-    try:
-        yield
-    except (LockedError, UnfinishedEditError, ObjectChangedError):
-        raise
     except ArchiveError as error:
-        if error.rule == "VERSION-1":  # a conversion could lose data of a later format version
+        if _is_of_archive(error):
             raise
+        return None
+    return archive
+
+
+def _is_of_archive(error: ArchiveError) -> bool:
+    """True if an error of opening a file does not mean that the file is not an archive.
+
+    The caller catches the error: if a `@contextmanager` swallowed it, the error's traceback would
+    be in a reference cycle on Python 3.12 and newer, and keep the copy of a remote file mapped.
+    """
+    # VERSION-1: a conversion could lose data of a later format version.
+    return error.rule == "VERSION-1" or isinstance(
+        error, LockedError | UnfinishedEditError | ObjectChangedError
+    )
 
 
 def _open_remote_archive(file: RandomAccessFile) -> Archive | None:
     """Opens a remote file as an archive, streamed or cached; None if it is not an archive."""
-    with _if_archive():
+    try:
         archive = Archive(streamed(file))
         archive._fetch_entries(archive.entries)
-        return archive
-    return None
+    except ArchiveError as error:
+        if _is_of_archive(error):
+            raise
+        return None
+    return archive
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:
