@@ -123,7 +123,7 @@ def opened(
         return
     other = _opened(source, access)
     try:
-        with with_path(other.path):
+        with recognised(other), with_path(other.path):
             yield other
     except BaseException:
         other.close()

@@ -8,12 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 import onnxarchive
+from onnxarchive.archive.openable import Access
 from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError
-from onnxarchive.remote.urls import is_url, shown_url
-from onnxarchive.sources.recognition import kind_of
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.recognition import OtherKindError
 
 
 def check_command(arguments: argparse.Namespace) -> int:
@@ -42,11 +43,8 @@ def check_command(arguments: argparse.Namespace) -> int:
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
         lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
-        kind = kind_of(given) if findings and not is_url(given) else None
-        if kind is not None:
-            lines.append(
-                f"{archive}: the file is {'; '.join(filter(None, (kind.name, kind.help)))}"
-            )
+        if findings:
+            lines += [f"{archive}: {it}" for it in _other_kind(given, access(arguments))]
     if link is not None and not result and status == DONE:
         findings = onnxarchive.check_link(link, *archives)
         result = [{"link": link, **asdict(finding)} for finding in findings]
@@ -54,6 +52,17 @@ def check_command(arguments: argparse.Namespace) -> int:
     if lines:
         say(arguments, result, "\n".join(map(printable, lines)))
     return max(status, FOUND if result else DONE)
+
+
+def _other_kind(source: str, access: Access) -> list[str]:
+    """What the source is, in a list, if it is no archive and of a known kind."""
+    try:
+        onnxarchive.open(source, **access).close()
+    except OtherKindError as error:
+        return [error.message]
+    except (ArchiveError, OSError):  # as described by the findings
+        pass
+    return []
 
 
 def _linked(link: str) -> list[str]:

@@ -14,6 +14,7 @@ from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.remote.cache import PartialFile
 from onnxarchive.remote.objects import RemoteFile, open_object
 from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage.files import MappedFile, make_file, opened
 from onnxarchive.storage.replacement import replacing
 
@@ -95,7 +96,7 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
         locked,
     ):
         try:
-            with PartialFile(remote, key, directory) as partial:
+            with PartialFile(remote, key, directory) as partial, recognised(partial):
                 Archive(partial).verify(progress)
                 partial.move(target)
             # The other files are partial files of other versions of the object.
@@ -113,7 +114,8 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
     """Downloads an object that has no cache key, so the download cannot be resumed later."""
-    Archive(remote)  # an object that is not an archive is refused before it is downloaded
+    with recognised(remote):  # what is not an archive is refused before it is downloaded
+        Archive(remote)
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):
             replacement.file.write(piece)

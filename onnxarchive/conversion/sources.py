@@ -30,6 +30,7 @@ from onnxarchive.sources.remote_place import RemotePlace
 from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_copy, open_model
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import streamed
+from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.spooling import spool
 
@@ -78,8 +79,10 @@ def open_source(
                 yield _source(archive, verify_checksum)
                 return
             open_location = partial(open_beside, os.fspath(path), **access)
+            copy = _copy(file, temporary)
+            resources.enter_context(recognised(MemoryFile(copy), expected="a model"))
             opened = open_copy(
-                _copy(file, temporary),
+                copy,
                 RemotePlace(open_location, resources, temporary),
                 verify_checksum=verify_checksum,
                 temporary=temporary,

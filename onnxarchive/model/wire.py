@@ -6,6 +6,7 @@ the protobuf parser that onnx uses, for limits that the guide leaves open.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -197,7 +198,26 @@ def is_model(data: Buffer) -> bool:
         tags = {tag for tag, *_ in fields_of(data)}
     except ArchiveFormatError:
         return False
-    return {tag_of(model, "ir_version", VARINT), tag_of(model, "graph", LEN)} <= tags
+    return {_IR_VERSION, tag_of(model, "graph", LEN)} <= tags
+
+
+def missing_nbytes(data: Buffer) -> int:
+    """The least number of bytes that a ModelProto lacks at its end.
+
+    Returns:
+        By how many bytes the last field of the ModelProto itself exceeds the end of `data`; 0 if no
+        field does, or if the fields before it are not those of a ModelProto.
+    """
+    wire = as_bytes(data)
+    tag = end = 0
+    try:
+        for tag, _, _, _, end in fields_in(wire, 0, sys.maxsize, 0):
+            if tag not in _MODEL_TAGS or end >= len(wire):
+                break
+    except (ArchiveFormatError, IndexError):  # IndexError: `data` ends in a tag or number
+        return 0
+    is_model = len(wire) > 0 and wire[0] == _IR_VERSION and tag in _MODEL_TAGS
+    return max(0, end - len(wire)) if is_model else 0
 
 
 def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
@@ -245,5 +265,10 @@ _MESSAGES: Final = {
     }
     for name, message in schema.messages().items()
     if any(field.message_type for field in message.fields)
+}
+_IR_VERSION: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "ir_version", VARINT)
+_MODEL_TAGS: Final = {
+    tag_of(field.containing_type, field.name, VARINT if field.type == field.TYPE_INT64 else LEN)
+    for field in onnx.ModelProto.DESCRIPTOR.fields
 }
 _SMALLEST_MESSAGE_FIELD: Final = 2  # bytes: a tag and a length of 0

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import wire
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.remote.urls import is_url, shown_url
 from onnxarchive.sources.other_files import is_litter
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat.records import EndRecord, LocalHeader
+from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
-_HEAD_SIZE = 4096  # number of the first bytes that `_by_head` gets
+_HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
 _WHITESPACE = "\t\n\r\f"
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
-_GGUF = b"GGUF"
-_LFS_POINTER = b"version https://git-lfs.github.com/"
-# The first bytes of a file of torch.save until PyTorch 1.5: a pickled number.
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
+_KERAS_WEIGHTS = "model.weights.h5"  # in the zips of Keras 3
 _SIZE_NBYTES = 8  # a safetensors file begins with the size of its header, in 8 bytes
 _CONVERT = "'onnxarchive convert {} NEW.onnxa' makes an archive of it"
 _CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW' makes an archive of each"
@@ -31,6 +30,9 @@ _EXPORT_TORCH = (
     "torch.onnx.export(model, args, 'MODEL.onnx') exports a model, and 'onnxarchive convert "
     "MODEL.onnx NEW.onnxa' makes an archive of it"
 )
+_EXPORT_TENSORFLOW = f"tf2onnx may {_EXPORT}"
+_DECOMPRESS = "decompress it first"
+_INTERRUPTED = "its download or copy may have been interrupted"
 
 
 class Kind(NamedTuple):
@@ -46,6 +48,43 @@ class Kind(NamedTuple):
     help: str = ""
     is_source: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.name}; {self.help}" if self.help else self.name
+
+
+# Kinds by a pattern of the first bytes.
+_KINDS = [
+    (re.compile(pattern, re.DOTALL), Kind(name, help))
+    for pattern, name, help in (
+        (rb"version https://git-lfs", "a Git LFS pointer", "'git lfs pull' fetches the file"),
+        (
+            rb"(?i:(\xef\xbb\xbf)?\s*(<!--.{,1024}?-->\s*)?<(!doctype html|html|head|body))",
+            "an HTML page",
+            "its address is not that of the file itself, or needs a login",
+        ),
+        (rb"GGUF", "a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}"),
+        (rb".{4}ORTM", "an ORT format model", "convert the .onnx from which it was made"),
+        (rb".{4}TFL3", "a TFLite model", _EXPORT_TENSORFLOW),
+        (rb"\x89HDF\r\n\x1a\n", "an HDF5 file, such as a Keras model", _EXPORT_TENSORFLOW),
+        # saved_model_schema_version 1, and a MetaGraphDef of 16 KiB or more
+        (rb"\x08\x01\x12[\x80-\xff]{2}", "a TensorFlow SavedModel", _EXPORT_TENSORFLOW),
+        # specificationVersion, and a ModelDescription that begins with an input
+        (rb"\x08[\x01-\x7f]\x12[\x80-\xff]{,3}[\x00-\x7f]\x0a", "a Core ML model", _EXPORT),
+        (rb"(\xef\xbb\xbf)?\s*<\?xml.{,1024}?<net ", "an OpenVINO IR", _EXPORT),
+        # a number, which is all that the first pickle of torch.save held until PyTorch 1.5
+        (rb"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", "a file of torch.save", _EXPORT_TORCH),
+        (rb"\x80[\x02-\x05][\x95\]}(cX]", "a pickle, such as of scikit-learn", _EXPORT),
+        (rb"\x93NUMPY", "an array of numpy", f"it has no graph: {_EXPORT}"),
+        (rb"\x1f\x8b\x08", "a gzip file", f"{_DECOMPRESS}, with gunzip or 'tar -xzf'"),
+        (rb"\x28\xb5\x2f\xfd", "a Zstandard file", f"{_DECOMPRESS}, with unzstd"),
+        (rb"\xfd7zXZ\0", "an xz file", f"{_DECOMPRESS}, with unxz or 'tar -xJf'"),
+        (rb"BZh[1-9]", "a bzip2 file", f"{_DECOMPRESS}, with bunzip2 or 'tar -xjf'"),
+        (rb"7z\xbc\xaf\x27\x1c", "a 7z file", f"{_DECOMPRESS}, with '7z x'"),
+        (rb"Rar!\x1a\x07", "a RAR file", f"{_DECOMPRESS}, with 'unrar x'"),
+        (rb".{257}ustar", "a tar file", "unpack it first, with 'tar -xf'"),
+    )
+]
+
 
 class OtherKindError(ArchiveFormatError):
     """The file is of an unexpected kind; the message names the kind and the remedy."""
@@ -54,13 +93,14 @@ class OtherKindError(ArchiveFormatError):
 
 
 @contextlib.contextmanager
-def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
+def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
     """Replaces an ArchiveFormatError of the block by an error that names the kind of the file.
 
     The file is read only after an error.
 
     Args:
-        path: The file; objects other than paths are ignored.
+        source: The path of the file, or the opened file; other objects are ignored. Of an opened
+            file, only the first bytes are read.
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
@@ -70,16 +110,20 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
     try:
         yield
     except FileNotFoundError:
-        if is_url(path):
-            raise not_a_file(path) from None
+        if is_url(source):
+            raise not_a_file(source) from None
         raise
     except ArchiveFormatError as error:
-        kind = kind_of(path) if isinstance(path, str | os.PathLike) else None
+        kind = None
+        if isinstance(source, RandomAccessFile):
+            with contextlib.suppress(OSError, ValueError, ArchiveError):
+                kind = kind_of_head(source.read(0, _HEAD_SIZE), source.size)
+        elif isinstance(source, str | os.PathLike):
+            kind = kind_of(source)
         if kind is None or (kind.is_source and expected == "a model"):
             raise
-        found = f"{kind.name}; {kind.help}" if kind.help else kind.name
         other = OtherKindError(
-            f"expected {expected}, found {found}", rule=error.rule, entry=error.entry
+            f"expected {expected}, found {kind}", rule=error.rule, entry=error.entry
         )
         other.path = error.path
         raise other from error
@@ -112,10 +156,8 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
             head = file.read(0, _HEAD_SIZE)
             if head.startswith(_ZIP):
                 return _zip([it.name for it in foreign.read_zip(file.view()).entries], convert)
-            kind = _by_head(head, file.size)
-            if kind is None and wire.is_model(file.view()):
-                return Kind("an ONNX model", convert, is_source=True)
-            return kind
+            view = file.view()
+            return _zip_after_stub(view) or kind_of_head(head, file.size) or _model(view, convert)
     except (OSError, ArchiveError):
         return None
 
@@ -135,10 +177,14 @@ def _directory(names: list[str], path: str) -> Kind:
 
 def _zip(names: list[str], convert: str) -> Kind | None:
     bases = [name.rpartition("/")[2] for name in names]
-    if any(base.startswith(MODEL_PROTO) for base in bases):
+    if any(is_model(base) for base in bases):
         return None
     if _TORCH_PICKLE in bases:
         return Kind("a file of torch.save", _EXPORT_TORCH)
+    if _KERAS_WEIGHTS in bases:
+        return Kind("a Keras model", _EXPORT_TENSORFLOW)
+    if bases and all(base.endswith(".npy") for base in bases):
+        return Kind("a zip of numpy arrays (.npz)", f"it has no graph: {_EXPORT}")
     count = _count(names)
     if count > 1:
         return Kind(f"a plain zip with {count} models", "unzip it first", is_source=True)
@@ -156,22 +202,49 @@ def _is_onnx(name: str) -> bool:
     return name.lower().endswith(".onnx")
 
 
-def _by_head(head: bytes, size: int) -> Kind | None:
-    """Recognises a file by its first bytes and its size."""
+def _model(view: memoryview, convert: str) -> Kind | None:
+    if wire.is_model(view):
+        return Kind("an ONNX model", convert, is_source=True)
+    missing = wire.missing_nbytes(view)
+    if not missing:
+        return None
+    return Kind(f"an ONNX model that {ends_early(missing)}", is_source=True)
+
+
+def ends_early(missing: int) -> str:
+    """Describes a file that lacks this many bytes at its end, or more."""
+    return f"ends at least {missing:,} bytes too early; {_INTERRUPTED}"
+
+
+def _zip_after_stub(view: memoryview) -> Kind | None:
+    """A zip with other bytes before its first entry; None if the file is anything else."""
+    end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
+    if end is None:
+        return None
+    directory = len(view) - EndRecord.SIZE - end.directory_size
+    first = DirectoryRecord.unpack(view, directory) if directory > 0 else None
+    if first is None:
+        return None
+    size = first.header_offset + directory - end.directory_offset
+    if size <= 0 or LocalHeader.unpack(view, size) is None:
+        return None
+    return Kind(
+        f"a zip after {size:,} other bytes, such as a self-extracting program",
+        "unzip it, then 'onnxarchive convert DIRECTORY NEW.onnxa'",
+    )
+
+
+def kind_of_head(head: bytes, size: int) -> Kind | None:
+    """Recognises a file by its first bytes and its size; None if the kind is unknown."""
     if not size:
-        return Kind("an empty file", "its download or copy may have been interrupted")
-    if head.startswith(_GGUF):
-        return Kind("a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}")
-    if head.startswith(_OLD_TORCH):
-        return Kind("a file of torch.save", _EXPORT_TORCH)
+        return Kind("an empty file", _INTERRUPTED)
+    for pattern, kind in _KINDS:
+        if pattern.match(head):
+            return kind
     json_size = int.from_bytes(head[:_SIZE_NBYTES], "little")
     if head[_SIZE_NBYTES:].startswith(b"{") and json_size <= size - _SIZE_NBYTES:
         return Kind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
-    if head.startswith(_LFS_POINTER):
-        return Kind("a Git LFS pointer", "'git lfs pull' fetches the file")
-    if _is_text(head):
-        return Kind("a text file")
-    return None
+    return Kind("a text file") if _is_text(head) else None
 
 
 def _is_text(head: bytes) -> bool:

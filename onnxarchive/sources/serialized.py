@@ -17,6 +17,7 @@ from onnxarchive.model.initializers_at_once import SmallInitializers, take_out
 from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.places import DataFile
+from onnxarchive.sources.recognition import ends_early
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,13 @@ def _strip(file: DataFile) -> weights.Stripped:
             "its tensors as external data",
             rule="MODEL-2",
         )
-    return weights.strip_weights(file.view)
+    try:
+        return weights.strip_weights(file.view)
+    except ArchiveFormatError:
+        missing = wire.missing_nbytes(file.view)
+        if not missing:
+            raise
+    raise ArchiveFormatError(f"expected a whole model, found one that {ends_early(missing)}")
 
 
 def parse_file(file: DataFile) -> Serialized:

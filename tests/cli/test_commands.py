@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -265,13 +266,19 @@ def test_check_names_the_kind_of_another_file(
     assert run("check", source) == 1
     output = capsys.readouterr().out
     assert output.splitlines()[0].startswith(f"{source}: ZIP-2: ")
-    assert f"{source}: the file is an ONNX model; 'onnxarchive convert " in output
+    other = "expected an ONNX archive, found"
+    assert f"{source}: {other} an ONNX model; 'onnxarchive convert " in output
     (tmp_path / "empty").touch()
     assert run("check", tmp_path / "empty") == 1
-    assert f"{tmp_path / 'empty'}: the file is an empty file; " in capsys.readouterr().out
+    assert f"{tmp_path / 'empty'}: {other} an empty file; " in capsys.readouterr().out
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
+        file.write(source, "__MODEL_PROTO.onnx")
+    assert run("check", tmp_path / "m.zip") == 1
+    output = capsys.readouterr().out
+    assert f": {other} a plain zip with a model; 'onnxarchive convert " in output
     archive.write_bytes(archive.read_bytes()[:-1])
     assert run("check", archive) == 1
-    assert f"{archive}: the file is" not in capsys.readouterr().out
+    assert f"{archive}: {other}" not in capsys.readouterr().out
 
 
 def test_check_uses_as_many_threads_as_it_is_given_jobs(

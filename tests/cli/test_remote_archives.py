@@ -87,6 +87,12 @@ def test_an_asset_that_was_damaged_on_its_way_is_fetched_anew(
     assert capsysbinary.readouterr().out == content
 
 
+def test_check_says_what_is_at_a_url(web: WebServer, capsys: Captured) -> None:
+    web.files["/page"] = b"<!doctype html>" * 1000
+    assert run("check", web.url("/page")) == 1
+    assert "/page: expected an ONNX archive, found an HTML page; " in capsys.readouterr().out
+
+
 def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Captured) -> None:
     web.files["/r"] = saved(runnable_model())
     model = web.url("/r?sig=SECRET")

@@ -222,8 +222,10 @@ def test_a_further_model_comes_from_another_url(
 @pytest.mark.parametrize("write", [export, extract, convert])
 def test_a_url_without_an_archive_is_an_error(write: Call, targets: Path, web: WebServer) -> None:
     web.files["/page"] = b"<html>" * 1000
-    with pytest.raises(ArchiveFormatError, match="/page: "):
-        write(web.url("/page"), targets / "target")
+    web.files["/pointer"] = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for name, kind in (("page", "an HTML page"), ("pointer", "a Git LFS pointer")):
+        with pytest.raises(ArchiveFormatError, match=f"/{name}: expected .*, found {kind}; "):
+            write(web.url(f"/{name}"), targets / "target")
     with pytest.raises(FileNotFoundError, match="No such object"):
         write(web.url("/missing"), targets / "target")
     web.change = lambda *_: Answer(403)

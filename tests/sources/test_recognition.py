@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import os
+import re
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tarfile import TarInfo
 
+import onnx
 import pytest
 from models import run_python, runnable_model
 
@@ -49,6 +57,16 @@ def _safetensors(path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 
 
+def _stubbed_zip(path: Path) -> None:
+    _zip(path, "m.onnx")
+    path.write_bytes(b"#!/bin/sh\n" + path.read_bytes())
+
+
+def _cut_model(path: Path) -> None:
+    data = runnable_model().SerializeToString()
+    path.write_bytes(data[: len(data) // 2])
+
+
 CONVERT = "'onnxarchive convert {} NEW.onnxa'"
 CONVERT_ONE = f"'onnxarchive convert {{}}/{MODEL_PROTO} NEW.onnxa'"
 CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
@@ -72,6 +90,14 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         "unzip",
         True,
     ),
+    "renamed.zip": (
+        lambda path: _zip(path, f"{MODEL_PROTO}.onnx"),
+        "a plain zip with a model",
+        CONVERT,
+        True,
+    ),
+    "stub.zip": (_stubbed_zip, "a zip after 10 other bytes", "unzip it", False),
+    "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", True),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
     "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
     "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),
@@ -89,7 +115,35 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         "'git lfs pull'",
         False,
     ),
-    "page.onnxa": (lambda path: path.write_text("<html>ö\n"), "a text file", "", False),
+    "page.onnxa": (
+        lambda path: path.write_text("\n<!DOCTYPE HTML>\n<html>ö\n"),
+        "an HTML page",
+        "address",
+        False,
+    ),
+    "text.onnxa": (lambda path: path.write_text("ö <html>\n"), "a text file", "", False),
+    "m.npz": (lambda path: _zip(path, "w.npy"), "a zip of numpy arrays", EXPORT, False),
+    "m.keras": (lambda path: _zip(path, "model.weights.h5"), "a Keras model", "tf2onnx", False),
+    **{
+        name: (partial(Path.write_bytes, data=content), kind, help, False)
+        for name, content, kind, help in (
+            ("m.ort", b"\x1c\0\0\0ORTM", "an ORT format model", "the .onnx from which"),
+            ("m.tflite", b"\x1c\0\0\0TFL3", "a TFLite model", "tf2onnx"),
+            ("m.h5", b"\x89HDF\r\n\x1a\n\0", "an HDF5 file, such as a Keras model", "tf2onnx"),
+            ("m.pb", b"\x08\x01\x12\xb0\xfd\x05\n", "a TensorFlow SavedModel", "tf2onnx"),
+            ("m.mlmodel", b"\x08\x05\x12\x80\x02\n\x05\n\x03", "a Core ML model", EXPORT),
+            ("m.xml", b'<?xml version="1.0"?>\n<net name="m">', "an OpenVINO IR", EXPORT),
+            ("m.pkl", b"\x80\x04\x95\0", "a pickle", EXPORT),
+            ("m.npy", b"\x93NUMPY\x01\0", "an array of numpy", EXPORT),
+            ("m.onnx.gz", gzip.compress(b"m"), "a gzip file", "gunzip"),
+            ("m.onnx.xz", lzma.compress(b"m"), "an xz file", "unxz"),
+            ("m.onnx.bz2", bz2.compress(b"m"), "a bzip2 file", "bunzip2"),
+            ("m.onnx.zst", b"\x28\xb5\x2f\xfd\0", "a Zstandard file", "unzstd"),
+            ("m.7z", b"7z\xbc\xaf\x27\x1c\0", "a 7z file", "7z x"),
+            ("m.rar", b"Rar!\x1a\x07\x01", "a RAR file", "unrar"),
+            ("m.tar", TarInfo("m.onnx").tobuf(), "a tar file", "tar -xf"),
+        )
+    },
     "cut.txt": (lambda path: path.write_text("x" + "ö" * 4096), "a text file", "", False),
     "empty.onnxa": (lambda path: path.touch(), "an empty file", "interrupted", False),
 }
@@ -145,10 +199,57 @@ def test_convert_says_it_of_what_it_cannot_take(name: str, tmp_path: Path) -> No
         assert is_source
         return
     if is_source:  # in which there is no model, or one that is damaged
-        assert "expected one model" in message or "malformed model" in message
+        assert re.search("expected (one|a whole) model|malformed model", message)
     else:
         assert message.startswith(f"{name}: expected a model, found {kind}")
         assert help in message
+
+
+@pytest.mark.parametrize("at", [0.3, 0.9, -1])
+def test_a_model_that_is_cut_short_lacks_a_number_of_bytes(tmp_path: Path, at: float) -> None:
+    # Of the fields of a model, the graph is the last here; so all that is missing is known.
+    model = runnable_model()
+    model.graph.doc_string = "d" * 5000
+    data = onnx.ModelProto(ir_version=model.ir_version, graph=model.graph).SerializeToString()
+    cut = data[: int(len(data) * at) if at > 0 else -1]
+    found = f"ends at least {len(data) - len(cut):,} bytes too early; its download or copy may"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(cut)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / MODEL_PROTO).write_bytes(cut)
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("m.onnx", cut)
+    for source in (path, folder, tmp_path / "m.zip"):
+        with pytest.raises(ArchiveFormatError, match=re.escape(found)):
+            onnxarchive.convert(source, tmp_path / "new.onnxa")
+    with pytest.raises(ArchiveFormatError, match=re.escape(f"found an ONNX model that {found}")):
+        onnxarchive.open(path)
+
+
+@pytest.mark.parametrize("cut", [5, 50])
+def test_other_damage_of_a_model_is_no_cut(tmp_path: Path, cut: int) -> None:
+    data = bytearray(runnable_model().SerializeToString())
+    data[cut:cut] = b"\xff" * 9
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    with pytest.raises(ArchiveFormatError, match="malformed") as caught:
+        onnxarchive.convert(path, tmp_path / "new.onnxa")
+    assert "too early" not in str(caught.value)
+
+
+def test_the_kind_of_what_is_in_memory_is_named() -> None:
+    for source in (b"GGUF\3\0\0\0", io.BytesIO(b"GGUF\3\0\0\0")):
+        with pytest.raises(ArchiveFormatError, match="expected an ONNX archive, found a GGUF file"):
+            onnxarchive.open(source)
+
+
+def test_an_archive_after_a_stub_is_named(archive: Path, tmp_path: Path) -> None:
+    path = tmp_path / "stub.onnxa"
+    path.write_bytes(b"MZ" + bytes(998) + archive.read_bytes())
+    for call in (onnxarchive.open, lambda it: onnxarchive.convert(it, tmp_path / "new.onnxa")):
+        with pytest.raises(ArchiveFormatError, match="found a zip after 1,000 other bytes"):
+            call(path)
 
 
 def test_faults_of_archives_are_told_as_before(archive: Path, tmp_path: Path) -> None:
