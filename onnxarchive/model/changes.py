@@ -15,10 +15,9 @@ from typing import Any, Final, Literal
 
 import onnx
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.model import schema
-from onnxarchive.model.copying import serialize_unknown
+from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.tensors import text
 from onnxarchive.model.wording import describe, describe_values
 
@@ -145,7 +144,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
         elif field.containing_oneof or repr(value) != repr(field.default_value):
             names = field.enum_type.values_by_number if field.enum_type else {}
             yield field.name, [names[value].name if value in names else value]
-    unknown = serialize_unknown(UnknownFieldSet(message))
+    unknown = unknown_fields(message)
     yield "unknown fields", [unknown] if unknown else []
 
 

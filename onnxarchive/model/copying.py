@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,13 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.model import schema
+from onnxarchive.model import dtypes, schema
 from onnxarchive.model.tensors import DATA_FIELDS, set_location
 from onnxarchive.model.walking import Path
 from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+
+# Limits of `unknown_fields`.
+_SMALL_NBYTES = 1 << 16
+_MANY_ELEMENTS = 1 << 16
 
 _Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
 
@@ -40,9 +45,13 @@ def with_locations(
         without: Indexes of the main graph's initializers that are left out.
     """
     copy = onnx.ModelProto()
+    held = elements_in(model.graph)
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
     while stack:
         source, target, branch = stack.pop()
+        unknown = unknown_fields(source, held)
+        if unknown:
+            target.MergeFromString(unknown)
         if branch.location is not None:
             _copy_fields(source, target, (*DATA_FIELDS, "external_data", "data_location"))
             set_location(target, branch.location)  # type: ignore[arg-type]
@@ -112,9 +121,6 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
                 _merge_text(target, field.number, value)
             else:
                 setattr(target, field.name, value)
-    unknown = serialize_unknown(UnknownFieldSet(source))
-    if unknown:
-        target.MergeFromString(unknown)
 
 
 @cache
@@ -131,7 +137,33 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
-def serialize_unknown(unknown: Any) -> bytes:
+def elements_in(graph: onnx.GraphProto) -> int:
+    """The number of elements that the initializers of a graph hold in memory, by their shapes."""
+    initializers = (it for it in graph.initializer if it.data_location != onnx.TensorProto.EXTERNAL)
+    return sum(math.prod(it.dims[: dtypes.MAX_RANK]) for it in initializers)
+
+
+def unknown_fields(message: Message, elements: int = 0) -> bytes:
+    """The unknown fields of a message, serialized; those of its submessages are not included.
+
+    An `UnknownFieldSet` takes 350 bytes for each field, which may have two bytes in a file. So the
+    fields of a large message are copied as bytes, together with the known fields, which are then
+    cleared. This would take too long for a message that holds weights.
+
+    Args:
+        message: The message.
+        elements: The number of elements that tensors below the message hold in memory.
+    """
+    if elements > _MANY_ELEMENTS or message.ByteSize() <= _SMALL_NBYTES:
+        return _serialize(UnknownFieldSet(message))
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return rest.SerializeToString()
+
+
+def _serialize(unknown: Any) -> bytes:
     """Serializes the fields of an UnknownFieldSet (protobuf encoding guide)."""
     parts: list[bytes] = []
     for field in unknown:
@@ -143,7 +175,7 @@ def serialize_unknown(unknown: Any) -> bytes:
         elif field.wire_type == 2:
             parts.append(varint(len(field.data)) + field.data)
         elif field.wire_type == 3:
-            parts.append(serialize_unknown(field.data) + varint(field.field_number << 3 | 4))
+            parts.append(_serialize(field.data) + varint(field.field_number << 3 | 4))
         else:
             parts.append(field.data.to_bytes(4, "little"))
     return b"".join(parts)

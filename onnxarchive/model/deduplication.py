@@ -13,6 +13,7 @@ calling graph.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,11 +21,10 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.buffers.checksums import Crc32, crc32
 from onnxarchive.model import dtypes, tensors, walking
-from onnxarchive.model.copying import with_locations
+from onnxarchive.model.copying import unknown_fields, with_locations
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 
@@ -277,7 +277,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
             and scope.defined[name] == 1  # so the initializer is not also an input of the graph
             and name not in scope.left_alone
             and tensors.stored_type(tensor) is not None
-            and not len(UnknownFieldSet(tensor))
+            and not unknown_fields(tensor, math.prod(tensor.dims))
         ):
             yield TensorRef((*scope.path, ("initializer", index)), tensor)
 

@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 import onnx
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.buffers.data import Buffer, Data
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.copying import elements_in, unknown_fields
 from onnxarchive.model.tensors import (
     EXTERNAL,
     INITIALIZER,
@@ -194,7 +194,9 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
         but_of_nbytes: Leaves out initializers with `raw_data` of exactly this size in bytes.
     """
     found = SmallInitializers(model.graph.initializer)
-    if len(UnknownFieldSet(model.graph)):  # `insert` does not support unknown fields
+    if unknown_fields(
+        model.graph, elements_in(model.graph)
+    ):  # `insert` does not support unknown fields
         return found
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import onnx
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import proto, tensors, weights, wire
+from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.initializers_at_once import SmallInitializers, take_out
 from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
@@ -140,7 +140,7 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
         rest, small = taken
         parsed = parse_file(Stored(memoryview(rest)))
         # `initializers_at_once.insert` does not support unknown fields.
-        if not (parsed.spans or UnknownFieldSet(parsed.model.graph)):
+        if not (parsed.spans or unknown_fields(parsed.model.graph)):
             return replace(parsed, small=small)
     return None
 

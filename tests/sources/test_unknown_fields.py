@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,28 @@ def test_an_unknown_field_at_the_end_of_external_data_is_accepted(
             with onnxarchive.open(tmp_path / "model.onnxa") as opened:
                 assert opened.model == model
                 assert opened.read("w") == weight.raw_data
+
+
+@pytest.mark.parametrize("message", ["ModelProto", "GraphProto", "TensorProto"])
+def test_many_unknown_fields_are_copied_as_bytes(message: str, tmp_path: Path) -> None:
+    source, path, saved, link = (tmp_path / name for name in ("m.onnx", "m", "s", "l.onnx"))
+    graph = onnx.GraphProto(initializer=[raw_tensor("w", TensorProto.FLOAT, (512,))])
+    model = onnx.ModelProto(ir_version=10, graph=graph)
+    _message(model, _paths()[message]).MergeFromString(b"\x78\0" * 100_000)
+    source.write_bytes(model.SerializeToString())
+    for act in (
+        lambda: onnxarchive.convert(source, path, dedupe=True),
+        lambda: onnxarchive.save(model, saved),
+        lambda: onnxarchive.diff(path, saved),
+        lambda: onnxarchive.replace_model(path, source),
+        lambda: onnxarchive.link(path, link),
+        lambda: onnxarchive.check_link(link),
+    ):
+        tracemalloc.start()
+        try:
+            act()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 10 << 20  # an object for each field would take 35 MB in all
+    assert onnxarchive.load(saved) == onnxarchive.load(path) == model
