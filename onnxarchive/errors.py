@@ -45,6 +45,7 @@ __all__ = [
     "UnfinishedEditError",
     "UnsupportedFeatureError",
     "describe_error",
+    "naming",
     "shown",
     "with_path",
 ]
@@ -212,6 +213,26 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
     except ArchiveError as error:
         if error.path is None:
             error.path = os.fsdecode(path)
+        raise
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str], failure: str | None = None) -> Iterator[None]:
+    """Names the file in an `OSError` of the block.
+
+    Args:
+        path: The file, in place of a descriptor, a temporary name or no name at all.
+        failure: What failed, such as "cannot be synced", to put before the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # the error is a text, which a file's name would hide
+            raise
+        name = os.fsdecode(path)
+        if failure is not None:
+            raise OSError(error.errno, f"{failure}: {error.strerror}", name) from error
+        error.filename = name
         raise
 
 

@@ -52,7 +52,7 @@ from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
 from onnxarchive.model import keys, tensors, walking
 from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
@@ -486,9 +486,10 @@ def changed_clone(
             return None
         replacement.file.offset = offset
         write(replacement.file)
-        os.ftruncate(replacement.fileno(), replacement.file.offset)
-    except BaseException as error:
-        replacement.discard(error)
+        with naming(archive.path):
+            os.ftruncate(replacement.fileno(), replacement.file.offset)
+    except BaseException:
+        replacement.discard()
         raise
     try:
         return replacement.commit_open()

@@ -264,16 +264,12 @@ class Writer(Closing):
         """Discards the archive if the block fails, since the archive is then incomplete."""
         try:
             yield
-        except BaseException as error:
-            self.close(error)
+        except BaseException:
+            self.close()
             raise
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self) -> None:
         """Discards the archive, unless `finish` has completed it.
-
-        Args:
-            error: The reason, or None. If it says that the disk is full, the archive's path is
-                added to it.
 
         Example:
             writer = onnxarchive.Writer("new.onnxa")
@@ -281,7 +277,7 @@ class Writer(Closing):
         """
         if self._is_open:
             self._is_open = False
-            self._replacement.discard(error)
+            self._replacement.discard()
 
     def _require_open(self) -> None:
         if not self._is_open:

@@ -15,7 +15,7 @@ from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, naming
 from onnxarchive.model import tensors
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData
@@ -99,10 +99,11 @@ def write_file(
     replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
     try:
         nbytes = plan.nbytes if reserved is None else min(plan.nbytes, reserved)
-        reserve(replacement.fileno(), 0, nbytes)
+        with naming(path):
+            reserve(replacement.fileno(), 0, nbytes)
         _stream_all(plan, replacement.file, options)
-    except BaseException as error:
-        replacement.discard(error)
+    except BaseException:
+        replacement.discard()
         raise
     return replacement.commit_open(require)
 

@@ -35,7 +35,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
+from onnxarchive.errors import Report, UnsupportedFeatureError, naming, with_path
 from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -427,7 +427,8 @@ def _export_single(
         check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
         counter.add(data.nbytes)
     with replacing(destination) as replacement:
-        reserve(replacement.fileno(), 0, sum(map(len, parts)))
+        with naming(destination):
+            reserve(replacement.fileno(), 0, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
                 replacement.file.write(piece)
@@ -453,9 +454,11 @@ def _export_external(
     serialized = proto.serialize(
         linked_model(archive, external_data, offsets=offsets, in_place=True)
     )
-    data_replacement = Replacement(_beside(destination, external_data))
+    beside = _beside(destination, external_data)
+    data_replacement = Replacement(beside)
     try:
-        reserve(data_replacement.fileno(), 0, nbytes)
+        with naming(beside):
+            reserve(data_replacement.fileno(), 0, nbytes)
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
             data_replacement.file.offset = offset
@@ -465,8 +468,8 @@ def _export_external(
             replacement.file.write(serialized)
             # The data is renamed just before the model. In between, the old model has new data.
             data_replacement.commit()
-    except BaseException as error:
-        data_replacement.discard(error)
+    except BaseException:
+        data_replacement.discard()
         raise
 
 

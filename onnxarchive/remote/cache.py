@@ -148,8 +148,7 @@ class CachedFile(RandomAccessFile):
             try:
                 if not os.fstat(file.fileno()).st_size:
                     file.write(self.size, json.dumps(self._header).encode())
-                    with _naming(path):
-                        os.ftruncate(file.fileno(), self._verified_offset)
+                    file.truncate(self._verified_offset)
                 is_there = file.is_at(path)  # another process may have removed the file
                 if is_there and self._is_valid(file):
                     file.size = self.size  # without the state
@@ -239,8 +238,7 @@ class CachedFile(RandomAccessFile):
             self.local.write(self._marks_offset + begin, bytes([_SET]) * (end - begin))
 
     def _sync(self) -> None:
-        with _naming(self.local.path):
-            sync(self.local.fileno())
+        sync(self.local)
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
@@ -367,9 +365,8 @@ class PartialFile(CachedFile):
             OSError: A request failed, or the file cannot be moved.
         """
         self.fetch([(0, self.size)])
-        with _naming(self.local.path):
-            os.ftruncate(self.local.fileno(), self.size)
-            super()._sync()
+        self.local.truncate(self.size)
+        super()._sync()
         self.local.close()  # Windows renames no open file
         os.replace(self.local.path, target)
         sync_directory(os.path.dirname(target))
@@ -503,15 +500,6 @@ def _require_private(directory: str) -> None:
             f"{status.st_uid} with mode {mode:04o}; use another directory, or change its mode",
             directory,
         )
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        error.filename = path
-        raise
 
 
 # Listing a cache

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, with_path
 from onnxarchive.storage import locking
 from onnxarchive.storage.random_access import RandomAccessFile
 
@@ -86,7 +86,8 @@ class MappedFile(RandomAccessFile):
         if descriptor is None:
             descriptor, self._is_writable = _open(self.path, rule, is_writable)
         self._descriptor: _Descriptor | None = _Descriptor(descriptor)
-        status = os.fstat(descriptor)
+        with naming(self.path):
+            status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
             self._descriptor = None  # closes the file, even if the caller keeps the error
@@ -166,7 +167,8 @@ class MappedFile(RandomAccessFile):
 
         Both objects share one lock.
         """
-        file = MappedFile(self.path, descriptor=os.dup(self._require_open().number))
+        with naming(self.path):
+            file = MappedFile(self.path, descriptor=os.dup(self.fileno()))
         file.absolute_path = self.absolute_path
         return file
 
@@ -227,6 +229,15 @@ class MappedFile(RandomAccessFile):
             raise
         finally:
             del descriptor  # else the traceback of a kept error would keep the file open
+
+    def truncate(self, size: int) -> None:
+        """Cuts or extends the file to `size` bytes, but not `self.size`.
+
+        Raises:
+            OSError: The size cannot be changed; the error names the file.
+        """
+        with naming(self.path):
+            os.ftruncate(self.fileno(), size)
 
     def view(self) -> memoryview:
         """A read-only view of the whole mapped file; the map is closed with the last view.

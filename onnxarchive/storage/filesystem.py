@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+from onnxarchive.errors import naming
 from onnxarchive.storage.files import MappedFile
 
 try:
@@ -113,14 +114,19 @@ def file_system(descriptor: int) -> str | None:
     return None
 
 
-def sync(descriptor: int) -> None:
-    """Syncs a file to its device, through the caches of the system and of the drive."""
+def sync(file: MappedFile) -> None:
+    """Syncs a file to its device, through the caches of the system and of the drive.
+
+    Raises:
+        OSError: The device failed, or the file system cannot sync; the error names the file.
+    """
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
     if full is not None:
         with contextlib.suppress(OSError):  # a file system without it
-            fcntl.fcntl(descriptor, full)
+            fcntl.fcntl(file.fileno(), full)
             return
-    os.fsync(descriptor)
+    with naming(file.path, "cannot be synced to its device"):
+        os.fsync(file.fileno())
 
 
 def sync_directory(directory: str) -> None:

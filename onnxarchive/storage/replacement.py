@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, with_path
 from onnxarchive.storage import attributes, locking
 from onnxarchive.storage.files import (
     MappedFile,
@@ -23,7 +23,7 @@ from onnxarchive.storage.files import (
     opened,
     require_process,
 )
-from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
+from onnxarchive.storage.filesystem import sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
@@ -234,7 +234,7 @@ class Replacement:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
         try:
             require_process(self._process)
-            sync(self.fileno())
+            sync(self._written)
             with contextlib.ExitStack() as lock:
                 target = None
                 if not self._is_locked:
@@ -247,20 +247,19 @@ class Replacement:
                         lock.callback(target.close)
                 if require is not None:
                     require(target)
-                old = self._old_status()
-                if old is not None:
-                    attributes.keep(self.fileno(), self._temporary.path, self._target, old)
-                self._require_written()
+                with naming(self._path):
+                    old = self._old_status()
+                    if old is not None:
+                        attributes.keep(self.fileno(), self._temporary.path, self._target, old)
+                    self._require_written()
                 if os.name == "nt":  # Windows renames and replaces no open file
                     self._written.close()
                     lock.close()
                 self._rename()
                 self._temporary.keep()
                 self._written.size = self.file.offset
-        except BaseException as error:
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = self._path
-            self.discard(error)
+        except BaseException:
+            self.discard()
             raise
         with contextlib.suppress(OSError):  # the target is complete in any case
             sync_directory(os.path.dirname(self._target))
@@ -289,14 +288,8 @@ class Replacement:
                 self._path,
             ) from error
 
-    def discard(self, error: BaseException | None = None) -> None:
-        """Removes the new file; the target is unchanged.
-
-        Args:
-            error: The reason, or None. An error of a full disk gets the target as `filename`.
-        """
-        if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
-            error.filename = self._path
+    def discard(self) -> None:
+        """Removes the new file; the target is unchanged."""
         self._written.close()
         self._temporary.remove()
 
@@ -319,8 +312,8 @@ def replacing(
     replacement = Replacement(path)
     try:
         yield replacement
-    except BaseException as error:
-        replacement.discard(error)
+    except BaseException:
+        replacement.discard()
         raise
     replacement.commit(require)
 

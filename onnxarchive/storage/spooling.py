@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 from collections.abc import Iterable
-from typing import IO
 
+from onnxarchive.errors import naming
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 
@@ -21,30 +20,17 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
         directory: The directory of the file; None for the system's temporary directory.
 
     Raises:
-        OSError: The file cannot be created, or the disk is full; the error names the directory.
+        OSError: The file cannot be created or mapped, or the disk is full; the error names the
+            directory.
     """
-    with _unnamed(directory) as file:
-        try:
-            name = _name_of_unnamed(directory)
-            writer = PositionalWriter(MappedFile(name, descriptor=os.dup(file.fileno())))
-            for piece in pieces:
-                writer.write(piece)
-            if not writer.offset:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
-        except OSError as error:
-            if error.filename is None:  # otherwise, reading an input failed
-                error.filename = _name_of_unnamed(directory)
-            raise
-
-
-def _unnamed(directory: str | None) -> IO[bytes]:
-    try:
-        return tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory)
-    except OSError as error:
-        error.filename = _name_of_unnamed(directory)
-        raise
-
-
-def _name_of_unnamed(directory: str | None) -> str:
-    return f"a temporary file in {directory or tempfile.gettempdir()}"
+    with naming("the system's temporary directory"):
+        directory = directory or tempfile.gettempdir()
+    name = f"a temporary file in {directory}"
+    with naming(name), tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as unnamed:
+        file = MappedFile(name, descriptor=os.dup(unnamed.fileno()))
+    with file:
+        writer = PositionalWriter(file)
+        for piece in pieces:
+            writer.write(piece)
+        file.size = writer.offset
+        return file.view()

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError
+from onnxarchive.errors import ArchiveError, naming
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import reserve, sync
 
@@ -160,23 +160,22 @@ def change_end(
     logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
     descriptor, process = file.fileno(), os.getpid()
     try:
-        reserve(descriptor, offset, logged_size - offset)
-        os.ftruncate(descriptor, logged_size)
+        with naming(file.path):
+            reserve(descriptor, offset, logged_size - offset)
+        file.truncate(logged_size)
         log = PositionalWriter(file, copy_offset, logged_size)
         for piece in _log(file, edit):
             log.write(piece)
-        sync(descriptor)
+        sync(file)
         edit = replace(edit, copy_offset=copy_offset)
         target = PositionalWriter(file, offset, new_size)
         write(target)
         if target.offset != new_size:
             raise ArchiveError(f"expected to write up to offset {new_size}, found {target.offset}")
-        sync(descriptor)
-        os.ftruncate(descriptor, new_size)
-        sync(descriptor)
+        sync(file)
+        file.truncate(new_size)
+        sync(file)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = file.path
         is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
         if os.getpid() == process and not is_made:  # a fork does not end the edit of its parent
             _roll_back_after(error, file, edit)
@@ -206,7 +205,6 @@ def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
         ArchiveError: Another process has truncated the file meanwhile.
         OSError: The file cannot be written; the log remains.
     """
-    descriptor = file.fileno()
     if edit.copy_offset is not None:
         offset = edit.offset
         for piece in FileBefore(file, edit).pieces(offset, edit.end_nbytes):
@@ -216,7 +214,7 @@ def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
             raise ArchiveError(
                 f"expected {edit.end_nbytes} bytes of an undo log, found {offset - edit.offset}"
             )
-        sync(descriptor)
-    os.ftruncate(descriptor, edit.old_size)
-    sync(descriptor)
+        sync(file)
+    file.truncate(edit.old_size)
+    sync(file)
     file.size = edit.old_size

@@ -143,7 +143,7 @@ def test_a_bar_that_fails_lets_the_bars_of_other_threads_go_on(
     display = tqdm.std.tqdm.display
     errors = [error]
 
-    def fail_once(bar: object, *arguments: object, **options: object) -> object:
+    def fail_once(bar: Any, *arguments: Any, **options: Any) -> object:
         if errors:
             raise errors.pop()
         return display(bar, *arguments, **options)
@@ -156,3 +156,24 @@ def test_a_bar_that_fails_lets_the_bars_of_other_threads_go_on(
     other.start()
     other.join(60)
     assert not other.is_alive()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("kind", [OSError, ValueError, KeyboardInterrupt])
+def test_an_error_of_the_callers_function_ends_the_work_unchanged(
+    tmp_path: Path, call: Callable[..., object], kind: type[BaseException]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    before = path.read_bytes()
+    error = kind(errno.ENOSPC, "the disk of the caller's log is full")
+
+    def fail(done: int, total: int) -> None:
+        raise error
+
+    with pytest.raises(kind) as raised:
+        call(path, progress=fail)
+    assert raised.value is error
+    assert getattr(error, "filename", None) is None  # no file is at fault
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

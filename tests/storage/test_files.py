@@ -735,17 +735,17 @@ def test_a_file_is_synced_as_far_as_the_system_can(
             raise OSError(errno.ENOTSUP, "not on this file system")
 
     monkeypatch.setattr(os, "fsync", calls.append)
-    with open(source, "r+b") as file:
+    with MappedFile(source, is_writable=True) as file:
         monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace())
-        sync(file.fileno())
+        sync(file)
         assert calls == [file.fileno()]
         calls.clear()
         monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
-        sync(file.fileno())
+        sync(file)
         assert calls == [(file.fileno(), 51)]
         calls.clear()
         fails = True
-        sync(file.fileno())
+        sync(file)
         assert calls == [(file.fileno(), 51), file.fileno()]
 
 
