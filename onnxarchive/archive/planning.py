@@ -172,10 +172,11 @@ def refuse_external(ref: TensorRef) -> Data:
     Raises:
         ArchiveFormatError: Always.
     """
-    raise ArchiveFormatError(
-        f"{ref}: expected its data in the model, found it external; convert the file with "
+    fault = tensors.misplaced(ref.tensor) or (
+        "expected its data in the model, found it external; convert the file with "
         "onnxarchive.convert, or load the model with its external data"
     )
+    raise ArchiveFormatError(f"{ref}: {fault}")
 
 
 def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:

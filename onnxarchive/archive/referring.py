@@ -91,9 +91,10 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     """The location of an external tensor, which must be a key of the archive.
 
     Raises:
-        ArchiveFormatError: The archive has no such key, or the tensor does not use the whole entry
-            (by offset and length, or by type and shape).
+        ArchiveFormatError: The archive has no such key, the tensor also has data itself, or it does
+            not use the whole entry (by offset and length, or by type and shape).
     """
+    nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
     reference = tensors.external_data(ref, Report())
     assert reference is not None  # else `Report` has raised an error
     key = reference.location
@@ -102,7 +103,6 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
             f"{ref}: expected a key of the archive as the location of external data, found "
             f"{key!r}; store a new tensor's bytes in raw_data"
         )
-    nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
     stored = archive.entries[key].nbytes
     length = nbytes if reference.length is None else reference.length
     if (reference.offset or 0, length, nbytes) != (0, stored, stored):

@@ -302,6 +302,9 @@ class Writer(Closing):
         """The key of the added tensor that a tensor of the model uses, or None."""
         if ref.tensor.data_location != tensors.EXTERNAL:
             return self._key_of.get(ref.name) if ref.is_initializer else None
+        fault = tensors.misplaced(ref.tensor)
+        if fault is not None:
+            raise ArchiveFormatError(f"{ref}: {fault}")
         reference = tensors.external_data(ref, Report())
         assert reference is not None  # else `Report` has raised an error
         key = reference.location

@@ -269,14 +269,26 @@ def held_fields(tensor: onnx.TensorProto) -> list[str]:
 
 
 def misplaced(tensor: onnx.TensorProto) -> str | None:
-    """The message for data that contradicts `data_location`; None if there is none."""
+    """The message for data that contradicts `data_location`; None if there is none.
+
+    An empty `raw_data` is no data. Of data both in the tensor and outside, neither is preferred:
+    other tools read the external data, but a program that set the field means the field.
+    """
     if tensor.data_location != EXTERNAL:
         if tensor.external_data:
-            return "expected data_location EXTERNAL beside external_data, found another value"
+            return (
+                "expected data_location EXTERNAL beside external_data, found another value; set "
+                "it, or clear external_data"
+            )
         return None
-    held = held_fields(tensor)
+    held = [field for field in held_fields(tensor) if field != "raw_data" or tensor.raw_data]
+    if not held:
+        return None
+    fields = ", ".join(held)
     return (
-        f"expected no data beside data_location EXTERNAL, found {', '.join(held)}" if held else None
+        f"expected no data beside data_location EXTERNAL, found {fields}; to store the data in "
+        "these fields, clear external_data and set data_location to DEFAULT; to keep the external "
+        f"data, clear {fields}"
     )
 
 
@@ -303,15 +315,18 @@ def external_type(ref: TensorRef) -> DataType:
     """The data type of a tensor whose data is outside the model.
 
     Raises:
-        ArchiveFormatError: The tensor cannot be stored outside the model (see `stored_type`).
+        ArchiveFormatError: The tensor also has data itself, or cannot be stored outside the model
+            (see `stored_type`).
     """
     tensor = ref.tensor
+    fault = misplaced(tensor)
+    if fault is not None:
+        raise ArchiveFormatError(f"{ref}: {fault}")
     data_type = stored_type(tensor)
     if data_type is None:
-        held = [field for field in ("segment", "string_data") if has_field(tensor, field)]
-        if held:
+        if tensor.HasField("segment"):
             raise ArchiveFormatError(
-                f"{ref}: expected no data beside data_location EXTERNAL, found {', '.join(held)}"
+                f"{ref}: expected no data beside data_location EXTERNAL, found segment"
             )
         raise ArchiveFormatError(
             f"{ref}: expected external data of a fixed-width type and of a shape that an array can "

@@ -527,6 +527,28 @@ def test_an_external_tensor_is_refused_with_the_remedy(target: Path) -> None:
     assert "load the model with its external data" in message
 
 
+@pytest.mark.parametrize("field", ["raw_data", "float_data"])
+def test_data_of_an_external_tensor_is_refused_with_the_remedy(target: Path, field: str) -> None:
+    model = _with_tensor(external(raw_tensor("layer/w", dims=(2,)), "layer.bin"))
+    tensor = model.graph.initializer[2]
+    if field == "raw_data":  # as onnx.external_data_helper.convert_model_to_external_data leaves it
+        tensor.raw_data = bytes(8)
+    else:
+        tensor.float_data.extend([1, 2])
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.save(model, target)
+    assert str(caught.value).endswith(
+        "tensor 'layer/w' (graph.initializer[2]): expected no data beside data_location EXTERNAL, "
+        f"found {field}; to store the data in these fields, clear external_data and set "
+        f"data_location to DEFAULT; to keep the external data, clear {field}"
+    )
+    assert not target.exists()
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.DEFAULT
+    onnxarchive.save(model, target)
+    assert normalised(onnxarchive.load(target)) == normalised(model)
+
+
 @pytest.mark.parametrize(
     ("name", "rule"), [("bool of 2", "TENSOR-5"), ("int4 with a tail", "TENSOR-4")]
 )

@@ -379,6 +379,8 @@ _shape = _initializer("w", WEIGHT.reshape(30, 20))
 _type = _initializer("w", WEIGHT.astype(np.int32))
 _twice = model_of(_initializer("w"))
 _twice.graph.node.append(node(attribute("g", g=onnx.GraphProto(initializer=[_initializer("w")]))))
+_held_twice = external(_initializer("w"), "w")
+_held_twice.raw_data = bytes(2400)
 _named_twice = model_of(_initializer("w"))
 _named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"), "w"))))
 
@@ -389,6 +391,7 @@ _named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"),
         (model_of(_shape), r"'w'.*FLOAT of shape \[30, 20\].*FLOAT of shape \[20, 30\]"),
         (model_of(_type), r"'w'.*INT32 of shape \[20, 30\].*FLOAT of shape \[20, 30\]"),
         (_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*g\.initializer\[0\]"),
+        (model_of(_held_twice), "'w'.*found raw_data; to store"),
         (_named_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*attribute\[0\]\.t"),
         (model_of(external(_initializer("v"), "nowhere")), "'v'.*'nowhere'"),
         (model_of(external(_initializer("v"), "../w")), r"'v'.*'\.\./w'"),
@@ -403,7 +406,19 @@ _named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"),
         (model_of(TensorProto(name="v", data_type=1, dims=[500])), "'v'.*2000 bytes.*found 0"),
         (onnx.ModelProto(), "no ir_version"),
     ],
-    ids=["shape", "type", "twice", "named", "nowhere", "path", "empty", "nothing", "held", "none"],
+    ids=[
+        "shape",
+        "type",
+        "twice",
+        "data",
+        "named",
+        "nowhere",
+        "path",
+        "empty",
+        "nothing",
+        "held",
+        "none",
+    ],
 )
 def test_a_model_that_does_not_fit_is_refused_and_nothing_is_left(
     path: Path, model: onnx.ModelProto, message: str
@@ -650,12 +665,16 @@ def test_a_tensor_of_onnx_ir_can_be_added(tmp_path: Path, path: Path) -> None:
     [
         (string_tensor("s"), "STRING"),
         (external(raw_tensor("e"), "e.bin"), "'e' .*external.*convert"),
+        (
+            TensorProto(name="e", data_location=TensorProto.EXTERNAL, float_data=[1]),
+            "'e' .*found float_data; to store",
+        ),
         (TensorProto(name="n", data_type=1, dims=[3], raw_data=b"1234"), "'n' .*12 bytes.*found 4"),
         (TensorProto(name="b", data_type=9, dims=[1], raw_data=b"\2"), "0 and 1, found 2"),
         (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 unused high bits"),
         (TensorProto(data_type=1, dims=[-1]), "FLOAT of shape"),
     ],
-    ids=["strings", "external", "short", "bool", "unused bits", "shape"],
+    ids=["strings", "external", "external with data", "short", "bool", "unused bits", "shape"],
 )
 def test_a_tensor_proto_that_an_archive_cannot_hold_is_refused_and_writing_goes_on(
     path: Path, tensor: TensorProto, message: str

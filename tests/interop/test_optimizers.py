@@ -782,9 +782,20 @@ def _take_a_part(model: onnx.ModelProto) -> None:
     model.graph.initializer[2].external_data.add(key="length", value="8192")
 
 
+def _set_data(model: onnx.ModelProto) -> None:
+    model.graph.initializer[2].raw_data = bytes(16384)
+
+
+def _set_data_of_a_wrong_location(model: onnx.ModelProto) -> None:
+    _point_elsewhere(model)
+    model.graph.initializer[2].raw_data = bytes(16384)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_set_data, r"tensor 'dead\.w' .*found raw_data; to store .*, clear external_data"),
+        (_set_data_of_a_wrong_location, r"tensor 'dead\.w' .*found raw_data; to store"),
         (_point_elsewhere, r"tensor 'dead\.w' .*expected a key .*found 'nowhere'"),
         (_grow, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 16640 bytes"),
         (_take_a_part, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 8192 bytes"),

@@ -504,14 +504,15 @@ def test_a_tensor_both_in_the_model_and_outside_is_refused_by_its_fields(
     tensor = external(raw_tensor("layer/w"), "data.bin")
     tensor.raw_data = bytes(16)
     message = _problem(tmp_path, tensor)
-    assert message.endswith("expected no data beside data_location EXTERNAL, found raw_data")
+    assert "expected no data beside data_location EXTERNAL, found raw_data; to store" in message
     tensor.ClearField("external_data")
     message = _problem(tmp_path, tensor)
-    assert message.endswith("expected no data beside data_location EXTERNAL, found raw_data")
+    assert "expected no data beside data_location EXTERNAL, found raw_data; to store" in message
     tensor = external(raw_tensor("layer/w"), "data.bin")
     tensor.ClearField("data_location")
     message = _problem(tmp_path, tensor)
     assert "expected data_location EXTERNAL beside external_data" in message
+    assert "set it, or clear external_data" in message
 
 
 def test_every_tensor_without_data_is_named(tmp_path: Path, models: Path) -> None:
