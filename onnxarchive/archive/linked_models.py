@@ -19,7 +19,8 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 
 _SMALL_NBYTES: Final = 1024
-_LARGE_VECTOR_NBYTES: Final = 1 << 16
+_LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
+_MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 # Takes a tensor and the tensor's size in bytes; returns True if the tensor stays outside the model.
@@ -43,7 +44,9 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
     return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
 
 
-def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
+def may_give_shape(
+    tensor: onnx.TensorProto, nbytes: int, large_vector_nbytes: int = _LARGE_VECTOR_NBYTES
+) -> bool:
     """True if shape inference may need the values of a tensor of this type and size.
 
     True for tensors below 1024 bytes, and for INT32 and INT64 vectors below 64 KiB, such as the
@@ -57,25 +60,25 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
     Args:
         tensor: The tensor. Its data is not read.
         nbytes: The tensor's size in bytes.
+        large_vector_nbytes: Vectors of this many bytes or more count as weights.
     """
-    if nbytes >= _LARGE_VECTOR_NBYTES:
-        return False
     is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
-    return is_vector or nbytes < _SMALL_NBYTES
+    return nbytes < (large_vector_nbytes if is_vector else _SMALL_NBYTES)
 
 
 def is_unread(ref: TensorRef, nbytes: int) -> bool:
     """True if onnx can check the model and infer shapes without the tensor's data.
 
-    False for tensors that may give a shape (`may_give_shape`), and for indices and values of sparse
-    tensors: onnx reads the indices.
+    False for tensors that may give a shape (`may_give_shape`), here with vectors below 16 MiB:
+    `data_prop` computes with index tables. False for indices and values of sparse tensors: onnx
+    reads the indices.
 
     Args:
         ref: A tensor that an archive stores outside its model.
         nbytes: The tensor's size in bytes.
     """
     is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
-    return not is_sparse and not may_give_shape(ref.tensor, nbytes)
+    return not is_sparse and not may_give_shape(ref.tensor, nbytes, _MAX_INFERRED_NBYTES)
 
 
 def linked_model(

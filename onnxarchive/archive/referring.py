@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import onnx
 
@@ -19,6 +20,7 @@ from onnxarchive.errors import ArchiveFormatError, Report, with_path
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.paths import directory_of
 
 
@@ -72,10 +74,42 @@ def verified_assets(archive: Archive) -> list[Item]:
     ]
 
 
-def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:
-    """True if one of these models has an external tensor other than an initializer."""
-    refs = (ref for model in models for ref in archive._refs_of(model).values())
-    return any(not ref.is_initializer for ref in refs)
+def archive_options(
+    archive: Archive,
+    models: Iterable[str],
+    size_threshold: int | None = None,
+    convert_attribute: bool | None = None,
+) -> WriteOptions:
+    """Options that keep the archive's alignment, and tensors outside its models or in them.
+
+    Args:
+        archive: The archive.
+        models: Ids of the models whose tensors count.
+        size_threshold: Another threshold. None means a threshold that moves no tensor out of a
+            model, and as few as possible into models.
+        convert_attribute: Another value. None means True if one of the models has an external
+            tensor other than an initializer.
+    """
+    models = list(models)
+    refs = chain.from_iterable(archive._refs_of(model).values() for model in models)
+    outside_attributes = any(not ref.is_initializer for ref in refs)
+    if size_threshold is None:
+        inside, outside = -1, DEFAULT_SIZE_THRESHOLD
+        for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
+            if not (ref.is_initializer or outside_attributes):
+                continue
+            key = tensors.location(ref.tensor)
+            data_type = tensors.stored_type(ref.tensor)
+            if key is not None:
+                outside = min(outside, archive.entries[key].nbytes)
+            elif data_type is not None:
+                inside = max(inside, data_type.nbytes(ref.tensor.dims))
+        size_threshold = max(inside + 1, outside)
+    return WriteOptions(
+        size_threshold=size_threshold,
+        alignment=archive.alignment,
+        convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
+    )
 
 
 def referred_data(archive: Archive, ref: TensorRef) -> EntryData:

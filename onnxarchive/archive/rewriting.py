@@ -17,9 +17,8 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import TypeAlias
 
 import onnx
@@ -39,10 +38,10 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     EntryData,
+    archive_options,
     asset_items,
     entry_data,
     entry_items,
-    has_outside_attributes,
     referred_data,
     require_referring,
 )
@@ -53,10 +52,9 @@ from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
-from onnxarchive.model import keys, tensors, walking
+from onnxarchive.model import keys, walking
 from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.source import Source, open_model
 from onnxarchive.storage import attributes, undo
@@ -170,7 +168,11 @@ def _write_models(
     """
     require_model_ids(given)
     replaced = [name for name, model in archive.models.items() if given.get(name) is not model]
-    write_options = _write_options(archive, replaced, options)
+    planned = list(archive.models) if options.compact or not replaced else replaced
+    write_options = replace(
+        archive_options(archive, planned, options.size_threshold, options.convert_attribute),
+        progress=options.progress,
+    )
     own = {id(model) for model in archive.models.values()}
     with contextlib.ExitStack() as resources:
         models = {
@@ -198,37 +200,6 @@ def _write_models(
         if keeps_all:
             return _write_end(archive, plan, write_options, copy=options.copy)
         return write_anew(archive, plan, write_options)
-
-
-def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
-    """The options for writing; a None in `options` gets the meaning given in `replace_model`."""
-    planned = list(archive.models) if options.compact or not replaced else replaced
-    outside_attributes = has_outside_attributes(archive, planned)
-    threshold, convert_attribute = options.size_threshold, options.convert_attribute
-    return WriteOptions(
-        size_threshold=(
-            _threshold(archive, planned, outside_attributes) if threshold is None else threshold
-        ),
-        alignment=archive.alignment,
-        convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
-        progress=options.progress,
-    )
-
-
-def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """A size threshold that moves no tensor out of a model, and as few as possible into models."""
-    inside, outside = -1, DEFAULT_SIZE_THRESHOLD
-    for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
-        if not (ref.is_initializer or outside_attributes):
-            continue
-        key = tensors.location(ref.tensor)
-        if key is not None:
-            outside = min(outside, archive.entries[key].nbytes)
-        else:
-            data_type = tensors.stored_type(ref.tensor)
-            if data_type is not None:
-                inside = max(inside, data_type.nbytes(ref.tensor.dims))
-    return max(inside + 1, outside)
 
 
 def _open_given(

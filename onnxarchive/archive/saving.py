@@ -21,7 +21,7 @@ from onnxarchive.archive.planning import (
 )
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
-    has_outside_attributes,
+    archive_options,
     referred_key,
     verified_assets,
     verified_data,
@@ -54,7 +54,7 @@ def save(
     path: str | os.PathLike[str] | SupportsWrite,
     *,
     models: Mapping[str, Model] | None = None,
-    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    size_threshold: int | None = None,
     alignment: int | None = None,
     convert_attribute: bool | None = None,
     dedupe: bool = False,
@@ -85,7 +85,10 @@ def save(
         models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Tensors of different models are stored once if their data type, dims and
             bytes are equal.
-        size_threshold: Initializers of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model. With
+            `keep`, None means a threshold that moves no tensor out of a model of the archive from
+            which the model was loaded, and as few as possible into models. Otherwise None means
+            1024.
         alignment: The data of every entry begins at a multiple of this many bytes. None means: as
             in the archive from which the model was loaded, if `keep` is true; else 64.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -120,19 +123,19 @@ def save(
         model = onnx.load("model.onnx")
         onnxarchive.save(model, "new.onnxa", assets={"labels.txt": "labels.txt"})
     """
+    split_threshold = DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold
     given = {
-        identifier: _prepared(found, size_threshold)
+        identifier: _prepared(found, split_threshold)
         for identifier, found in with_further_models(model, models).items()
     }
     origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
     if origin is not None:
         _move_to_own_id(given, origin.model_id)
-        if convert_attribute is None:
-            convert_attribute = has_outside_attributes(origin, origin.models)
-        if alignment is None:
-            alignment = origin.alignment
+        kept = archive_options(origin, origin.models, size_threshold, convert_attribute)
+        size_threshold, convert_attribute = kept.size_threshold, kept.convert_attribute
+        alignment = kept.alignment if alignment is None else alignment
     options = WriteOptions(
-        size_threshold=size_threshold,
+        size_threshold=DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold,
         alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
         convert_attribute=bool(convert_attribute),
         dedupe=dedupe,

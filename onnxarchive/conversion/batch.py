@@ -51,6 +51,8 @@ def convert_many(
 ) -> list[Conversion]:
     """Converts many models to archives; a failure does not stop the other conversions.
 
+    `convert` says what is kept of a source, also of one that is an archive.
+
     Args:
         sources: Models, and directories to search for models, or URLs of these. A model that is
             found twice is converted once; archives that the search finds below `out_dir` are

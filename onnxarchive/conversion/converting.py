@@ -129,8 +129,9 @@ def convert(
     same time. Symbolic links that lead out of this directory are refused, unless `follow_links`
     allows them. Hard links to files elsewhere cannot be detected.
 
-    `onnxarchive.archive.options.WriteOptions` has more about `size_threshold`, `alignment` and
-    `convert_attribute`.
+    An archive as the source keeps its models and assets, but not its options: `size_threshold`,
+    `alignment` and `convert_attribute` are those of this call, also if they are not given.
+    `onnxarchive.archive.options.WriteOptions` has more about them.
 
     Args:
         source: A `.onnx` with external data in its directory or below; a directory or a zip that

@@ -8,8 +8,7 @@ import onnx
 
 from onnxarchive.archive.linked_models import is_unread, linked_model
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.referring import has_outside_attributes, save_referring
+from onnxarchive.archive.referring import archive_options, save_referring
 from onnxarchive.errors import with_path
 from onnxarchive.model import walking
 
@@ -27,10 +26,14 @@ def infer_shapes(
 ) -> onnx.ModelProto:
     """Infers shapes in the model of an archive with `onnx.shape_inference.infer_shapes`.
 
+    The result is that of onnx for the complete model, with one exception: nothing is inferred from
+    the values of vectors of 16 MiB or more, which are not read.
+
     Args:
         path: The archive.
         destination: An archive to write, with the inferred shapes and copies of weights, assets
-            and other models; it may be `path`. None writes nothing.
+            and other models, and the alignment of the archive; it may be `path`. None writes
+            nothing.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         check_type: As in onnx.
         strict_mode: As in onnx.
@@ -63,7 +66,6 @@ def infer_shapes(
         for ref in archive._refs.values():  # inference keeps their paths
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
-            convert_attribute = has_outside_attributes(archive, archive.models)
-            options = WriteOptions(convert_attribute=convert_attribute)
+            options = archive_options(archive, archive.models)
             save_referring(inferred, archive, destination, options)
     return inferred

@@ -16,12 +16,12 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
-from onnxarchive.archive.linked_models import linked_model, stays_outside
+from onnxarchive.archive.linked_models import is_unread, linked_model
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
 from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.archive.referring import has_outside_attributes, save_referring
+from onnxarchive.archive.referring import archive_options, save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.model import dtypes, tensors, walking
@@ -51,7 +51,7 @@ def transform(
     *,
     model: str = "",
     weights: Weights = "hidden",
-    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    size_threshold: int | None = None,
     alignment: int | None = None,
     convert_attribute: bool | None = None,
     assets: Mapping[str, Asset] | None = None,
@@ -87,7 +87,9 @@ def transform(
             boolean, False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors; see above.
-        size_threshold: Initializers of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model. None
+            means a threshold that moves no tensor of the archive out of a model, and as few as
+            possible into models; usually 1024.
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -118,7 +120,7 @@ def transform(
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
     options = WriteOptions(
-        size_threshold=size_threshold,
+        size_threshold=DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold,
         alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
         assets=assets,
         progress=progress,
@@ -128,11 +130,13 @@ def transform(
     open_assets(assets)
     Replacement(destination).discard()
     with open(path, model=model) as archive, with_path(path):
-        if convert_attribute is None:
-            convert_attribute = has_outside_attributes(archive, archive.models)
-        if alignment is None:
-            alignment = archive.alignment
-        options = replace(options, convert_attribute=convert_attribute, alignment=alignment)
+        kept = archive_options(archive, archive.models, size_threshold, convert_attribute)
+        options = replace(
+            options,
+            size_threshold=kept.size_threshold,
+            alignment=kept.alignment if alignment is None else alignment,
+            convert_attribute=kept.convert_attribute,
+        )
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 
@@ -313,7 +317,7 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
     return {
         key: ref
         for key, ref in archive._refs.items()
-        if stays_outside(ref, archive.entries[key].nbytes) and is_hidable(ref)
+        if ref.is_initializer and is_unread(ref, archive.entries[key].nbytes) and is_hidable(ref)
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ChecksumError
+from onnxarchive.archive.linked_models import is_unread
 from onnxarchive.interop.shape_inference import infer_shapes
 from onnxarchive.interop.transforming import transform
+from onnxarchive.model import tensors
 
 ASSETS = {"labels.txt": b"cat\ndog\n"}
 
@@ -92,6 +96,67 @@ def test_what_is_inferred_is_what_onnx_infers(
     assert shapes["reshaped"][-2:] == [4, 32]
     assert shapes["zeros"] == ([2, 32] if data_prop else [0, 0])
     assert _shape(expected.graph.output[0])[-2:] == [8, 16]
+
+
+def _with_table(op_type: str, count: int) -> onnx.ModelProto:
+    """A model with a vector of `count` numbers, in which a Gather or a Split needs the values."""
+    outputs = ["y"] if op_type == "Gather" else [f"y{index}" for index in range(count)]
+    nodes = {
+        "Gather": [
+            helper.make_node("Gather", ["table", "index"], ["shape"]),
+            helper.make_node("Reshape", ["x", "shape"], outputs),
+        ],
+        "Split": [helper.make_node("Split", ["x", "table"], outputs, axis=0)],
+    }
+    graph = helper.make_graph(
+        nodes[op_type],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2 * count])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [
+            numpy_helper.from_array(np.full(count, 2), "table"),
+            numpy_helper.from_array(np.array([3, 5]), "index"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("data_prop", [False, True])
+@pytest.mark.parametrize("op_type", ["Gather", "Split"])
+def test_values_of_large_index_tables_are_used_as_onnx_uses_them(
+    tmp_path: Path, op_type: str, data_prop: bool
+) -> None:
+    model = _with_table(op_type, 8192)  # 64 KiB
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
+    expected = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
+    infer_shapes(tmp_path / "m.onnxa", tmp_path / "out.onnxa", data_prop=data_prop)
+    assert onnxarchive.load(tmp_path / "out.onnxa") == expected
+    sizes = [_shape(value) for value in expected.graph.output]
+    assert sizes == ([[2, 2] if data_prop else [0, 0]] if op_type == "Gather" else [[2]] * 8192)
+    if op_type == "Split" or data_prop:
+        infer = functools.partial(onnx.shape_inference.infer_shapes, data_prop=data_prop)
+        transform(tmp_path / "m.onnxa", tmp_path / "other.onnxa", infer)
+        assert onnxarchive.load(tmp_path / "other.onnxa") == expected
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims", "expected"),
+    [
+        (TensorProto.INT64, [(1 << 21) - 1], False),
+        (TensorProto.INT64, [1 << 21], True),
+        (TensorProto.INT32, [(1 << 22) - 1], False),
+        (TensorProto.INT32, [1 << 22], True),
+        (TensorProto.INT64, [64, 128], True),
+        (TensorProto.FLOAT, [8192], True),
+        (TensorProto.FLOAT, [255], False),
+    ],
+)
+def test_weights_and_vectors_of_16_mib_are_not_read(
+    data_type: int, dims: list[int], expected: bool
+) -> None:
+    tensor = TensorProto(data_type=data_type, dims=dims)
+    nbytes = math.prod(dims) * (8 if data_type == TensorProto.INT64 else 4)
+    assert is_unread(tensors.main_initializer(tensor, 0), nbytes) is expected
 
 
 def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path: Path) -> None:
