@@ -217,12 +217,15 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str], failure: str | None = None) -> Iterator[None]:
+def naming(
+    path: str | os.PathLike[str], failure: str | None = None, remedy: str = ""
+) -> Iterator[None]:
     """Names the file in an `OSError` of the block.
 
     Args:
         path: The file, in place of a descriptor, a temporary name or no name at all.
         failure: What failed, such as "cannot be synced", to put before the system's reason.
+        remedy: What to do, to put after the reason.
     """
     try:
         yield
@@ -231,7 +234,7 @@ def naming(path: str | os.PathLike[str], failure: str | None = None) -> Iterator
             raise
         name = os.fsdecode(path)
         if failure is not None:
-            raise OSError(error.errno, f"{failure}: {error.strerror}", name) from error
+            raise OSError(error.errno, f"{failure}: {error.strerror}{remedy}", name) from error
         error.filename = name
         raise
 

@@ -25,6 +25,10 @@ from onnxarchive.storage.files import (
 )
 from onnxarchive.storage.filesystem import sync, sync_directory
 
+_NOT_RENAMED = (
+    "its new content is complete, but cannot be renamed into place",
+    "; nothing is changed; choose another path, such as one on another file system",
+)
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
 # Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
@@ -278,10 +282,11 @@ class Replacement:
 
     def _rename(self) -> None:
         try:
-            os.replace(self._temporary.path, self._target)
+            with naming(self._path, *_NOT_RENAMED):
+                os.replace(self._temporary.path, self._target)
         except OSError as error:
             if error.errno != errno.EBUSY:
-                raise OSError(error.errno, error.strerror, self._path) from error
+                raise
             raise OSError(
                 errno.EBUSY,
                 "is a mount point and cannot be replaced; choose another path",
@@ -320,43 +325,53 @@ def replacing(
 
 @contextlib.contextmanager
 def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Creates a directory; renames it to `path` when the block ends, or removes it after an error.
+    """Creates a directory, or fills an empty one, when the block ends; an error leaves nothing.
 
-    If `path` is an empty directory, it is replaced. Owner, permissions and attributes of the old
-    directory are kept, except on Windows.
+    The block fills a temporary directory. A new directory appears with all its files at once. An
+    empty one, which may be a mount point or the working directory, stays, and gets the files one
+    by one.
 
     Yields:
-        The path of the directory during the block.
+        The path of the temporary directory.
 
     Raises:
-        OSError: The directory cannot be created, or `path` exists and is not an empty directory.
+        OSError: A directory cannot be created or filled, or `path` exists and is not an empty
+            directory.
     """
-    target = os.path.realpath(path)
     process = os.getpid()
-    old = os.stat(target) if os.path.exists(target) else None
-    if old is not None and os.listdir(target):
-        raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
-    make = partial(os.mkdir, mode=attributes.first_mode(old, 0o777))
+    with naming(path):
+        target = os.path.realpath(path)
+        is_there = os.path.exists(target)
+        if is_there and os.listdir(target):
+            raise FileExistsError(errno.EEXIST, "the directory is not empty")
+        beside = os.path.join(target, "new") if is_there else target
+        temporary = _Temporary(beside, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
     try:
-        temporary = _Temporary(target, make, partial(shutil.rmtree, ignore_errors=True))
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
-    try:
-        if old is not None and os.name != "nt":  # Windows opens no directory
-            descriptor = os.open(temporary.path, os.O_RDONLY)
-            try:
-                attributes.keep(descriptor, temporary.path, target, old)
-            finally:
-                os.close(descriptor)
         yield temporary.path
         require_process(process)
-        if os.path.exists(target):
-            os.rmdir(target)
-        os.rename(temporary.path, target)
+        with naming(path, *_NOT_RENAMED):
+            if is_there:
+                _move_all(temporary.path, target)
+            else:
+                os.rename(temporary.path, target)
+                temporary.keep()
     except BaseException as error:
         temporary.remove()
         if isinstance(error, OSError) and str(error.filename).startswith(temporary.path):
             error.filename = os.fspath(path) + error.filename[len(temporary.path) :]
         raise
-    temporary.keep()
+    temporary.remove()
+
+
+def _move_all(source: str, target: str) -> None:
+    """Moves the content of a directory in `target` to `target`; an error moves all of it back."""
+    names = os.listdir(source)
+    try:
+        if os.listdir(target) != [os.path.basename(source)]:
+            raise FileExistsError(errno.EEXIST, "the directory is no longer empty")
+        for name in names:
+            os.rename(os.path.join(source, name), os.path.join(target, name))
+    except BaseException:
+        for name in set(names).difference(os.listdir(source)):
+            os.rename(os.path.join(target, name), os.path.join(source, name))
+        raise

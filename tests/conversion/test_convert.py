@@ -672,6 +672,19 @@ def test_an_archive_is_extracted_to_a_new_or_empty_directory(path: Path, kind: s
     assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
 
 
+@pytest.mark.parametrize("destination", [".", "", "../out"])
+def test_an_archive_is_extracted_into_the_working_directory(
+    path: Path, monkeypatch: pytest.MonkeyPatch, destination: str
+) -> None:
+    target = path.parent / "out"
+    target.mkdir()
+    monkeypatch.chdir(target)
+    onnxarchive.extract(path, destination)
+    with zipfile.ZipFile(path) as file:
+        assert set(os.listdir(".")) == {name.partition("/")[0] for name in file.namelist()}
+    assert os.path.samefile(".", target)
+
+
 @pytest.mark.parametrize("content", ["file", "directory", ".hidden"])
 def test_a_directory_with_anything_in_it_is_not_extracted_to(path: Path, content: str) -> None:
     target = path.parent / "out"

@@ -29,7 +29,6 @@ import onnxarchive
 from onnxarchive.archive import rewriting
 from onnxarchive.cli import main
 from onnxarchive.errors import AttributesWarning
-from onnxarchive.storage.replacement import new_directory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="attributes as Linux has them")
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's owners and permissions")
@@ -321,7 +320,7 @@ def test_a_link_that_is_replaced_gets_the_attributes_of_what_it_led_to(path: Pat
 
 @root
 @linux
-def test_an_empty_directory_that_is_replaced_gives_its_attributes(path: Path) -> None:
+def test_an_empty_directory_that_is_filled_keeps_its_attributes(path: Path) -> None:
     made = path.with_name("made")
     made.mkdir()
     os.chown(made, OWNER, TEAM)
@@ -336,20 +335,6 @@ def test_an_empty_directory_that_is_replaced_gives_its_attributes(path: Path) ->
         assert (made / name).stat().st_gid == TEAM
         assert f"user:{NAMED}:r--" in acl_of(made / name)
         assert "other::---" in acl_of(made / name)
-
-
-@posix
-@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o777], ids=oct)
-def test_a_directory_grants_no_more_than_the_empty_one_that_it_replaces(
-    folder: Path, umask: Callable[[int], int], mode: int
-) -> None:
-    umask(0o000)
-    made = folder / "made"
-    made.mkdir()
-    made.chmod(mode)
-    with new_directory(made) as temporary:
-        assert stat.S_IMODE(os.stat(temporary).st_mode) == mode
-    assert stat.S_IMODE(made.stat().st_mode) == mode
 
 
 # Access granted at any moment

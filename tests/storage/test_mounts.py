@@ -201,6 +201,16 @@ onnxarchive.replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit
     assert onnxarchive.recover(source).is_rolled_back
 
 
+def test_an_archive_is_extracted_into_an_empty_mount_point(tmp_path: Path) -> None:
+    archive, empty = tmp_path / "a.onnxa", tmp_path / "empty"
+    onnxarchive.save(weights(3), archive)
+    empty.mkdir()
+    with mounted("tmpfs", empty, "size=1m", "-t", "tmpfs"):
+        onnxarchive.extract(archive, empty)
+        with onnxarchive.open(archive) as opened:
+            assert sorted(os.listdir(empty)) == sorted(opened.entries)
+
+
 def test_a_file_system_without_space_is_reported_with_the_file_that_was_written(
     tmp_path: Path,
 ) -> None:

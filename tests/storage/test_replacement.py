@@ -699,14 +699,60 @@ def test_a_new_directory_is_there_when_it_is_complete(tmp_path: Path) -> None:
     assert names(target) == ["file"]
 
 
-def test_an_empty_directory_may_be_there(tmp_path: Path) -> None:
+def test_an_empty_directory_is_filled_and_stays_the_same_directory(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
+    before = target.stat().st_ino
     with new_directory(target) as made:
         (Path(made) / "file").write_bytes(b"new")
-        assert names(target) == []
+        (Path(made) / "folder").mkdir()
+        assert names(tmp_path) == ["target"]
+        assert names(target) == [Path(made).name]
     assert names(tmp_path) == ["target"]
-    assert names(target) == ["file"]
+    assert names(target) == ["file", "folder"]
+    assert target.stat().st_ino == before
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("error", [OSError(errno.EPERM, "No"), KeyboardInterrupt()])
+def test_an_empty_directory_is_empty_again_if_a_file_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
+) -> None:
+    rename = os.rename
+    moved: list[str] = []
+
+    def fail(source: str, target: str) -> None:
+        if len(moved) == count:
+            moved.append(target)
+            raise error
+        rename(source, target)
+        moved.append(target)
+
+    def fill() -> None:
+        with new_directory(tmp_path) as made:
+            for name in "abc":
+                (Path(made) / name).write_bytes(b"new")
+            monkeypatch.setattr(os, "rename", fail)
+
+    with pytest.raises(type(error)) as caught:
+        fill()
+    assert len(moved) == 2 * count + 1  # and those that were moved were moved back
+    assert names(tmp_path) == []
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename == str(tmp_path)
+        assert "cannot be renamed into place: No; nothing is changed" in str(caught.value)
+
+
+def test_an_empty_directory_that_another_process_fills_is_left_to_it(tmp_path: Path) -> None:
+    def fill_both() -> None:
+        with new_directory(tmp_path) as made:
+            (Path(made) / "file").write_bytes(b"new")
+            (tmp_path / "file").write_bytes(b"of another")
+
+    with pytest.raises(FileExistsError, match="the directory is no longer empty"):
+        fill_both()
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"of another"
 
 
 def fill_and_raise(target: Path, error: type[BaseException]) -> None:
