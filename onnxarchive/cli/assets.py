@@ -23,8 +23,8 @@ def ls_command(arguments: argparse.Namespace) -> int:
     with onnxarchive.open(arguments.archive) as archive:
         sizes = {name: archive.entries[ASSET_PREFIX + name].nbytes for name in archive.assets}
     listed = [{"name": name, "nbytes": nbytes} for name, nbytes in sizes.items()]
-    text = f"{table(['name', 'bytes'], list(sizes.items()))}\n\n{count(len(sizes), 'asset')}"
-    say(arguments, {"path": arguments.archive, "assets": listed}, text)
+    lines = (*table(["name", "bytes"], sizes.items()), "", count(len(sizes), "asset"))
+    say(arguments, {"path": arguments.archive, "assets": listed}, lines)
     return DONE
 
 

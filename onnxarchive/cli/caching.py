@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from onnxarchive.cli.frame import DONE, say
@@ -19,7 +20,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
     rows = [[it.url or _damaged(it), it.nbytes, it.present, _time(it)] for it in found]
     header = ["URL", "bytes", "present", "last used"]
     summary = f"{_count(found)} in {printable(directory)}"
-    say(arguments, _result(directory, found), f"{table(header, rows)}\n\n{summary}")
+    say(arguments, _result(directory, found), chain(table(header, rows), ("", summary)))
     return DONE
 
 

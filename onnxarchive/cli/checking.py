@@ -50,7 +50,7 @@ def check_command(arguments: argparse.Namespace) -> int:
         result = [{"link": link, **asdict(finding)} for finding in findings]
         lines += [f"{link}: {it}" for it in findings or ("fits the archive",)]
     if lines:
-        say(arguments, result, "\n".join(map(printable, lines)))
+        say(arguments, result, map(printable, lines))
     return max(status, FOUND if result else DONE)
 
 

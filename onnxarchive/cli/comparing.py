@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onnxarchive.cli.frame import DONE, FOUND, access, say
 from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import printable
+from onnxarchive.cli.table import cut, printable
 from onnxarchive.conversion.differences import Change, Difference, diff
 
 _MAX_LINES: Final = 50  # of a section
@@ -32,7 +32,7 @@ def diff_command(arguments: argparse.Namespace) -> int:
         )
     result = {"path": found.path, "other": found.other, "is_same": found.is_same}
     sections = {name: [*map(_as_json, changes)] for name, changes in found.sections.items()}
-    say(arguments, result | sections, "\n".join(_lines(found, arguments.model, arguments.full)))
+    say(arguments, result | sections, _lines(found, arguments.model, arguments.full))
     return DONE if found.is_same else FOUND
 
 
@@ -63,11 +63,9 @@ def _line(change: Change) -> str:
     parts = [_line(part).removeprefix(_SIGNS["changed"]) for part in change.parts[:_MAX_PARTS]]
     if len(change.parts) > _MAX_PARTS:
         parts.append(f"and {len(change.parts) - _MAX_PARTS:,} more")
-    texts = (_cut(text) for text in (change.before, change.after) if text is not None)
-    return f"{_SIGNS[change.kind]}{_cut(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
+    texts = (_shown(text) for text in (change.before, change.after) if text is not None)
+    return f"{_SIGNS[change.kind]}{_shown(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
 
 
-def _cut(text: str) -> str:
-    if len(text) > _MAX_LENGTH:  # the middle of a long name matters least
-        text = f"{text[: _MAX_LENGTH // 2]}...{text[-_MAX_LENGTH // 2 :]}"
-    return printable(text) if text else "''"
+def _shown(text: str) -> str:
+    return cut(text, _MAX_LENGTH) or "''"

@@ -82,7 +82,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
         )
-        say(arguments, _as_json(conversion), "\n".join([text, *_other_files(conversion)]))
+        say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
     return DONE
 
 
@@ -163,7 +163,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     done = count(len(conversions) - len(failed) - skipped, "model")
     there = f", {skipped} there already" * (skipped > 0)
     total = f"{done} {verb}{there}, {len(failed)} failed{_saved(*conversions)}"
-    lines = [table(["source", "archive", "bytes"], rows), "", total]
+    lines = [*table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
         head, *rest = map(str.strip, reason.splitlines() or [""])
@@ -172,7 +172,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     for item in conversions:
         others = _other_files(item)
         lines += ["", printable(item.source), *others] if others else []
-    say(arguments, [_as_json(item) for item in conversions], "\n".join(lines))
+    say(arguments, [_as_json(item) for item in conversions], lines)
     return max(
         (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE
     )

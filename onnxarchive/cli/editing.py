@@ -133,5 +133,5 @@ def recover_command(arguments: argparse.Namespace) -> int:
         lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:
         lines.append(f"{path}: nothing to recover")
-    say(arguments, result, "\n".join(lines))
+    say(arguments, result, lines)
     return DONE

@@ -32,7 +32,7 @@ def export_command(arguments: argparse.Namespace) -> int:
         )
     files = [{"path": path, "nbytes": os.path.getsize(path)} for path in written]
     lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
-    say(arguments, {"files": files}, "\n".join(lines))
+    say(arguments, {"files": files}, lines)
     return DONE
 
 
@@ -63,5 +63,5 @@ def extract_command(arguments: argparse.Namespace) -> int:
         f"{printable(path)}: the model{f' {id}' * bool(id)}, with its tensors beside it"
         for id, path in paths.items()
     ]
-    say(arguments, {"model": paths[""], "models": paths}, "\n".join(lines))
+    say(arguments, {"model": paths[""], "models": paths}, lines)
     return DONE

@@ -34,7 +34,9 @@ FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
 
-_URL: Final = re.compile(r"\w[\w+.-]*://[^\s'\"]+")
+# Without the scheme: a search for it would take time that grows with the square of a word's length.
+_URL: Final = re.compile(r"://[^\s'\"]+")
+_MAX_LINES: Final = 50  # of a message
 
 # A terminal sends these signals to all processes of a command; Windows lacks SIGHUP.
 TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
@@ -73,6 +75,9 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
         text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
+    first = text.splitlines(keepends=True)
+    if len(first) > _MAX_LINES:
+        text = f"{''.join(first[:_MAX_LINES])}and {len(first) - _MAX_LINES:,} more lines"
     print("onnxarchive:", _shown_safely(as_options(text)), file=sys.stderr)
     return status
 
@@ -90,7 +95,7 @@ def warn(message: str) -> None:
 
 def as_options(message: str) -> str:
     """Replaces arguments by options in a message: `dedupe=True (--dedupe)` by `--dedupe`."""
-    return re.sub(r"\b\w+=[^\s;]+ \((--[^)]+)\)", r"\1", message)
+    return re.sub(r"\b\w+=[^\s;=]+ \((--[^()]+)\)", r"\1", message)
 
 
 def require_free(path: str, force: bool, access: Access | None = None) -> None:
@@ -153,15 +158,21 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
         ) from None
 
 
-def say(arguments: argparse.Namespace, result: object, text: str) -> None:
-    """Prints a result: `result` as JSON under `--json`, else `text`.
+def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]) -> None:
+    """Prints a result: `result` as JSON under `--json`, else `text`, or each of its lines.
 
     If the program that reads the output, such as `head`, has ended, the command continues without
     output, since the exit status of the command can be a result, too.
     """
     try:
         with to_standard_output():
-            print(json.dumps(result, indent=2) if arguments.json else text, flush=True)
+            if arguments.json:
+                json.dump(result, sys.stdout, indent=2)
+                print()
+            else:
+                for line in [text] if isinstance(text, str) else text:
+                    print(line)
+            sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
 

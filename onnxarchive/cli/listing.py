@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import onnx
 import onnxarchive
 from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, access, say
-from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.cli.table import count, cut, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
@@ -72,7 +73,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
         f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
     result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
-    say(arguments, result, f"{table(header, rows)}\n\n{summary}")
+    say(arguments, result, chain(table(header, rows), ("", summary)))
     return DONE
 
 
@@ -181,11 +182,11 @@ def info_command(arguments: argparse.Namespace) -> int:
             lines += [f"{'other models':<14}{_shown_ids(others)}"] if others else []
         elif isinstance(value, dict):
             for row, item in enumerate(value.items()):
-                lines.append(f"{label if not row else '':<14}{printable('{}: {}'.format(*item))}")
+                lines.append(f"{label if not row else '':<14}{': '.join(map(cut, map(str, item)))}")
         elif value:
-            shown = f"{value:,}" if isinstance(value, int) else printable(value)
+            shown = f"{value:,}" if isinstance(value, int) else cut(value)
             lines.append(f"{label:<14}{shown}")
-    say(arguments, result, "\n".join(lines))
+    say(arguments, result, lines)
     return DONE
 
 

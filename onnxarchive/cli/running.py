@@ -69,7 +69,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         if status == DONE and any(it.unequal for it in differences):
             verdict += " within the tolerances"
         lines += [f"the models are {verdict} on these inputs"]
-    say(arguments, result, "\n".join(lines))
+    say(arguments, result, lines)
     return status
 
 
@@ -136,8 +136,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     """An outcome as lines of text."""
     header = ["data type", "shape", "min", "max", "mean"]
     inputs = [[*_row(it), "random" if it["random"] else "given"] for it in result["inputs"]]
-    lines = [table(["input", *header, "from"], inputs), ""]
-    lines += [table(["output", *header], [_row(it) for it in result["outputs"]]), ""]
+    lines = [*table(["input", *header, "from"], inputs), ""]
+    lines += [*table(["output", *header], map(_row, result["outputs"])), ""]
     if result["assumed_dims"]:
         assumed = ", ".join(f"{name}={size}" for name, size in result["assumed_dims"].items())
         lines.append(f"assumed   {printable(assumed)} (--dim NAME=SIZE sets another size)")

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
+MAX_CELL: Final = 200  # characters
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A header and rows in aligned columns: numbers to the right, text to the left."""
-    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
-    aligned = [_aligned(*it) for it in zip(header, columns, strict=True)]
-    return "\n".join(["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)])
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """The lines of a table with aligned columns: numbers to the right, text to the left.
+
+    Args:
+        header: The titles of the columns.
+        rows: The cells; long ones are cut.
+    """
+    values = [*rows]
+    cells = [[cut(it) for it in header], *([*map(_cell, row)] for row in values)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    are_numbers = [{*map(type, column)} == {int} for column in zip(*values, strict=True)]
+    align = [str.rjust if it else str.ljust for it in are_numbers or [False] * len(widths)]
+    for row in cells:
+        aligned = (to(cell, width) for to, cell, width in zip(align, row, widths, strict=True))
+        yield "  ".join(aligned).rstrip()
 
 
-def _aligned(title: str, values: Sequence[object]) -> list[str]:
-    """A title and the values below it, with equal widths."""
-    cells = [title, *[f"{it:,}" if isinstance(it, int) else str(it) for it in values]]
-    if not "".join(cells).isprintable():
-        cells = [printable(cell) for cell in cells]
-    width = max(map(len, cells))
-    is_number = {*map(type, values)} == {int}
-    return [cell.rjust(width) if is_number else cell.ljust(width) for cell in cells]
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else cut(str(value))
+
+
+def cut(text: str, length: int = MAX_CELL) -> str:
+    """The text with at most `length` characters, before those that do not print are escaped."""
+    if len(text) > length:  # the middle of a long name matters least
+        text = f"{text[: length // 2]}...{text[-length // 2 :]}"
+    return printable(text)
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,66 @@
+"""Output in proportion to the input, whatever names and messages a file has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import run
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.cli.frame import fail
+
+Captured = pytest.CaptureFixture[str]
+
+LONG = "x" * 100_000
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of 200 tensors in two models, with a few long names."""
+    weights = [numpy_helper.from_array(np.full(300, it, np.float32), f"w{it}") for it in range(200)]
+    weights[7].name = LONG
+    port = helper.make_tensor_value_info(LONG, TensorProto.FLOAT, [LONG])
+    model = helper.make_model(helper.make_graph([], LONG, [port], [port], weights))
+    helper.set_model_props(model, {LONG: LONG})
+    path = tmp_path / "archive.onnxa"
+    others = {f"m{it}": onnx.ModelProto(ir_version=10, graph={"name": "g"}) for it in range(100)}
+    onnxarchive.save(model, path, models={**others, "decoder": model})
+    return path
+
+
+@pytest.mark.parametrize("command", ["ls", "models", "info"])
+def test_a_long_name_is_cut_in_a_table_and_whole_in_json(
+    command: str, archive: Path, capsys: Captured
+) -> None:
+    assert run(command, archive) == 0
+    output = capsys.readouterr().out
+    assert f"{'x' * 100}...{'x' * 100}" in output
+    assert max(map(len, output.splitlines())) < 1000
+    assert run(command, archive, "--json") == 0
+    assert LONG in capsys.readouterr().out
+
+
+def test_the_rows_of_a_table_have_the_width_of_cut_cells(archive: Path, capsys: Captured) -> None:
+    assert run("ls", archive) == 0
+    assert len(capsys.readouterr().out) < 302 * 500
+    assert run("ls", archive, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["tensors"]) == 200
+
+
+@pytest.mark.parametrize("part", ["a", "a=", "a=b (--", "://", "::", "a::", "\x01"])
+def test_the_time_for_a_message_is_linear(part: str, capsys: Captured) -> None:
+    text = part * ((4 << 20) // len(part))
+    assert fail(text, 2) == 2
+    assert len(capsys.readouterr().err) >= len(text)
+
+
+def test_of_many_lines_of_a_message_the_first_ones_are_printed(capsys: Captured) -> None:
+    fail("\n".join(["faults:", *map(str, range(1000))]), 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["onnxarchive: faults:", "0"]
+    assert lines[-2:] == ["48", "and 951 more lines"]
