@@ -496,14 +496,16 @@ def extract(
     """Unzips an archive to a directory of ONNX external data.
 
     Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
-    such as `__MODEL_PROTO_decoder`. The directory appears when it is complete. ONNX Runtime refuses
-    a model that has the values of a shape outside, such as the sizes of a Split in 128 or more
-    parts, or nearly any model of an archive with `size_threshold=0`; it reads what `export` and
-    `link` write.
+    such as `__MODEL_PROTO_decoder`. ONNX Runtime refuses a model that has the values of a shape
+    outside, such as the sizes of a Split in 128 or more parts, or nearly any model of an archive
+    with `size_threshold=0`; it reads what `export` and `link` write.
+
+    A new directory appears when it is complete. An empty one, such as the working directory, is
+    filled at the end. After an error the directory is missing or empty, as before.
 
     Args:
         path: The archive, or its URL.
-        directory: The directory to create; it may exist if it is empty.
+        directory: The directory to create or, if it exists and is empty, to fill.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
         access: Options for a remote archive; see `open`.
 

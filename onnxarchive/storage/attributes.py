@@ -1,6 +1,6 @@
-"""Keeps owner, permissions and extended attributes when a file or directory is replaced.
+"""Keeps owner, permissions and extended attributes when a file is replaced.
 
-The new file or directory never grants more permissions than the old one. Lost attributes are
+The new file never grants more permissions than the old one. Lost attributes are
 reported as an `AttributesWarning`.
 """
 
@@ -32,18 +32,17 @@ _collection: ContextVar[list[str] | None] = ContextVar("collection", default=Non
 _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
-def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
-    """Permission bits for creating a file or directory; for a replacement, only the owner's bits.
+def first_mode(old: os.stat_result | None) -> int:
+    """Permission bits for creating a file; for a replacement, the owner's without execution.
 
     Args:
-        old: Status of the file or directory to replace, or None.
-        new: The bits if nothing is replaced. A replacement gets no bit that is missing in `new`.
+        old: Status of the file to replace, or None.
     """
-    return new if old is None else old.st_mode & new & stat.S_IRWXU
+    return 0o666 if old is None else old.st_mode & 0o600
 
 
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
-    """Copies owner, permissions and attributes of a file or directory to its replacement.
+    """Copies owner, permissions and attributes of a file to its replacement.
 
     If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
     (umask). If the group or the POSIX access control list cannot be kept, group and others get
@@ -71,7 +70,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     mode = stat.S_IMODE(old.st_mode)
     if new.st_uid != old.st_uid:
         lost.append(f"owner {old.st_uid} (becomes {new.st_uid})")
-        mode &= (0o777 if stat.S_ISDIR(old.st_mode) else 0o666) & ~_umask()
+        mode &= 0o666 & ~_umask()
     if new.st_gid != old.st_gid:
         lost.append(f"group {old.st_gid} (becomes {new.st_gid})")
         mode = _of_all(mode & ~stat.S_ISGID)

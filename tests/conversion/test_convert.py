@@ -672,7 +672,7 @@ def test_an_archive_is_extracted_to_a_new_or_empty_directory(path: Path, kind: s
     assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
 
 
-@pytest.mark.parametrize("destination", [".", "", "../out"])
+@pytest.mark.parametrize("destination", [".", "./", "../out"])
 def test_an_archive_is_extracted_into_the_working_directory(
     path: Path, monkeypatch: pytest.MonkeyPatch, destination: str
 ) -> None:
