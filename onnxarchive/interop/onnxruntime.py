@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.interop.ort_options import (
     DIRECTORY,
+    OPTIMIZED_DATA,
     USE_BUFFERS,
     copy_options,
     lent_session_class,
     prepacking_entries,
     require_onnxruntime,
     set_entries,
+    shares_optimized_data,
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
@@ -73,6 +76,14 @@ def session(
     `set_providers` needs the archive at its old path. Tensors that ONNX Runtime needs for shape
     inference, or does not read from external data, are passed in the model.
 
+    With `optimized_model_filepath` in `sess_options`, ONNX Runtime writes a `.onnx` whose large
+    tensors refer to offsets in the archive. It is read only from the archive's directory, and gives
+    other numbers, without an error, after the archive is replaced or edited. To give it a data file
+    of its own, set the session config entry
+    `session.optimized_model_external_initializers_file_name` (and, for smaller tensors than those
+    of 1024 bytes, `session.optimized_model_external_initializers_min_size_in_bytes`). A `.ort`
+    contains its weights.
+
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
@@ -111,6 +122,9 @@ def session(
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
 
+    Warns:
+        UserWarning: ONNX Runtime writes an optimized model that refers to the archive; see above.
+
     Example:
         session = onnxarchive.session("model.onnxa", providers=["CPUExecutionProvider"])
         (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
@@ -123,6 +137,14 @@ def session(
         if inputs.options is None:
             make = partial(lent_session_class(), inputs.entries)
         options = sess_options if inputs.options is None else inputs.options
+        is_local = inputs.path is not None
+        if is_local and sess_options is not None and shares_optimized_data(sess_options):
+            warnings.warn(
+                f"{inputs.path}: {sess_options.optimized_model_filepath} will refer to offsets in "
+                "this archive, and be wrong after the archive is replaced or edited; set the "
+                f"session config entry {OPTIMIZED_DATA!r} to give it a data file of its own",
+                stacklevel=2,
+            )
         try:
             return make(inputs.model, options, providers, **kwargs)
         finally:
@@ -140,9 +162,10 @@ def session_options(
     """Returns the model and the options for an ONNX Runtime session of an archive.
 
     `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
-    You may change the options before you make the session. Do not rename the archive or its
-    directory before the session is made: the options name the directory, and the model names the
-    file.
+    You may change the options before you make the session. If you set `optimized_model_filepath`,
+    the `.onnx` that ONNX Runtime writes refers to the archive; see `session`. Do not rename the
+    archive or its directory before the session is made: the options name the directory, and the
+    model names the file.
 
     Args:
         path: The archive, as in `session`. Without a local file, the returned model or the

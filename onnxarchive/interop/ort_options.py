@@ -9,6 +9,7 @@ afterwards.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
 _DISABLE_PREPACKING: Final = "session.disable_prepacking"
 USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"
+# Name of the data file of an optimized model that ONNX Runtime writes.
+OPTIMIZED_DATA: Final = "session.optimized_model_external_initializers_file_name"
 _OLDEST: Final = (1, 21)  # the first version with the entry DIRECTORY
 
 # Domains of ONNX Runtime's own operators, which need no library of custom operators.
@@ -76,6 +79,16 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
         return str(options.get_session_config_entry(key))
     except RuntimeError:  # there is none
         return ""
+
+
+def shares_optimized_data(options: ort.SessionOptions) -> bool:
+    """True if ONNX Runtime writes an optimized model that uses the external data of the original.
+
+    Models in ONNX Runtime's own format contain their weights.
+    """
+    path = os.fspath(options.optimized_model_filepath)
+    is_ort = path.endswith(".ort") or _entry(options, "session.save_model_format") == "ORT"
+    return bool(path) and not is_ort and not _entry(options, OPTIMIZED_DATA)
 
 
 # Copied

@@ -4,6 +4,7 @@ import gc
 import inspect
 import io
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -30,7 +31,7 @@ from written import saved
 import onnxarchive
 from onnxarchive.archive.linked_models import linked_model
 from onnxarchive.archive.reading import Archive
-from onnxarchive.interop.ort_options import copy_options
+from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.storage.memory_file import MemoryFile
 
@@ -533,6 +534,7 @@ def test_options_that_cannot_be_copied_are_lent(
         options.profile_file_prefix = str(tmp_path / "profile")
     elif why == "optimized":
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.add_session_config_entry(OPTIMIZED_DATA, "optimized.data")
     elif why == "domain":
         onnxarchive.save(_with_another_domain(runnable_model()), archive)
     elif not hasattr(options, "has_providers"):
@@ -567,6 +569,32 @@ def test_options_that_cannot_be_copied_are_lent(
     beside = ort.InferenceSession(os.fspath(tmp_path / "beside.onnx"), options, **kwargs)
     assert run(beside) == expected
     assert run(onnxarchive.session(archive.read_bytes(), options, **kwargs)) == expected
+    capfd.readouterr()  # onnxruntime says that it overwrites the entry
+
+
+def test_an_optimized_model_that_refers_to_the_archive_is_warned_of(
+    archive: Path, tmp_path: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def optimize(source: Any, name: str, **entries: str) -> Path:
+        options = quiet()
+        options.optimized_model_filepath = os.fspath(archive.with_name(name))
+        for entry, value in entries.items():
+            options.add_session_config_entry(entry, value)
+        assert run(onnxarchive.session(source, options, providers=CPU)) == expected
+        return archive.with_name(name)
+
+    with pytest.warns(UserWarning, match=rf"referring\.onnx will refer.*'{OPTIMIZED_DATA}'"):
+        referring = optimize(archive, "referring.onnx")
+    complete = [
+        optimize(archive, "separate.onnx", **{OPTIMIZED_DATA: "separate.data"}),
+        optimize(archive, "runtime.ort"),
+        optimize(archive.read_bytes(), "memory.onnx"),
+    ]
+    archive.unlink()
+    for path in complete:
+        assert run(ort.InferenceSession(os.fspath(path), quiet(), CPU)) == expected
+    with pytest.raises(Exception, match=re.escape(archive.name)):
+        ort.InferenceSession(os.fspath(referring), quiet(), CPU)
     capfd.readouterr()  # onnxruntime says that it overwrites the entry
 
 
