@@ -276,11 +276,11 @@ class Calls:
                 return remove(path)  # fails and changes nothing
             return self._make(lambda _: remove(path), Call("unlink", os.path.basename(path)))
 
-        def open_(path: Any, flags: int, mode: int = 0o777) -> Any:
+        def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
             if not flags & os.O_CREAT:
-                return open_descriptor(path, flags, mode)
+                return open_descriptor(path, flags, mode, dir_fd=dir_fd)
             call = Call("create", os.path.basename(path))
-            return self._make(lambda _: open_descriptor(path, flags, mode), call)
+            return self._make(lambda _: open_descriptor(path, flags, mode, dir_fd=dir_fd), call)
 
         system: dict[str, Any] = {
             "pwrite": write,

@@ -21,21 +21,22 @@ from onnxarchive.cli.frame import (
 )
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
-from onnxarchive.conversion.downloading import download, partial_directory, target_of
+from onnxarchive.conversion.downloading import download, path_of
 from onnxarchive.errors import shown
 from onnxarchive.interop.inputs import npy_array
+from onnxarchive.storage.replacement import partial_path
 
 
 def download_command(arguments: argparse.Namespace) -> int:
     """Runs `download`."""
     options = storage_options(arguments)
-    path = target_of(arguments.url, arguments.path)
+    path = path_of(arguments.url, arguments.path)
     require_free(path, arguments.force)
     try:
         with progress_bar("download") as progress:
-            download(arguments.url, path, progress=progress, storage_options=options)
+            path = download(arguments.url, path, progress=progress, storage_options=options)
     except KeyboardInterrupt:
-        if not os.path.isdir(partial_directory(path)):
+        if not os.path.lexists(partial_path(os.path.realpath(path))):
             raise
         text = "interrupted; run the same command to resume the download"
         raise KeyboardInterrupt(text) from None

@@ -37,8 +37,9 @@ from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.remote.objects import END_SIZE
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage import locking
+from onnxarchive.storage.beneath import open_own
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import sync, sync_directory
+from onnxarchive.storage.filesystem import sync
 from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class CachedFile(RandomAccessFile):
     """
 
     is_mapped = True
-    _file_mode = 0o600
+    _truncated = "the cache's file was truncated after it was opened; open the archive again"
 
-    def __init__(self, remote: RemoteFile, key: str, directory: str) -> None:
+    def __init__(self, remote: RemoteFile, key: str | None, directory: str) -> None:
         """Opens or creates the file in the cache.
 
         Args:
@@ -133,25 +134,24 @@ class CachedFile(RandomAccessFile):
         self._blocks = _Blocks(self.size)
         self._marks_offset = self.size + _HEADER_SIZE
         self._verified_offset = self._marks_offset + self._blocks.count
+        self.local = self._open(directory)
+
+    def _open(self, directory: str) -> MappedFile:
+        """Opens the file in the cache; creates a missing file and replaces a damaged one."""
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
         _require_private(directory)
-        self.local = self._open(os.path.join(directory, f"{key}.{self.size}.blocks"))
-        with contextlib.suppress(OSError):  # removed meanwhile, perhaps
-            os.utime(self.local.path)  # the time of the last use
-
-    def _open(self, path: str) -> MappedFile:
-        """Opens the file in the cache; creates a missing file and replaces a damaged one."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        path = os.path.join(directory, f"{self._header['key']}.{self.size}.blocks")
         while True:
-            file = MappedFile(path, descriptor=os.open(path, flags, self._file_mode))
+            file = MappedFile(path, descriptor=open_own(path, 0o600))
             locking.keep_exclusive(file.fileno())  # so only one process writes the header
             try:
                 if not os.fstat(file.fileno()).st_size:
-                    file.write(self.size, json.dumps(self._header).encode())
-                    file.truncate(self._verified_offset)
+                    self._begin(file)
                 is_there = file.is_at(path)  # another process may have removed the file
                 if is_there and self._is_valid(file):
                     file.size = self.size  # without the state
+                    with contextlib.suppress(OSError):  # removed meanwhile, perhaps
+                        os.utime(path)  # the time of the last use
                     return file
             finally:
                 locking.unlock(file.fileno())
@@ -159,6 +159,11 @@ class CachedFile(RandomAccessFile):
             if is_there:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+
+    def _begin(self, file: MappedFile) -> None:
+        """Gives an empty file the state of a file without blocks."""
+        file.write(self.size, json.dumps(self._header).encode())
+        file.truncate(self._verified_offset)
 
     def _is_valid(self, file: MappedFile) -> bool:
         """True if the header and block states of a file in the cache fit this remote file."""
@@ -196,9 +201,8 @@ class CachedFile(RandomAccessFile):
         finally:
             self._set(arriving.take())
         if arriving.nbytes:
-            raise OSError(
-                errno.EIO, f"expected {arriving.nbytes} more bytes, found none", self.path
-            )
+            problem = f"expected {arriving.nbytes} more bytes, found none"
+            raise OSError(errno.EIO, problem, self.path)
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
         """The numbers of missing blocks in ranges, ascending."""
@@ -222,9 +226,7 @@ class CachedFile(RandomAccessFile):
         """The present state of successive blocks, a byte for each."""
         marks = self.local.read(self._marks_offset + first, count)
         if len(marks) < count:
-            error = ArchiveFormatError(
-                "the cache's file was truncated after it was opened; open the archive again"
-            )
+            error = ArchiveFormatError(self._truncated)
             error.path = self.local.path
             raise error
         return marks
@@ -318,13 +320,26 @@ _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
 class PartialFile(CachedFile):
     """A remote file that is fetched in order into a partial file.
 
-    Only `move` syncs the partial file, and renames it. A power failure before `move` may damage
-    fetched bytes; verification finds the damage.
+    The partial file is not synced; verification finds what a power failure has damaged.
     """
 
     is_mapped = False
     first_size = MAX_SIZE  # a `ForwardFile` then reads the whole file by one call of `pieces`
-    _file_mode = 0o666
+    _truncated = "the partial download was truncated by another process; download it again"
+
+    def __init__(self, remote: RemoteFile, local: MappedFile) -> None:
+        """Continues `local`, or begins it anew if it is not of this version of the object."""
+        self.local = local
+        super().__init__(remote, remote.cache_key(), "")
+
+    def _open(self, _: str) -> MappedFile:
+        # Somebody else's partial file, say of a cloned repository, has another inode number.
+        self._header["inode"] = os.fstat(self.local.fileno()).st_ino
+        if self._header["key"] is None or not self._is_valid(self.local):
+            self.discard()
+            self._begin(self.local)
+        self.local.size = self.size  # without the state
+        return self.local
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset`; a thread writes fetched bytes to the file."""
@@ -358,18 +373,9 @@ class PartialFile(CachedFile):
     def _sync(self) -> None:
         """Does nothing."""
 
-    def move(self, target: str) -> None:
-        """Fetches missing blocks, cuts off the state, syncs the file and moves it to `target`.
-
-        Raises:
-            OSError: A request failed, or the file cannot be moved.
-        """
-        self.fetch([(0, self.size)])
-        self.local.truncate(self.size)
-        super()._sync()
-        self.local.close()  # Windows renames no open file
-        os.replace(self.local.path, target)
-        sync_directory(os.path.dirname(target))
+    def discard(self) -> None:
+        """Empties the partial file."""
+        self.local.truncate(0)
 
 
 class _Blocks:
@@ -471,12 +477,7 @@ def _runs(blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
-    """The header of a file in a cache; an empty dict if the header is damaged.
-
-    Args:
-        file: The file.
-        size: The size of the archive.
-    """
+    """The header in the cache's file of an archive of `size` bytes; empty if it is damaged."""
     try:
         header = json.loads(file.read(size, _HEADER_SIZE).rstrip(b"\0"))
     except (ValueError, RecursionError):

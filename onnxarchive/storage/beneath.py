@@ -1,4 +1,4 @@
-"""Opens only files beneath a directory, even if names are changed at the same time.
+"""Opens only files beneath a directory, even if names are changed at the same time; only own files.
 
 After a path was checked, and before it is opened, anyone with write permission can replace a name
 in it by a symbolic link to another place. So each component is opened without following links:
@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.storage.files import kind_of
 from onnxarchive.storage.paths import is_below, leads_out
 
 # The flags of `MappedFile`.
@@ -211,6 +213,65 @@ class Root:
         raise OutsideError(
             f"expected a path inside {places}, found {path!r}, a link to {found}; replace the link "
             "by a copy of its target"
+        )
+
+
+def open_own(path: str, mode: int) -> int:
+    """Opens a file for reading and writing, or creates it; never follows a link to another file.
+
+    For names that others can guess: they may put a link there, so that its target is overwritten.
+
+    Args:
+        path: The file. Links in the path of its directory are followed.
+        mode: Permission bits of a new file before the umask.
+
+    Returns:
+        A new descriptor.
+
+    Raises:
+        FileExistsError: `path` is not a regular file with one name, or belongs neither to this user
+            nor to the owner of the directory, who can replace each file there.
+        OSError: The file cannot be opened or created.
+    """
+    name, folder, directory = path, None, os.path.dirname(path) or os.curdir
+    flags = _FILE | os.O_RDWR
+    try:
+        if HAS_DIR_FD:
+            name, folder = os.path.basename(path), os.open(directory, _PASSED)
+        while True:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                _require_own(status, os.stat(directory if folder is None else folder), path)
+                descriptor = os.open(name, flags | _NOT_FOLLOWED, dir_fd=folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # made meanwhile
+                    return os.open(name, flags | os.O_CREAT | os.O_EXCL, mode, dir_fd=folder)
+                continue
+            if os.path.samestat(os.fstat(descriptor), status):
+                return descriptor
+            os.close(descriptor)  # another file has the name now
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -> None:
+    users = {os.geteuid() if hasattr(os, "geteuid") else status.st_uid, directory.st_uid}
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = kind_of(status.st_mode)
+    elif status.st_uid not in users:
+        problem = f"a file of user {status.st_uid}"
+    elif status.st_nlink > 1:
+        problem = f"a file with {status.st_nlink} names"
+    if problem is not None:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"expected a regular file of this user with one name, found {problem}; remove it",
+            path,
         )
 
 

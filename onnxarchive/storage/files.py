@@ -28,6 +28,7 @@ _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a symbolic link"),
 )
 
 
@@ -89,9 +90,8 @@ class MappedFile(RandomAccessFile):
         with naming(self.path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
             self._descriptor = None  # closes the file, even if the caller keeps the error
-            raise _not_regular(self.path, kind, rule)
+            raise _not_regular(self.path, kind_of(status.st_mode), rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
@@ -487,6 +487,15 @@ def require_process(process: int) -> None:
             f"process {os.getpid()} is a fork of {process}, which opened the file or began to "
             "write it; open or write the file in the fork itself"
         )
+
+
+def kind_of(mode: int) -> str:
+    """The kind of a file that is not regular, for messages.
+
+    Args:
+        mode: The file's `st_mode`.
+    """
+    return next((name for test, name in _KINDS if test(mode)), "another kind")
 
 
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:

@@ -89,13 +89,24 @@ def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
             unlock(descriptor)
 
 
-def keep_exclusive(descriptor: int) -> None:
-    """Takes the exclusive lock until `unlock` or until the file is closed; waits without limit.
+def keep_exclusive(descriptor: int, timeout: float | None = None) -> bool:
+    """Takes the exclusive lock until `unlock` or until the file is closed.
 
-    Does nothing on a file system without locks.
+    Args:
+        descriptor: The open file.
+        timeout: Maximum seconds to wait; None waits without limit.
+
+    Returns:
+        True if the lock was taken, False on a file system without locks.
+
+    Raises:
+        LockedError: The file remained locked.
     """
-    with contextlib.suppress(OSError):
-        _lock(descriptor, is_shared=False, timeout=None)
+    try:
+        _lock(descriptor, is_shared=False, timeout=timeout)
+    except OSError:
+        return False
+    return True
 
 
 def try_exclusive(descriptor: int) -> bool:

@@ -12,10 +12,12 @@ import stat
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, with_path
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.storage import attributes, locking
+from onnxarchive.storage.beneath import open_own
 from onnxarchive.storage.files import (
     MappedFile,
     PositionalWriter,
@@ -30,6 +32,9 @@ _NOT_RENAMED = (
     "; nothing is changed; choose another path, such as one on another file system",
 )
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
+# Characters of the target's name in a temporary name. They take at most 200 bytes, and a file name
+# may have 255 bytes.
+_PREFIX_LENGTH = 50
 
 # Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
 # means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
@@ -96,8 +101,58 @@ class _Temporary(Generic[_Made]):
 
 def _temporary_prefix(target: str) -> str:
     directory, name = os.path.split(target)
-    # 50 characters take at most 200 bytes, and a file name may have 255 bytes.
-    return os.path.join(directory, f".{name[:50]}.")
+    return os.path.join(directory, f".{name[:_PREFIX_LENGTH]}.")
+
+
+def partial_path(target: str) -> str:
+    """The hidden file beside a target that keeps the bytes of an interrupted download."""
+    directory, name = os.path.split(target)
+    if len(name) > _PREFIX_LENGTH:
+        name = f"{name[:_PREFIX_LENGTH]}.{sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return os.path.join(directory, f".{name}.download")
+
+
+class _Partial:
+    """The partial file of a target, new or left by an interrupted download; locked while open.
+
+    Attributes:
+        path: Path of the file.
+        made: The file.
+        has_locks: False on a file system without locks, where downloads cannot take turns.
+    """
+
+    def __init__(self, target: str, mode: int) -> None:
+        self.path = partial_path(target)
+        self._process = os.getpid()
+        while True:
+            self.made = MappedFile(self.path, descriptor=open_own(self.path, mode))
+            try:
+                self.has_locks = locking.keep_exclusive(self.made.fileno(), timeout=0)
+            except LockedError as error:
+                self.made.close()
+                problem = "another process or thread is downloading to this file; wait for it"
+                raise LockedError(problem) from error
+            if self.made.is_at(self.path):
+                break
+            self.made.close()  # another process has completed or removed it
+        old = stat.S_IMODE(os.fstat(self.made.fileno()).st_mode)
+        if old & ~mode:  # the target has got fewer permissions since
+            os.chmod(self.made.fileno() if os.chmod in os.supports_fd else self.path, old & mode)
+
+    def keep(self) -> None:
+        """Does nothing: only `close` removes the file."""
+
+    def close(self, *, keeps: bool) -> None:
+        """Closes the file; removes it before, still locked, if it is empty or `keeps` is False."""
+        if os.getpid() == self._process:  # a fork leaves the file to its parent
+            if os.name == "nt":  # Windows removes no open file
+                self.made.close()
+            with contextlib.suppress(OSError):  # the next download takes it
+                if self.made.is_at(self.path) and not (keeps and os.stat(self.path).st_size):
+                    os.unlink(self.path)
+            with contextlib.suppress(ValueError):  # it was closed before
+                locking.unlock(self.made.fileno())  # closing alone would leave the lock to forks
+        self.made.close()
 
 
 def remove_abandoned(
@@ -164,6 +219,9 @@ class Replacement:
 
     Attributes:
         file: Writer of the new file.
+        written: The new file.
+        is_resumable: True if `discard` leaves the new file, unless it is empty, and a later
+            replacement of the target continues it.
     """
 
     def __init__(
@@ -172,6 +230,7 @@ class Replacement:
         *,
         follow_links: bool = True,
         is_locked: bool = False,
+        resumes: bool = False,
     ) -> None:
         """Creates the temporary file.
 
@@ -179,8 +238,11 @@ class Replacement:
             path: The target.
             follow_links: False to replace a symbolic link itself.
             is_locked: True if the caller holds the lock of the target.
+            resumes: True to continue the file that an earlier replacement left, if there is one;
+                not on file systems without locks.
 
         Raises:
+            LockedError: Another replacement is continuing the file.
             OSError: The file cannot be created, or the target exists and is no regular file.
         """
         self._path = os.fspath(path)
@@ -196,20 +258,36 @@ class Replacement:
         # that does not exist.
         if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        make = partial(make_file, mode=attributes.first_mode(self._old_status()))
+        mode = attributes.first_mode(self._old_status())
+        self.is_resumable = resumes
+        self._temporary: _Partial | _Temporary[MappedFile]
         while True:
             try:
-                self._temporary = _Temporary(self._target, make, _unlink)
+                with with_path(self._path):
+                    self._temporary = self._made(mode)
             except OSError as error:
-                error.filename = self._path  # instead of the temporary file
+                unfinished = partial_path(self._target)
+                if error.filename != unfinished or not os.path.lexists(unfinished):
+                    error.filename = self._path  # instead of a file that is not there
                 raise
-            self._written = self._temporary.made
-            self._written.set_path(self._path)
-            self.file = PositionalWriter(self._written)
-            locking.keep_exclusive(self._written.fileno())
+            self.written = self._temporary.made
+            self.written.set_path(self._path)
+            self.file = PositionalWriter(self.written)
+            if self.is_resumable:
+                break
+            locking.keep_exclusive(self.written.fileno())
             if os.path.lexists(self._temporary.path):
                 break
             self.discard()  # `remove_abandoned` removed the file before this process locked it
+
+    def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
+        if self.is_resumable:
+            unfinished = _Partial(self._target, mode)
+            if unfinished.has_locks:
+                return unfinished
+            self.is_resumable = False
+            unfinished.close(keeps=False)
+        return _Temporary(self._target, partial(make_file, mode=mode), _unlink)
 
     def _old_status(self) -> os.stat_result | None:
         try:
@@ -219,7 +297,14 @@ class Replacement:
 
     def fileno(self) -> int:
         """The descriptor of the new file."""
-        return self._written.fileno()
+        return self.written.fileno()
+
+    def complete(self, size: int) -> None:
+        """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
+        self.written.truncate(size)
+        self.is_resumable = False
+        sync(self.written)
+        self.file.offset = size
 
     def commit(self, require: Require | None = None) -> None:
         """Replaces the target with the new file; on failure, discards the new file.
@@ -238,7 +323,7 @@ class Replacement:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
         try:
             require_process(self._process)
-            sync(self._written)
+            sync(self.written)
             with contextlib.ExitStack() as lock:
                 target = None
                 if not self._is_locked:
@@ -257,22 +342,22 @@ class Replacement:
                         attributes.keep(self.fileno(), self._temporary.path, self._target, old)
                     self._require_written()
                 if os.name == "nt":  # Windows renames and replaces no open file
-                    self._written.close()
+                    self.written.close()
                     lock.close()
                 self._rename()
                 self._temporary.keep()
-                self._written.size = self.file.offset
+                self.written.size = self.file.offset
         except BaseException:
             self.discard()
             raise
         with contextlib.suppress(OSError):  # the target is complete in any case
             sync_directory(os.path.dirname(self._target))
-        return MappedFile(self._path, is_writable=None) if os.name == "nt" else self._written
+        return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
 
     def _require_written(self) -> None:
         """Refuses a file that another process has changed."""
         size = os.fstat(self.fileno()).st_size
-        is_same = self._written.is_at(self._temporary.path)
+        is_same = self.written.is_at(self._temporary.path)
         if not is_same or size != self.file.offset:
             raise ArchiveError(
                 f"{self._path}: expected the {self.file.offset} bytes that were written to "
@@ -294,9 +379,12 @@ class Replacement:
             ) from error
 
     def discard(self) -> None:
-        """Removes the new file; the target is unchanged."""
-        self._written.close()
-        self._temporary.remove()
+        """Removes the new file, or leaves it if it can be resumed; the target is unchanged."""
+        if isinstance(self._temporary, _Partial):
+            self._temporary.close(keeps=self.is_resumable)
+        else:
+            self.written.close()
+            self._temporary.remove()
 
 
 def _unlink(path: str) -> None:

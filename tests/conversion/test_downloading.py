@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import stat
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models import runnable_model
+from obstore.store import MemoryStore
 from processes import started, wait_until
 from remote_archives import PATH, PLACES, an_archive, changes_after, sends, with_byte_flipped
 from web_server import Answer, Request, WebServer
@@ -19,9 +23,11 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, LockedError, ObjectChangedError
 from onnxarchive.cli import main
 from onnxarchive.remote import cache, objects
+from onnxarchive.storage import beneath
 from onnxarchive.storage.files import MappedFile
 
 ARCHIVE = an_archive()
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files, links and locks")
 
 
 @pytest.fixture
@@ -96,9 +102,50 @@ def test_a_download_is_named_by_its_url(
     monkeypatch.chdir(folder)
     assert onnxarchive.download(url) == str(folder / "m.onnxa")
     assert files_below(folder) == {"größe 1.onnxa", "m.onnxa"}
-    for path in ("/..%2f", "/..", "/a/%2e%2e", "/a%2fb", "/a%2f..%2fb"):
+    for path in ("/..%2f", "/..", "/a/%2e%2e", "/a%2fb", "/a%2f..%2fb", "/a%00b"):
         with pytest.raises(ValueError, match="expected a URL that ends with a file name"):
             onnxarchive.download(web.url(path), folder)
+
+
+@pytest.mark.parametrize("sign", ["=SECRET%3D&Expires=1", "=SECRET%2Fus-east-1%2Fs3/aws4_request"])
+def test_the_query_of_a_url_is_in_no_name_and_on_no_terminal(
+    web: WebServer,
+    url: str,
+    folder: Path,
+    sign: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["download", f"{url}?Signature{sign}"]) == 0
+    out, err = capsys.readouterr()
+    assert "SECRET" not in out + err
+    assert files_below(folder) == {"m.onnxa"}
+
+
+def test_a_key_is_a_name_as_it_is(folder: Path) -> None:
+    store = MemoryStore()
+    store.put("a/m%20?x#1.onnxa", ARCHIVE)
+    path = onnxarchive.download("a/m%20?x#1.onnxa", folder, store=store)
+    assert path == str(folder / "m%20?x#1.onnxa")
+    assert (folder / "m%20?x#1.onnxa").read_bytes() == ARCHIVE
+
+
+@posix
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_name_from_the_url_is_not_followed_as_a_link(
+    web: WebServer, url: str, folder: Path, tmp_path: Path, is_there: bool
+) -> None:
+    other = tmp_path / "other"
+    if is_there:
+        other.write_bytes(b"old")
+    (folder / "m.onnxa").symlink_to(other)
+    with pytest.raises(FileExistsError, match="symbolic link") as caught:
+        onnxarchive.download(url, folder)
+    assert caught.value.filename == str(folder / "m.onnxa")
+    assert other.exists() is is_there
+    assert not is_there or other.read_bytes() == b"old"
+    assert not web.requests
 
 
 def test_an_existing_file_is_replaced_and_a_link_is_followed(
@@ -109,6 +156,139 @@ def test_an_existing_file_is_replaced_and_a_link_is_followed(
     assert onnxarchive.download(url, tmp_path / "link") == str(folder / "m.onnxa")
     assert (tmp_path / "link").is_symlink()
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+
+
+def put_link(path: Path, other: Path) -> None:
+    path.symlink_to(other / "file")
+
+
+def put_link_that_leads_nowhere(path: Path, other: Path) -> None:
+    path.symlink_to(other / "missing")
+
+
+def put_link_to_a_directory(path: Path, other: Path) -> None:
+    path.symlink_to(other)
+
+
+def put_another_name(path: Path, other: Path) -> None:
+    path.hardlink_to(other / "file")
+
+
+def put_directory(path: Path, _: Path) -> None:
+    path.mkdir()
+    (path / "file").write_bytes(b"kept")
+
+
+def put_pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_file_of_another_user(path: Path, _: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    path.touch()
+    os.chown(path, 12345, -1)
+
+
+@posix
+@pytest.mark.parametrize(
+    "put",
+    [
+        put_link,
+        put_link_that_leads_nowhere,
+        put_link_to_a_directory,
+        put_another_name,
+        put_directory,
+        put_pipe,
+        put_file_of_another_user,
+    ],
+)
+@pytest.mark.parametrize("has_dir_fd", [True, False])
+def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_touched(
+    web: WebServer,
+    url: str,
+    folder: Path,
+    tmp_path: Path,
+    put: Callable[[Path, Path], None],
+    has_dir_fd: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beneath, "HAS_DIR_FD", has_dir_fd)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_bytes(b"kept")
+    (folder / "m.onnxa").write_bytes(b"old")
+    put(folder / ".m.onnxa.download", other)
+    before = files_below(tmp_path)
+    with pytest.raises(FileExistsError, match=r"expected a regular file .* remove it") as caught:
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert caught.value.filename == str(folder / ".m.onnxa.download")
+    assert files_below(tmp_path) == before
+    assert (other / "file").read_bytes() == b"kept"
+    assert (folder / "m.onnxa").read_bytes() == b"old"
+    assert not web.requests
+
+
+@posix
+def test_a_target_that_is_no_file_is_refused_before_anything_is_asked(
+    web: WebServer, url: str, folder: Path
+) -> None:
+    os.mkfifo(folder / "pipe")
+    with contextlib.suppress(PermissionError):
+        os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    for special in list(folder.iterdir()):
+        before = special.stat()
+        with pytest.raises(FileExistsError, match="is not a regular file") as caught:
+            onnxarchive.download(url, special)
+        assert caught.value.filename == str(special)
+        assert special.stat().st_ino == before.st_ino
+    with pytest.raises(IsADirectoryError):
+        onnxarchive.download(url, f"{folder / 'new'}/")
+    assert not web.requests
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_mode_and_owner_of_a_file_are_kept(
+    web: WebServer, url: str, folder: Path, mode: int
+) -> None:
+    target = folder / "m.onnxa"
+    interrupt(url, target)
+    assert (folder / ".m.onnxa.download").stat().st_mode & 0o777 == 0o666 & ~_umask()
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    if not os.geteuid():
+        os.chown(target, 12345, 12345)
+    before = target.stat()
+    modes = set()
+
+    def look(*_: int) -> None:
+        modes.add((folder / ".m.onnxa.download").stat().st_mode & 0o777 & ~mode)
+
+    onnxarchive.download(url, target, progress=look)
+    assert modes == {0}
+    after = target.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
+    assert target.read_bytes() == ARCHIVE
+
+
+def test_a_file_that_is_edited_is_not_replaced(web: WebServer, url: str, folder: Path) -> None:
+    target = folder / "m.onnxa"
+    target.write_bytes(b"old")
+    with MappedFile(target, is_writable=True) as file, file.locked(is_exclusive=True):
+        with pytest.raises(LockedError, match="finish the edit first") as caught:
+            onnxarchive.download(url, target)
+        assert caught.value.path == str(target)
+        assert target.read_bytes() == b"old"
+    web.requests.clear()
+    onnxarchive.download(url, target)
+    assert asked(web) == 0  # the partial file was complete
+    assert target.read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("with_validator", [True, False])
@@ -156,26 +336,86 @@ def test_what_is_no_archive_is_not_fetched(web: WebServer, folder: Path) -> None
     with pytest.raises(FileNotFoundError):
         onnxarchive.download(web.url("/missing"), folder / "m.onnxa")
     assert len(web.requests) <= 3
-    assert files_below(folder) <= {".m.onnxa.download/lock"}
+    assert files_below(folder) == set()
+
+
+def interrupt(url: str, target: Path) -> None:
+    """Downloads the first 600,000 bytes."""
+
+    def stop(done: int, _: int) -> None:
+        if done > 600_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        onnxarchive.download(url, target, progress=stop)
+    assert not target.exists()
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_an_interrupted_download_goes_on_where_it_was(
     web: WebServer, url: str, folder: Path
 ) -> None:
-    def stop(done: int, _: int) -> None:
-        if done > 600_000:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        onnxarchive.download(url, folder / "m.onnxa", progress=stop)
-    assert not (folder / "m.onnxa").exists()
+    interrupt(url, folder / "m.onnxa")
     web.requests.clear()
     onnxarchive.download(url, folder / "m.onnxa")
     # The server may get requests of the interrupted download late; they are for later bytes.
     assert min(first_bytes(web)) > 600_000 - cache.BLOCK_SIZE
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_copy_of_a_partial_file_is_not_continued(
+    web: WebServer, url: str, folder: Path, tmp_path: Path
+) -> None:
+    interrupt(url, folder / "m.onnxa")
+    copy = tmp_path / ".m.onnxa.download"  # as in a cloned repository
+    copy.write_bytes((folder / ".m.onnxa.download").read_bytes())
+    web.requests.clear()
+    onnxarchive.download(url, tmp_path / "m.onnxa")
+    assert asked(web) >= len(ARCHIVE) - objects.END_SIZE
+    assert (tmp_path / "m.onnxa").read_bytes() == ARCHIVE
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("name", ["m" * 255, "ä" * 127])
+def test_the_longest_name_can_be_downloaded_and_has_its_own_partial_file(
+    web: WebServer, url: str, folder: Path, name: str
+) -> None:
+    interrupt(url, folder / name)
+    interrupt(url, folder / name[:-1])
+    assert len(files_below(folder)) == 2
+    for target in (folder / name, folder / name[:-1]):
+        onnxarchive.download(url, target)
+        assert target.read_bytes() == ARCHIVE
+    assert files_below(folder) == {name, name[:-1]}
+
+
+def test_what_cannot_be_removed_leaves_a_complete_download(
+    web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, **_: Any) -> None:
+        raise OSError(errno.EBUSY, "it is in use", path)
+
+    for name in ("unlink", "remove", "rmdir"):
+        monkeypatch.setattr(os, name, refuse)
+    assert onnxarchive.download(url, folder / "m.onnxa") == str(folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+
+
+@posix
+def test_a_file_system_without_locks_has_downloads_that_begin_anew(
+    web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    interrupt(url, folder / "m.onnxa")
+    assert files_below(folder) == set()
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert files_below(folder) == {"m.onnxa"}
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -220,7 +460,7 @@ def test_one_download_runs_at_a_time(web: WebServer, url: str, folder: Path) -> 
 
     def second(_: int, __: int) -> None:
         if not errors:
-            with pytest.raises(LockedError, match=r"m\.onnxa") as caught:
+            with pytest.raises(LockedError, match=r"m\.onnxa: .*downloading") as caught:
                 onnxarchive.download(url, folder / "m.onnxa")
             errors.append(caught.value)
 

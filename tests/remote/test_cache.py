@@ -535,8 +535,20 @@ def test_a_pipe_in_its_place_is_refused(directory: Path) -> None:
     path = damaged(directory)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ArchiveFormatError, match="found a pipe"):
+    with pytest.raises(FileExistsError, match="found a pipe; remove it") as caught:
         opened(directory)
+    assert caught.value.filename == str(path)
+
+
+@posix
+def test_a_link_in_its_place_is_refused_and_not_followed(directory: Path, tmp_path: Path) -> None:
+    path = damaged(directory)
+    path.unlink()
+    path.symlink_to(tmp_path / "missing")
+    with pytest.raises(FileExistsError, match="found a symbolic link; remove it") as caught:
+        opened(directory)
+    assert caught.value.filename == str(path)
+    assert not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize("size", [0, SIZE // 2, SIZE])
