@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
@@ -42,6 +42,8 @@ Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
 # The doc_string of an input that replaces a weight is this mark and the weight's key.
 _MARK: Final = "onnxarchive:"
+# Operators that only change the data type of their input.
+_CONVERSIONS: Final = {"Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 def transform(
@@ -66,8 +68,8 @@ def transform(
       the inputs that are still used become initializers again, copied from the archive. A function
       may replace such an input by a new initializer. A function that computes new weights (folds
       a batch normalization, changes a data type) skips hidden weights, or its result is refused.
-      If weights were hidden, and the function changed nothing or seems to need the weights, a
-      warning is raised.
+      If weights were hidden, and the function changed nothing, added nodes that convert hidden
+      weights (Cast), or seems to be a quantizer, a warning is raised.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy large
       tensors, and add tensors with data. A function that does not support external data may see
@@ -151,11 +153,13 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         given = copied(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
-        if hidden.names and _weights_are_left(given, returned):
+        is_left = bool(hidden.names) and _weights_are_left(given, returned)
+        names = hidden.names if is_left else _converted_by_nodes(given, returned, hidden.names)
+        if names:
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed no weight: the data of large weights, "
-                f"such as {hidden.names[0]!r}, was hidden; use weights='loaded' for functions "
-                "that need this data, such as quantizers",
+                f"such as {names[0]!r}, was hidden; use weights='loaded' for functions that need "
+                "this data, such as quantizers and converters to float16",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
@@ -182,6 +186,7 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _name(function: Function) -> str:
+    function = getattr(function, "func", function)  # of a functools.partial
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -204,6 +209,34 @@ def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
         and all(versions.get(it.domain) == it.version for it in before.opset_import)
         and _computation(before) == _computation(after)
     )
+
+
+def _converted_by_nodes(
+    before: onnx.ModelProto, after: onnx.ModelProto, names: Iterable[str]
+) -> list[str]:
+    """The weights that only nodes of `_CONVERSIONS` use now, but not before.
+
+    A function that changes data types leaves hidden weights unchanged, and converts them in each
+    run of the model.
+    """
+    old, new = (_operators_by_input(model) for model in (before, after))
+    return [
+        name
+        for name in names
+        if new[name] and new[name] <= _CONVERSIONS and not old[name] <= _CONVERSIONS
+    ]
+
+
+def _operators_by_input(model: onnx.ModelProto) -> defaultdict[str, set[str]]:
+    """The operators of the nodes that use a value, by the value's name; `""` for graph outputs."""
+    operators: defaultdict[str, set[str]] = defaultdict(set)
+    for graph in _graphs(model):
+        for node in graph.node:
+            for name in node.input:
+                operators[name].add(node.op_type)
+        for value in graph.output:
+            operators[value.name].add("")
+    return operators
 
 
 def _computation(model: onnx.ModelProto) -> onnx.ModelProto:
