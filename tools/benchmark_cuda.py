@@ -469,7 +469,7 @@ def _table(
         ]
         rows.append([way.name, *row])
     header = ["way", "seconds", "first run", "GiB/s", "MiB of RssAnon", "archive's seconds / these"]
-    return table(header, rows)
+    return "\n".join(table(header, rows))
 
 
 def _shown(number: float | None, digits: int) -> str:

@@ -330,9 +330,9 @@ def test_an_output_of_any_type_comes_from_its_file_as_an_input(
 ) -> None:
     def run_identity(path: str, inputs: Any, **_: object) -> Outcome:
         """Runs types that ONNX Runtime lacks, too."""
-        feed, _ = make_inputs([Port("x", f"tensor({name.lower()})", (3, 5))], inputs, {})
+        feed, assumed = make_inputs([Port("x", f"tensor({name.lower()})", (3, 5))], inputs, {})
         outputs = (Value("y", feed["x"]),)
-        return Outcome(path, (), feed, frozenset(), {}, (), outputs, 0, (0,), {})
+        return Outcome(path, (), feed, frozenset(), assumed, (), outputs, 0, (0,), {})
 
     monkeypatch.setattr(running, "run", run_identity)
     assert run("m.onnx", "--output", "first") == 0
