@@ -39,7 +39,6 @@ from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import remove_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.storage import filesystem
 from onnxarchive.storage.files import MappedFile, write_at
 
 NAME = "model.onnxa"
@@ -195,7 +194,7 @@ class Call(NamedTuple):
     """A system call that changes a file or directory, or syncs it.
 
     Attributes:
-        kind: "write", "truncate", "reserve", "sync", "create", "rename" or "unlink".
+        kind: "write", "truncate", "sync", "create", "rename" or "unlink".
         file: Inode of the file, or name of the file or directory.
         detail: Offset of a write, new size, new name, or inode of the created file.
         data: Bytes of a write.
@@ -257,13 +256,6 @@ class Calls:
             call = Call("truncate", _inode(descriptor), size)
             return self._make(lambda _: truncate_at(descriptor, size), call)
 
-        def allocate(descriptor: int, offset: int, nbytes: int) -> int:
-            try:
-                self._make(lambda _: None, Call("reserve", _inode(descriptor), offset + nbytes))
-            except OSError as error:
-                return error.errno or 0
-            return 0
-
         def sync(descriptor: int) -> Any:
             return self._make(lambda _: None, Call("sync", _inode(descriptor)))
 
@@ -290,11 +282,7 @@ class Calls:
             "unlink": unlink,
             "open": open_,
         }
-        with (
-            patch.multiple(os, **system),
-            patch.object(filesystem, "fallocate", lambda: allocate),
-            patch.object(filesystem, "file_system", lambda _: "ext4"),
-        ):
+        with patch.multiple(os, **system):
             yield
 
 

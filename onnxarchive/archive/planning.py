@@ -507,7 +507,7 @@ def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memo
                 sizes[path] += piece.nbytes
                 yield piece
 
-    rest = spool(pieces(), temporary)
+    rest = spool(pieces(), sum(given[path].nbytes for path in sizes), temporary)
     for path, size in sizes.items():
         views[path], rest = rest[:size], rest[size:]
     return views

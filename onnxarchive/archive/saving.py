@@ -66,11 +66,11 @@ def save(
 ) -> None:
     """Saves a model as an archive.
 
-    The archive appears at `path` when it is complete; after a failure the old file is unchanged. On
-    ext4, XFS and tmpfs, a full disk raises an error before anything is written. The same model and
-    options give the same bytes. Memory holds copies of the tensors that stay in the model, and a
-    copy of the tensor that is being written. With several threads, memory also holds copies of the
-    next tensors: at most `jobs` tensors, and at most 96 MiB.
+    The archive appears at `path` when it is complete; after a failure the old file is unchanged. If
+    the disk has too little free space, an error is raised before anything is written. The same
+    model and options give the same bytes. Memory holds copies of the tensors that stay in the
+    model, and a copy of the tensor that is being written. With several threads, memory also holds
+    copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
     To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from

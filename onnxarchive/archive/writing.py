@@ -15,12 +15,12 @@ from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
-from onnxarchive.errors import ArchiveFormatError, Report, naming
+from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.filesystem import require_space
 from onnxarchive.storage.random_access import READ_SIZE
 from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
@@ -38,7 +38,6 @@ def write_archive(
     options: WriteOptions,
     *,
     require: Require | None = None,
-    reserved: int | None = None,
     access: Access | None = None,
 ) -> int:
     """Writes a planned archive; gives its size in bytes.
@@ -49,14 +48,13 @@ def write_archive(
             is written sequentially.
         options: The options; only `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards the file.
-        reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
         access: Options for reaching a remote target, or None.
     """
     access = access or {}
     if is_remote(path, access):
         return _write_object(plan, os.fspath(path), options, access)
     if isinstance(path, str | os.PathLike):
-        with write_file(plan, path, options, require=require, reserved=reserved) as written:
+        with write_file(plan, path, options, require=require) as written:
             locking.unlock(written.fileno())
             return written.size
     require_names(plan.items.names)
@@ -81,7 +79,6 @@ def write_file(
     options: WriteOptions,
     *,
     require: Require | None = None,
-    reserved: int | None = None,
     is_locked: bool = False,
 ) -> MappedFile:
     """Writes a planned archive like `write_archive`; returns it, still locked except on Windows.
@@ -91,16 +88,13 @@ def write_file(
         path: The archive.
         options: The options; only `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards the file.
-        reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
     require_names(plan.items.names)
     replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
     try:
-        nbytes = plan.nbytes if reserved is None else min(plan.nbytes, reserved)
-        with naming(path):
-            reserve(replacement.fileno(), 0, nbytes)
+        require_space(path, plan.nbytes)
         _stream_all(plan, replacement.file, options)
     except BaseException:
         replacement.discard()

@@ -21,7 +21,6 @@ from onnxarchive.archive.openable import Access, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
-    open_assets,
     plan_archive,
     with_further_models,
 )
@@ -35,7 +34,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import Report, UnsupportedFeatureError, naming, with_path
+from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -43,7 +42,7 @@ from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
-from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.filesystem import require_space
 from onnxarchive.storage.forward_file import streamed
 from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
@@ -52,9 +51,6 @@ from onnxarchive.zipformat import layout
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# Greatest expansion by deflate. A source may state sizes that are too large, so `convert` reserves
-# no more disk space than the size of the input files times this number.
-_MAX_EXPANSION = 1032
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +225,6 @@ def convert_silently(
 
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
     """
-    given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
     is_local = not any(is_remote(given, access) for given in sources.values())
     if not is_local:
@@ -276,9 +271,7 @@ def convert_silently(
         if dry_run:
             nbytes = plan.size(options.alignment)
         else:
-            read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
-            reserved = _MAX_EXPANSION * read_nbytes if is_local else None
-            nbytes = write_archive(plan, path, options, reserved=reserved, access=access)
+            nbytes = write_archive(plan, path, options, access=access)
         count = sum(not name.startswith(ASSET_PREFIX) for name in plan.items.names)
         return Conversion(
             source=shown_url(os.fspath(source)),
@@ -428,8 +421,7 @@ def _export_single(
         check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
         counter.add(data.nbytes)
     with replacing(destination) as replacement:
-        with naming(destination):
-            reserve(replacement.fileno(), 0, sum(map(len, parts)))
+        require_space(destination, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
                 replacement.file.write(piece)
@@ -438,8 +430,9 @@ def _export_single(
 def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
     """Copies a model's tensors to a temporary file; returns a function that reads them by key."""
     keys = list(archive._refs)
-    copy = spool(chain.from_iterable(verified_pieces(archive, key) for key in keys), directory)
     sizes = [archive.entries[key].nbytes for key in keys]
+    verified = chain.from_iterable(verified_pieces(archive, key) for key in keys)
+    copy = spool(verified, sum(sizes), directory)
     begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
     return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
 
@@ -458,8 +451,7 @@ def _export_external(
     beside = _beside(destination, external_data)
     data_replacement = Replacement(beside)
     try:
-        with naming(beside):
-            reserve(data_replacement.fileno(), 0, nbytes)
+        require_space(beside, nbytes + len(serialized))
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
             data_replacement.file.offset = offset
@@ -522,6 +514,7 @@ def extract(
     with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
         archive._fetch_missing(archive.entries)
         total = sum(entry.nbytes for entry in archive.entries.values())
+        require_space(directory, total, made)
         counter = ProgressCounter(progress, total)
         process = os.getpid()
         for name in archive.entries:

@@ -117,7 +117,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
             f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
             f" found a file of {file.size} bytes that does not begin as a zip"
         )
-    return spool(map(memoryview, file.pieces(0, file.size)), temporary)
+    return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:

@@ -24,6 +24,10 @@ from onnxarchive.storage.file_data import FileData
 _TORCH_PLACEHOLDER = b"__EXTERNAL"
 # `set_external_data` of onnx can write a pair with this key. The pair is ignored.
 _BASEPATH = frozenset({"basepath"})
+# Several tensors may name the same bytes, and each gets its own copy. So a small file could make an
+# archive of any size. These limits allow shared constants, and layers with the same weights.
+_SHARED_NBYTES = 1 << 28
+_MAX_SHARING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Finder:
         self._elsewhere = elsewhere
         self._checksums: dict[DataFile, str] = {}
         self._locations: set[str] = set()
+        self._held: dict[str, int] = {}  # size of each file in which data was found
+        self._needed = 0  # sum of the sizes of the data
 
     def find(self, serialized: Serialized) -> Found:
         """Finds the bytes of every external tensor, or reports all that are missing.
@@ -97,11 +103,15 @@ class Finder:
                 if found is not None:
                     data.others[ref.path] = found
         _require_none(problems)
+        self._require_held()
         return Found(serialized.model, data, self._locations, small)
 
     def find_files(self, small: SmallInitializers) -> bool:
         """Finds the files of small tensors; returns True if every tensor's data is found."""
         small.files = [self._file_of(location) for location in small.locations]
+        self._needed = sum(
+            size for row, size in enumerate(small.sizes) if small.file(row) is not None
+        )
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
@@ -109,7 +119,7 @@ class Finder:
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
-                self._locations.add(plain(location))
+                self._add(location, file)
                 return file
         return None
 
@@ -158,8 +168,25 @@ class Finder:
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        self._locations.add(plain(location))
+        self._add(location, file)
+        self._needed += nbytes
         return file.part(offset, nbytes)
+
+    def _add(self, location: str, file: DataFile) -> None:
+        path = plain(location)
+        self._locations.add(path)
+        self._held[path] = file.nbytes
+
+    def _require_held(self) -> None:
+        """Refuses tensors that need far more bytes than the files have."""
+        held = sum(self._held.values())
+        limit = _SHARED_NBYTES + _MAX_SHARING * held
+        if self._needed > limit:
+            raise ArchiveFormatError(
+                f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
+                f"found {self._needed} bytes: too many tensors name the same bytes; let the nodes "
+                "share one initializer, or use onnx.load and onnxarchive.save with dedupe=True"
+            )
 
     def _verify(self, file: DataFile, location: str, expected: str) -> None:
         if file not in self._checksums:

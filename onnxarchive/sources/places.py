@@ -243,7 +243,7 @@ class _ZippedFile:
                 start = self._entry.data_offset
                 self._whole = self._view[start : start + self.nbytes]
             else:
-                self._whole = spool(inflate(self._view, self._entry), self._temporary)
+                self._whole = spool(inflate(self._view, self._entry), self.nbytes, self._temporary)
         return self._whole
 
     def read(self, offset: int, nbytes: int) -> memoryview:
@@ -288,7 +288,7 @@ class _Kept:
             ranges.append((begin, end))
         sizes = (end - begin for begin, end in ranges)
         offsets = [0, *accumulate(sizes)]
-        view = spool(_within(ranges, pieces), directory)
+        view = spool(_within(ranges, pieces), offsets[-1], directory)
         return cls([begin for begin, _ in ranges], offsets, view)
 
     def read(self, offset: int, nbytes: int) -> memoryview:

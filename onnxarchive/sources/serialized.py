@@ -19,6 +19,8 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.places import DataFile
 from onnxarchive.sources.recognition import ends_early
 
+_MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
+
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
@@ -49,9 +51,16 @@ class Serialized:
         if data_type is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
             return None
-        if span.is_raw:
-            return self.file.part(span.offset, span.nbytes)
-        return _Decoded(self.view, span, data_type.nbytes(ref.tensor.dims))
+        nbytes = data_type.nbytes(ref.tensor.dims)
+        if nbytes != span.nbytes if span.is_raw else nbytes > _MAX_DECODED * span.nbytes:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
+            )
+        return (
+            self.file.part(span.offset, nbytes)
+            if span.is_raw
+            else _Decoded(self.view, span, nbytes)
+        )
 
 
 def require_messages(files: Iterable[DataFile]) -> None:

@@ -1,13 +1,11 @@
-"""System calls that depend on the file system: sharing blocks, reserving blocks, syncing."""
+"""System calls that depend on the file system: sharing blocks, free space, syncing."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import sys
-from collections.abc import Callable
-from functools import cache
+import shutil
 
 from onnxarchive.errors import naming
 from onnxarchive.storage.files import MappedFile
@@ -22,13 +20,6 @@ NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # Errors of systems that cannot sync directories.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
-
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
-
-# File systems on which writing to reserved blocks is not slower than writing to other blocks. Btrfs
-# is left out, since it does not compress data in reserved blocks. ZFS is left out, since it refuses
-# to reserve more than its free space, though compressed data may need less.
-RESERVING = ("ext4", "xfs", "tmpfs")
 
 
 def clone(source: MappedFile, target: int) -> bool:
@@ -50,68 +41,27 @@ def clone(source: MappedFile, target: int) -> bool:
     return True
 
 
-def reserve(descriptor: int, offset: int, nbytes: int) -> None:
-    """Reserves blocks for bytes to be written, on file systems that benefit.
-
-    A full disk is then found at once, and writing is faster. The size of the file does not change;
-    reserved blocks beyond it are freed by the next `os.ftruncate`.
+def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:
+    """Refuses to begin to write more bytes than the disk has free, if the system tells this.
 
     Args:
-        descriptor: The file.
-        offset: Offset of the bytes in the file.
-        nbytes: Number of the bytes.
+        path: The file or directory to write, or its description.
+        nbytes: Number of the bytes to write.
+        directory: The directory that will contain the file; None for that of `path`.
 
     Raises:
-        OSError: The disk is full.
+        OSError: The disk has fewer free bytes; the error names `path`.
     """
-    allocate = fallocate()
-    if allocate is None or not nbytes or file_system(descriptor) not in RESERVING:
-        return
-    error = allocate(descriptor, offset, nbytes)
-    if error in NO_SPACE:
-        raise OSError(error, os.strerror(error))
-
-
-@cache
-def fallocate() -> Callable[[int, int, int], int] | None:
-    """Linux's fallocate or None; called with descriptor, offset and size, it returns an errno or 0.
-
-    Python has only posix_fallocate, which writes to each block if the file system cannot reserve.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
     try:
-        import ctypes
-
-        library = ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError):  # Python was built without ctypes, or linked statically
-        return None
-    # The 64-bit variant, if there are two.
-    function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if function is None:
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-    def allocate(descriptor: int, offset: int, nbytes: int) -> int:
-        failed = function(descriptor, _KEEP_SIZE, offset, nbytes)
-        return ctypes.get_errno() if failed else 0
-
-    return allocate
-
-
-def file_system(descriptor: int) -> str | None:
-    """Type of a file's file system, from Linux's /proc/self/mountinfo (proc(5)); or None."""
-    device = os.fstat(descriptor).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/self/mountinfo", errors="surrogateescape") as mounts,
-    ):
-        for mount in mounts:
-            fields, _, described = mount.partition(" - ")
-            if fields.split()[2] == number:
-                return described.split()[0]
-    return None
+        disk = shutil.disk_usage(directory or os.path.dirname(os.path.realpath(path)))
+    except OSError:
+        return
+    if disk.total and disk.free < nbytes:  # a file system that counts no blocks has 0 in all
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {nbytes} bytes are needed, {disk.free} are free",
+            os.fspath(path),
+        )
 
 
 def sync(file: MappedFile) -> None:

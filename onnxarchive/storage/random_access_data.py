@@ -33,7 +33,7 @@ class RandomAccessData:
         """The same bytes for repeated reading: a temporary copy unless `mapped_file` has them."""
         if self.file.mapped_file is not None:
             return self
-        return Stored(spool(self, self.temporary))
+        return Stored(spool(self, self.nbytes, self.temporary))
 
     def __iter__(self) -> Iterator[memoryview]:
         found = 0

@@ -25,9 +25,9 @@ from typing import Final
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError, naming
+from onnxarchive.errors import ArchiveError
 from onnxarchive.storage.files import MappedFile, PositionalWriter
-from onnxarchive.storage.filesystem import reserve, sync
+from onnxarchive.storage.filesystem import require_space, sync
 
 # Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer consists of these four
 # fields and their SHA-256.
@@ -160,8 +160,8 @@ def change_end(
     logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
     descriptor, process = file.fileno(), os.getpid()
     try:
-        with naming(file.path):
-            reserve(descriptor, offset, logged_size - offset)
+        directory = os.path.dirname(file.absolute_path)
+        require_space(file.path, logged_size - file.size, directory)
         file.truncate(logged_size)
         log = PositionalWriter(file, copy_offset, logged_size)
         for piece in _log(file, edit):

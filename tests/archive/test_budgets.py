@@ -9,10 +9,12 @@ import errno
 import io
 import os
 import random
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -26,7 +28,6 @@ from onnxarchive import ArchiveFormatError
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import ModelToStore, plan_archive
 from onnxarchive.buffers.data import Data
-from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 GIB = 1 << 30
@@ -51,17 +52,9 @@ def _declare(path: Path, nbytes: int, declared: int) -> None:
 
 
 @pytest.fixture
-def set_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes the disk is asked for beforehand, each time."""
-    asked: list[int] = []
-
-    def allocate(descriptor: int, offset: int, nbytes: int) -> int:
-        asked.append(nbytes)
-        return errno.EOPNOTSUPP
-
-    monkeypatch.setattr(filesystem, "fallocate", lambda: allocate)
-    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "ext4")
-    return asked
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with 1 GiB of free space."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=9 * GIB, free=GIB))
 
 
 @pytest.fixture
@@ -99,9 +92,7 @@ def test_a_model_that_is_declared_too_large_is_refused_before_it_is_inflated(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_room_for_what_a_zip_declares_is_not_set_aside_before_it_is_there(
-    tmp_path: Path, method: int, set_aside: list[int]
-) -> None:
+def test_what_a_zip_declares_is_compared_with_its_data(tmp_path: Path, method: int) -> None:
     data = bytes(123_456)
     tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[3 * GIB])
     model = model_of(external(tensor, "w.bin")).SerializeToString()
@@ -109,12 +100,12 @@ def test_room_for_what_a_zip_declares_is_not_set_aside_before_it_is_there(
     _declare(path, len(data), 3 * GIB)
     with pytest.raises(ArchiveFormatError, match=f"{3 * GIB} bytes inflated, found {len(data)}"):
         onnxarchive.convert(path, tmp_path / "m.onnxa")
-    assert 0 < sum(set_aside) < 2000 * path.stat().st_size
 
 
+@pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("field", ["raw_data", "int64_data"])
-def test_room_for_what_a_shape_says_is_not_set_aside_before_it_is_there(
-    tmp_path: Path, field: str, set_aside: list[int]
+def test_a_shape_that_does_not_fit_the_data_is_named_before_the_full_disk(
+    tmp_path: Path, field: str
 ) -> None:
     tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[3 * GIB])
     if field == "raw_data":
@@ -125,7 +116,56 @@ def test_room_for_what_a_shape_says_is_not_set_aside_before_it_is_there(
     path.write_bytes(model_of(tensor).SerializeToString())
     with pytest.raises(ArchiveFormatError, match=f"expected {24 * GIB} bytes"):
         onnxarchive.convert(path, tmp_path / "m.onnxa")
-    assert 0 < sum(set_aside) < 2000 * path.stat().st_size
+
+
+def _sharing(path: Path, count: int, nbytes: int, form: str) -> Path:
+    """A source whose tensors all name the same bytes."""
+    tensors = (
+        TensorProto(name=f"w{number}", data_type=TensorProto.UINT8, dims=[nbytes - number])
+        for number in range(count)
+    )
+    model = model_of(*(external(it, "w.bin") for it in tensors)).SerializeToString()
+    files = {"m.onnx": model, "w.bin": bytes(nbytes)}
+    if form == "zip":
+        return _zip(path / "m.zip", files, zipfile.ZIP_DEFLATED)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path if form == "directory" else path / "m.onnx"
+
+
+@pytest.mark.parametrize("form", ["onnx", "zip", "directory"])
+@pytest.mark.parametrize("nbytes", [50_000, 5 << 20], ids=["small", "large"])
+def test_tensors_that_need_far_more_bytes_than_a_source_has_are_refused(
+    tmp_path: Path, form: str, nbytes: int
+) -> None:
+    source = _sharing(tmp_path, (1 << 29) // nbytes, nbytes, form)
+    before = sorted(os.listdir(tmp_path))
+    expected = rf"at most \d+ bytes in files of {nbytes} bytes, found \d+ bytes: too many tensors"
+    for options in ({}, {"dry_run": True}, {"dedupe": True}):
+        with pytest.raises(ArchiveFormatError, match=expected):
+            onnxarchive.convert(source, tmp_path / "m.onnxa", **options)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("form", ["onnx", "zip", "directory"])
+def test_a_few_tensors_may_name_the_same_bytes(tmp_path: Path, form: str) -> None:
+    source = _sharing(tmp_path, 40, 5000, form)
+    onnxarchive.convert(source, tmp_path / "m.onnxa")
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert [archive.tensors[f"w{it}"].nbytes for it in range(40)] == [*range(5000, 4960, -1)]
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("form", ["onnx", "zip"])
+def test_a_source_that_is_larger_than_the_free_space_is_refused_before_it_is_written(
+    tmp_path: Path, form: str
+) -> None:
+    source, target = _sharing(tmp_path, 11, 100 << 20, form), tmp_path / "m.onnxa"
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(OSError, match=rf"1153\d+ bytes are needed, {GIB} are free") as raised:
+        onnxarchive.convert(source, target)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(target))
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 # Temporary files

@@ -77,15 +77,9 @@ def without_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "fcntl", None)
 
 
-def without_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "fallocate", lambda: None)
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-
-
 def without_all(monkeypatch: pytest.MonkeyPatch) -> None:
     without_positions(monkeypatch)
     without_fcntl(monkeypatch)
-    without_fallocate(monkeypatch)
     without("SEEK_DATA", "SEEK_HOLE", "fchown", "listxattr", "sched_getaffinity")(monkeypatch)
     monkeypatch.setattr(files, "POPULATED", None)
 
@@ -95,7 +89,6 @@ MISSING: dict[str, Missing] = {
     "pwrite": without("pwrite"),
     "pread and pwrite": without_positions,
     "fcntl": without_fcntl,
-    "fallocate": without_fallocate,
     "SEEK_DATA": without("SEEK_DATA", "SEEK_HOLE"),
     "fchown": without("fchown"),
     "listxattr": without("listxattr"),
