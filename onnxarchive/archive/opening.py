@@ -86,7 +86,8 @@ def open(
             pages are read when they are used. An edit of the archive ends the prefetch.
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
-            credentials, region, timeouts, ...
+            credentials, region, timeouts, ... A web address with a user, a query or headers is
+            refused if it redirects to another server, unless `allow_redirects` is True.
             `cache`: A directory for local copies of remote data, or True for the user's cache
             directory. Views then map a local copy, which processes share. An object with neither a
             strong ETag nor a version is not cached.

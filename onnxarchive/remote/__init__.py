@@ -2,7 +2,7 @@
 
 `urls` recognises URLs and shows them without secrets, `stores` selects the library for a URL
 (obstore or fsspec) and makes requests, `failures` converts the libraries' errors, `background` runs
-many requests at once, `redirects` refuses redirects that would send a secret to another server.
+many requests at once, `redirects` keeps secrets from servers to which a redirect leads.
 `objects` reads an object, `cache` keeps fetched bytes on this machine, `opening` opens objects with
 or without a cache, `writing` writes an object, `listing` lists the objects of a bucket. This room
 imports storage, buffers and errors.

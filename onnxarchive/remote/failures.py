@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from onnxarchive.errors import ObjectChangedError, shown
+from onnxarchive.remote.redirects import NOWHERE, REMEDY, RefusedRedirectError
 
 _Made = TypeVar("_Made")
 _INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL)
@@ -21,6 +22,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIAL_SERVER = "//169.254.169.254/"
 # {pattern of an error's text: reason to show}; the first pattern that matches counts.
 _REASONS = {
+    re.escape(NOWHERE): f"the server redirects{REMEDY}",
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; fetch the "
     "whole file with another tool, such as curl, and open the copy",
     r"\bTimedOut|\bTimeout": "the server took too long to answer",
@@ -55,6 +57,11 @@ def failure(error: BaseException, name: str) -> Exception:
         error: The error raised by the library.
         name: The object's name for messages.
     """
+    cause: BaseException | None = error
+    while cause is not None:  # fsspec may report any error as a missing file
+        if isinstance(cause, RefusedRedirectError):
+            return OSError(errno.EIO, f"the server redirects{REMEDY}", name)
+        cause = cause.__cause__ or cause.__context__
     kind, status = type(error).__name__, status_of(error)
     if kind == "PreconditionError":
         return changed(name)

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.remote.failures import attempt
-from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
+from onnxarchive.remote.stores import (
+    Options,
+    Store,
+    is_of_store,
+    is_web,
+    open_file_system,
+    open_store,
+)
 from onnxarchive.remote.urls import shown_url
 
 
@@ -44,12 +51,12 @@ def list_objects(
     name = shown_url(url_or_path) if store is None else url_or_path
     base = url_or_path.rstrip("/")
     if is_of_store(url_or_path, store):
-        found, prefix = open_store(base, store, storage_options)
-        if type(found).__name__ == "HTTPStore":
+        if is_web(url_or_path, store):
             raise UnsupportedFeatureError(
                 f"{name}: expected the URL of a store, such as s3://, gs:// or az://, found a web "
                 "address, which has no listing"
             )
+        found, prefix = open_store(base, store, storage_options)
         listed = _listed(found, prefix, name)
     else:
         system, prefix = open_file_system(base, storage_options)

@@ -10,8 +10,7 @@ from itertools import chain, islice, starmap
 
 from onnxarchive.remote.background import as_completed, in_order, run
 from onnxarchive.remote.failures import changed
-from onnxarchive.remote.redirects import require_no_redirect
-from onnxarchive.remote.stores import Options, Origin, Store, StoreOrigin, Version, origin_of
+from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
@@ -31,9 +30,10 @@ def open_object(
     the size, and another request gets the bytes. fsspec always makes these two requests, and a
     third request to detect changes.
 
-    obstore follows redirects, also to other hosts and to this machine. Other hosts get all
-    headers except `Authorization` and cookies. If the query of a web address may have a secret,
-    such as a signature, redirects are refused; one more request detects them.
+    obstore follows redirects, also to other hosts and to this machine. If a web address has a user
+    or a query, or if the client's options have headers, redirects to another scheme, host or port
+    are refused, since they may send a secret to another server; one more request detects them.
+    `allow_redirects` allows them.
 
     Reading takes bounded memory, with one exception: obstore reads the complete text of an answer
     with an error status, so a hostile server can exhaust the memory.
@@ -44,7 +44,7 @@ def open_object(
         store: A store of obstore.
         storage_options: Options of obstore or fsspec, among them credentials. For obstore, one
             mapping has the options of the store, the HTTP client (`timeout`) and the retries
-            (`max_retries`).
+            (`max_retries`), and `allow_redirects`, which may also be given with `store`.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -53,7 +53,7 @@ def open_object(
         PermissionError: The server refuses access.
         ValueError: An option is wrong.
     """
-    origin = _origin(url_or_path, store, storage_options)
+    origin = origin_of(url_or_path, store, storage_options)
     version, end = run(origin.name, partial(_open, origin))
     return RemoteFile(origin, version, end)
 
@@ -62,19 +62,12 @@ def has_object(
     url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
 ) -> bool:
     """True if the object exists; requests only its attributes. See `open_object`."""
-    origin = _origin(url_or_path, store, storage_options)
+    origin = origin_of(url_or_path, store, storage_options)
     try:
         run(origin.name, origin.version)
     except FileNotFoundError:
         return False
     return True
-
-
-def _origin(url_or_path: str, store: Store | None, storage_options: Options | None) -> Origin:
-    origin = origin_of(url_or_path, store, storage_options)
-    if isinstance(origin, StoreOrigin):
-        require_no_redirect(origin.store, origin.name)
-    return origin
 
 
 async def _open(origin: Origin) -> tuple[Version, bytes]:

@@ -1,57 +1,267 @@
-"""Refuses redirects of URLs whose query may have a secret, which another server would get.
+"""Keeps the secrets of requests from servers to which a redirect leads.
 
-The HTTP client of obstore follows redirects and sends the previous URL, with its query, in the
-header `Referer`. No option prevents this.
+The HTTP client of obstore follows redirects, and no option prevents this. The next server gets all
+headers but `Authorization` and cookies, and in `Referer` the URL with its query. So a web address
+with a user, a query or headers is asked first whether it redirects to another server, and the
+client gets a proxy that does not exist for all other hosts: later redirects to them fail.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import errno
 import re
-import urllib.error
-import urllib.request
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-_SECRET = re.compile(
-    r"(?:^|[?&])[^=&]*(?:sig|token|key|secret|password|auth)[^=&]*=", re.IGNORECASE
+from onnxarchive.errors import shown
+from onnxarchive.remote.background import run
+from onnxarchive.remote.urls import shown_url
+
+TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
+NOWHERE = "127.0.0.1:0"  # the proxy that does not exist: no server can have this port
+REMEDY = (
+    ", and another server would get the user, the query and the headers of requests; if none of "
+    "them is secret, storage_options={'allow_redirects':True} "
+    "(--storage-option allow_redirects=true) allows redirects"
 )
-_TIMEOUT = 5  # seconds
+_PORTS = {"http": 80, "https": 443}
+_REDIRECTS = (301, 302, 303, 307, 308)  # those that obstore follows
+_MOST_REDIRECTS = 10
+_TRANSIENT = (407, 408, 425, 429)  # with 500 and above: the next answer may differ
+_TRIES = 3  # at an address with transient answers
+# A path or a query that no parser of URLs takes for the address of another server. Some parsers
+# take a backslash for a slash, skip tabs, and look for a host after three slashes.
+_LOCAL = re.compile(r"(?:/(?!/)|\?|[\w.~%-]+(?=[/?]|$))[!-\[\]-~]*", re.ASCII)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """Returns None: urllib then raises `HTTPError` for the redirect."""
+def keep_secrets(
+    name: str,
+    store: Any,
+    key: str,
+    make: Callable[[dict[str, Any]], Any] | None = None,
+    hosts: Iterable[str] = (),
+) -> Any:
+    """Makes sure that no redirect sends a user, a query or headers to another server.
 
-
-def require_no_redirect(store: Any, name: str) -> None:
-    """Refuses a redirecting server if the query of a web address may have a secret.
+    Which of them are secret is unknown, so all count. The address of a `HTTPStore` is asked whether
+    it redirects to another scheme, host or port.
 
     Args:
-        store: The store of obstore for the address.
-        name: The address for messages.
+        name: The object's name for messages.
+        store: A store of obstore.
+        key: The key of the object in it.
+        make: Makes the same store with more options of the client; None for a store of the caller.
+        hosts: The hosts that the store may reach, besides its own.
+
+    Returns:
+        The store, or one that can reach no other hosts.
 
     Raises:
-        OSError: The server redirects.
+        OSError: The server redirects, or it is unknown whether it does.
     """
-    url = getattr(store, "url", None)
-    if url is None or not _SECRET.search(urlsplit(url).query):
-        return
-    headers = (store.client_options or {}).get("default_headers", {})
-    request = urllib.request.Request(url, headers={**headers, "Range": "bytes=0-0"})
-    try:
-        urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT).close()
-    except urllib.error.HTTPError as error:
-        status = error.code
-        error.close()
-    except (OSError, ValueError):
-        return  # obstore's request will report the error
+    url, client = getattr(store, "url", None), getattr(store, "client_options", None) or {}
+    parts = urlsplit(url or "")
+    if not (parts.query or "@" in parts.netloc or client.get("default_headers")):
+        return store
+    from urllib.request import getproxies  # slow to import
+
+    has_proxy = "proxy_url" in client or any(it != "no" for it in getproxies())
+    can_confine = make is not None and not has_proxy
+    if url is not None:
+        path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
+        problem = run(name, partial(_problem, parts._replace(path=path).geturl(), client))
     else:
-        return
-    if status in (301, 302, 303, 307, 308):
-        raise OSError(
-            errno.EIO,
-            "the server redirects, and the query of the URL, which may have a secret, would go to "
-            "another URL; send the secret as a header (default_headers in storage_options)",
-            name,
-        )
+        problem = None if can_confine else "it is unknown whether the store's server redirects"
+    if problem is not None:
+        raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
+    if make is None or has_proxy:
+        return store
+    excludes = ",".join((*hosts, *filter(None, [parts.hostname])))
+    return make({"proxy_url": f"http://{NOWHERE}", "proxy_excludes": excludes})
+
+
+class RefusedRedirectError(OSError):
+    """fsspec was redirected to another server."""
+
+
+def refusing_redirects(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with which fsspec's file system of web addresses keeps secrets, too.
+
+    Args:
+        url: A URL of another scheme, which may be chained with a web address.
+        options: The options of fsspec. Those with the key `http` or `https` are for such an
+            address; so are `target_options` if `target_protocol` or `fo` says so.
+    """
+    options = dict(options)
+    inner = f"{options.get('target_protocol')}:// {options.get('fo')}"
+    for scheme in _PORTS:
+        for key, text in ((scheme, url.partition("::")[2]), ("target_options", inner)):
+            if match := re.search(rf"(?:^|::| ){scheme}://(\S*)", text):
+                own = dict(options.get(key) or {})
+                if own or re.search(r"[@?]", match[1]):
+                    import aiohttp
+
+                    trace = aiohttp.TraceConfig()
+                    trace.on_request_redirect.append(_refuse)
+                    client = dict(own.get("client_kwargs") or {})
+                    client["trace_configs"] = [*client.get("trace_configs", ()), trace]
+                    options[key] = own | {"client_kwargs": client}
+    return options
+
+
+async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
+    location = redirect.response.headers.get("Location") or "//"
+    if not _is_local(urlsplit(str(redirect.url)), location):
+        raise RefusedRedirectError
+
+
+async def _problem(url: str, client: Mapping[str, Any]) -> str | None:
+    """Why requests may reach another server; None if they do not."""
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            for _ in range(_MOST_REDIRECTS):
+                locations = await _locations(urlsplit(url), client)
+                if not locations:
+                    return None
+                for location in locations:
+                    if not _is_local(urlsplit(url), location):
+                        other = re.split(r"(?<![:/\\])[/\\?#]", location, maxsplit=1)[0]
+                        return f"the server redirects to {shown(shown_url(other))}"
+                url = urljoin(url, locations[0])
+        reason = f"found more than {_MOST_REDIRECTS} redirects"
+    except TimeoutError:
+        reason = "the server took too long to answer"
+    except ssl.SSLCertVerificationError:
+        reason = "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
+    except _UnknownError as error:
+        reason = str(error)
+    except OSError:
+        reason = "there is no connection to the server"
+    except Exception as error:  # such as ValueError or asyncio.LimitOverrunError
+        reason = f"the server's answer is not understood ({type(error).__name__})"
+    return f"{reason}, so it is unknown whether the server redirects"
+
+
+class _UnknownError(Exception):
+    """It is unknown whether a server redirects."""
+
+
+def _is_local(url: SplitResult, location: str) -> bool:
+    """True if all parsers of URLs take a redirect for one to the same scheme, host and port."""
+    if match := re.match(r"([A-Za-z]+)://([^/?#]*)(?=[/?]|$)", location):
+        port = f":{_PORTS[url.scheme]}"
+        host = url.netloc.rpartition("@")[2].removesuffix(port)
+        if (match[1].lower(), match[2].lower().removesuffix(port)) != (url.scheme, host):
+            return False
+        location = location[match.end() :] or "/"
+    return _LOCAL.fullmatch(location) is not None
+
+
+async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
+    """Asks for one byte of a web address; returns the targets of a redirect."""
+    for _ in range(_TRIES):
+        status, head = await _ask(url, client)
+        if status in _REDIRECTS:
+            found = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
+            return [it.decode("latin-1") for it in found]
+        if status < 500 and status not in _TRANSIENT:
+            return []
+    raise _UnknownError(f"the server answered with HTTP status {status}")
+
+
+async def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, bytes]:
+    """The status and the headers of the answer to a request for one byte."""
+    proxy = _proxy(url, client)
+    server = proxy or url
+    headers: dict[str, str | bytes] = {
+        "user-agent": client.get("user_agent", "object_store"),
+        **authorization(url),
+        **client.get("default_headers", {}),
+        "range": "bytes=0-0",
+        "connection": "close",
+    }
+    path = url._replace(scheme="", netloc="", path=url.path or "/", fragment="").geturl()
+    host = url.netloc.rpartition("@")[2]
+    context = _context(client) if url.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(
+        server.hostname,
+        server.port or _PORTS[server.scheme],
+        ssl=None if proxy else context,
+    )
+    try:
+        if proxy is not None:
+            to_proxy: dict[str, str | bytes] = {**authorization(proxy, "proxy-authorization")}
+            if context is None:
+                path, headers = f"http://{host}{path}", headers | to_proxy
+            else:
+                writer.write(_request("CONNECT", f"{url.hostname}:{url.port or 443}", to_proxy))
+                if (status := (await _answer(reader))[0]) != 200:
+                    raise _UnknownError(f"the proxy answered with HTTP status {status}")
+                await writer.start_tls(context, server_hostname=url.hostname)
+        writer.write(_request("GET", path, {"host": host, **headers}))
+        return await _answer(reader)
+    finally:
+        writer.transport.abort()
+
+
+def _request(method: str, path: str, headers: Mapping[str, str | bytes]) -> bytes:
+    lines: list[bytes] = [f"{method} {path} HTTP/1.1".encode("ascii")]
+    for name, value in headers.items():
+        text = value if isinstance(value, bytes) else value.encode("latin-1")
+        lines.append(name.encode("ascii") + b": " + text)
+    if any(re.search(rb"[\r\n]", line) for line in lines):
+        raise ValueError
+    return b"\r\n".join((*lines, b"", b""))
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    while True:
+        head = await reader.readuntil(b"\r\n\r\n")
+        match = re.match(rb"HTTP/1\.[01] ([1-9]\d\d)\b", head)
+        if match is None:
+            raise ValueError
+        if match[1] >= b"200":
+            return int(match[1]), head
+
+
+def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:
+    """The proxy for a web address, by the client's options or the environment."""
+    from urllib import request
+
+    if "proxy_url" in client:
+        proxy = client["proxy_url"]
+        no_proxy = {"no": client.get("proxy_excludes", "")}
+        is_bypassed = request.proxy_bypass_environment(url.netloc, no_proxy)  # type: ignore
+    else:
+        proxies = request.getproxies()
+        proxy = proxies.get(url.scheme) or proxies.get("all")
+        is_bypassed = request.proxy_bypass(url.netloc)
+    if not proxy or is_bypassed:
+        return None
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise _UnknownError(f"expected a proxy of the scheme http, found {shown(parts.scheme)}")
+    return parts
+
+
+def authorization(url: SplitResult, name: str = "authorization") -> dict[str, str]:
+    """The header for the user and the password of a URL, if it has them."""
+    if url.username is None:
+        return {}
+    user = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {name: "Basic " + base64.b64encode(user.encode()).decode()}
+
+
+def _context(client: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if certificate := client.get("root_certificate"):
+        text = certificate.decode() if isinstance(certificate, bytes) else certificate
+        context.load_verify_locations(cadata=text)
+    if str(client.get("allow_invalid_certificates")).lower() == "true":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

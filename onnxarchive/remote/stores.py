@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import errno
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import asked, failure, status_of
+from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
 from onnxarchive.storage.optional import needing
 
@@ -33,6 +36,15 @@ _CLIENT_OPTIONS = (
     "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
     "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
 )
+# By scheme: the beginnings of the environment variables that obstore reads, and the domains of the
+# servers and of the credentials. The last one has the addresses of machines in a cloud.
+_VARIABLES = {"az": ("AZURE_", "IDENTITY_", "MSI_"), "gs": ("GOOGLE_",), "s3": ("AWS_",)}
+_DOMAINS = {
+    "az": ("windows.net", "microsoft.com", "microsoftonline.com", "169.254.0.0/16"),
+    "gs": ("googleapis.com", "google.internal", "169.254.0.0/16"),
+    "s3": ("amazonaws.com", "amazonaws.com.cn", "169.254.0.0/16"),
+}
+_ALLOW = "allow_redirects"  # an option of this package
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 
@@ -245,7 +257,7 @@ async def _in_thread(function: Callable[..., _Made], *arguments: object) -> _Mad
 
 
 def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
-    """The origin of an object; no request is made.
+    """The origin of an object. Only `keep_secrets` makes a request, for a web address.
 
     Args:
         url: The URL, or the key in `store`.
@@ -254,6 +266,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
 
     Raises:
         ImportError: The library for the URL is missing.
+        OSError: Redirects may send a secret to another server.
         ValueError: Both options and a store are given, or an option has a wrong name or value.
     """
     name = shown_url(url) if store is None else url
@@ -270,6 +283,11 @@ def is_of_store(url: str, store: Store | None) -> bool:
     return store is not None or scheme_of(url) in (*_STORES, *WEB)
 
 
+def is_web(url: str, store: Store | None) -> bool:
+    """True for a web address, which obstore can only read."""
+    return scheme_of(url) in WEB if store is None else type(store).__name__ == "HTTPStore"
+
+
 def open_store(url: str, store: Store | None, options: Options | None) -> tuple[Store, str]:
     """The store of obstore for a URL, and the key of the object in it.
 
@@ -278,31 +296,65 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             in `store`.
         store: A store, or None.
         options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
-            with obstore's keys in upper or lower case.
+            with obstore's keys in upper or lower case. `allow_redirects` allows redirects that may
+            send secrets to other servers; it may also be given with a store.
+
+    Raises:
+        ImportError: obstore is missing.
+        OSError: Redirects may send a secret to another server; see `keep_secrets`.
+        ValueError: An option has a wrong name or value.
     """
+    allows_redirects, options = _without_redirects(options)
     if store is not None:
         if options:
             raise ValueError("expected store or storage_options, found both")
-        return store, url
+        return store if allows_redirects else keep_secrets(url, store, url), url
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
 
-    scheme = scheme_of(url)
+    scheme, name = scheme_of(url), shown_url(url)
     try:
-        groups = _grouped(options or {})
-        if scheme not in WEB:
+        groups = _grouped(options)
+        client = groups.setdefault("client_options", {})
+        if scheme in WEB:
+            _prepare_client(urlsplit(url), client)
+            # A key cannot have a query, so the store gets the complete URL, and the key is empty.
+            key, make = "", partial(obstore.store.HTTPStore, without_user(url), **groups)
+        else:
             bucket, _, key = url.partition("://")[2].partition("/")
-            return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
-        _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
-        # A key cannot have a query, so the store gets the complete URL, and the key is empty.
-        return obstore.store.HTTPStore(without_user(url), **groups), ""
+            make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
+        found = make()
     except Exception as error:
-        kind = type(error).__name__
-    keys = ", ".join(sorted(_names(options or {}))) or "none"
-    raise ValueError(
-        f"{shown_url(url)}: expected a URL and storage_options that obstore takes, found options "
-        f"{keys} ({kind})"
-    )
+        keys = ", ".join(sorted(_names(options))) or "none"
+        problem = ValueError(
+            f"{name}: expected a URL and storage_options that obstore takes, found options "
+            f"{keys} ({type(error).__name__})"
+        )
+    else:
+        if allows_redirects:
+            return found, key
+        hosts = [] if scheme in WEB else _hosts(scheme, options)
+        return keep_secrets(
+            name, found, key, lambda own: make(client_options=client | own), hosts
+        ), key
+    raise problem
+
+
+def _without_redirects(options: Options | None) -> tuple[bool, Options]:
+    """The value of `allow_redirects`, and the other options, which are for the libraries."""
+    others = dict(options or {})
+    (value,) = [others.pop(it) for it in options or {} if str(it).lower() == _ALLOW] or [False]
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError(f"expected allow_redirects to be true or false, found {shown(str(value))}")
+    return str(value).lower() == "true", others
+
+
+def _hosts(scheme: str, options: Options) -> list[str]:
+    """The hosts that a store and its credentials come from."""
+    environment = [it for name, it in os.environ.items() if name.startswith(_VARIABLES[scheme])]
+    text = " ".join(map(str, (*options.values(), *environment)))
+    hosts = re.findall(r"://(?:[^/?#\s]*@)?(?:\[([\da-fA-F:]+)\]|([\w.-]+))", text)
+    return [*_DOMAINS[scheme], *map("".join, hosts)]
 
 
 def _grouped(options: Options) -> dict[str, Any]:
@@ -336,24 +388,27 @@ def _names(options: Options, group: str = "") -> Iterator[str]:
             yield from _names(value, f"{group}{key}.")
 
 
-def _prepare_client(url: Any, client: dict[str, Any]) -> None:
-    """Allows http:// if the URL has it, and sends the URL's user and password as a header."""
-    client.setdefault("allow_http", url.scheme == "http")
+def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
+    """Allows http:// if and only if the URL has it, and sends user and password as a header."""
+    client["allow_http"] = url.scheme == "http" and client.get("allow_http", True)
     if url.username is not None:
-        user = f"{unquote(url.username)}:{unquote(url.password or '')}"
-        headers = {"authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-        client["default_headers"] = headers | client.get("default_headers", {})
+        client["default_headers"] = authorization(url) | client.get("default_headers", {})
 
 
 def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
+    allows_redirects, options = _without_redirects(options)
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:
+        if not allows_redirects:
+            options = refusing_redirects(url, options)
         # Cached instances would share credentials and listings.
-        system, path = url_to_fs(url, skip_instance_cache=True, **(options or {}))
+        system, path = url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
         problem: Exception = ImportError(str(error), name=error.name)
+    except OSError as error:  # some file systems make requests at once
+        problem = failure(error, shown_url(url))
     except Exception as error:
         problem = ValueError(
             f"{shown_url(url)}: expected a URL and storage_options that fsspec takes "

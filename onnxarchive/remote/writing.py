@@ -10,7 +10,14 @@ from onnxarchive.buffers.data import Buffer, as_bytes, pieces
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.failures import attempt, failure
-from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
+from onnxarchive.remote.stores import (
+    Options,
+    Store,
+    is_of_store,
+    is_web,
+    open_file_system,
+    open_store,
+)
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import require_process
@@ -81,13 +88,13 @@ def create_object(
     """
     if is_of_store(url_or_path, store):
         name = shown_url(url_or_path) if store is None else url_or_path
-        found, key = open_store(url_or_path, store, storage_options)
-        if type(found).__name__ == "HTTPStore":
+        if is_web(url_or_path, store):
             with with_path(name):
                 raise UnsupportedFeatureError(
                     "expected the URL of a store to write to, such as s3://, gs:// or az://, found "
                     "a web address"
                 )
+        found, key = open_store(url_or_path, store, storage_options)
         return _StoreWriter(found, key, name, size)
     system, path = open_file_system(url_or_path, storage_options)
     return _FileSystemWriter(system, path, shown_url(url_or_path))

@@ -208,39 +208,6 @@ def test_each_answer_is_compared_with_the_first(
     refused(lambda: file.read(0, 10), ObjectChangedError, "has changed since")
 
 
-def test_redirects_are_followed_but_credentials_stay(server: WebServer) -> None:
-    with serving({"/elsewhere": CONTENT}) as other:
-        to = other.url("/elsewhere").replace("127.0.0.1", "localhost")
-        server.change = lambda *_: Answer(302, {"Location": to})
-        url = server.url("/m.onnxa").replace("//", "//me:SECRET@")
-        file = open_object(url, storage_options={"default_headers": {"Cookie": "SECRET"}})
-        assert file.read(0, 10) == CONTENT[:10]
-        assert server.requests[0].headers["authorization"]
-        assert server.requests[0].headers["cookie"]
-        assert len(other.requests) == 2
-        for request in other.requests:
-            assert "authorization" not in request.headers
-            assert "SECRET" not in str(request)
-
-
-@pytest.mark.parametrize("query", ["X-Amz-Signature=SECRET", "id=1&private_token=SECRET"])
-def test_a_secret_in_a_query_is_not_sent_on(server: WebServer, query: str) -> None:
-    with serving({"/elsewhere": CONTENT}) as other:
-        server.change = lambda *_: Answer(302, {"Location": other.url("/elsewhere")})
-        refused(
-            lambda: open_object(server.url("/m.onnxa?" + query)),
-            OSError,
-            "the server redirects, and the query",
-        )
-        assert not other.requests
-
-
-def test_other_queries_are_redirected(server: WebServer) -> None:
-    with serving({"/elsewhere": CONTENT}) as other:
-        server.change = lambda *_: Answer(302, {"Location": other.url("/elsewhere")})
-        assert open_object(server.url("/m.onnxa?download=true")).size == SIZE
-
-
 def test_redirects_in_a_circle_end(server: WebServer) -> None:
     server.change = lambda *_: Answer(302, {"Location": server.url("/m.onnxa")})
     refused(lambda: open_object(server.url("/m.onnxa")), OSError, "failed|status")
