@@ -99,10 +99,9 @@ def archive_options(
             if not (ref.is_initializer or outside_attributes):
                 continue
             key = tensors.location(ref.tensor)
-            data_type = tensors.stored_type(ref.tensor)
             if key is not None:
                 outside = min(outside, archive.entries[key].nbytes)
-            elif data_type is not None:
+            elif (data_type := tensors.stored_type(ref.tensor)) is not None:
                 inside = max(inside, data_type.nbytes(ref.tensor.dims))
         size_threshold = max(inside + 1, outside)
     return WriteOptions(
