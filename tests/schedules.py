@@ -1,13 +1,12 @@
 """Runs several editors of a file in every order that their locks allow.
 
-An editor stops before each call that other editors may notice: `fcntl.flock`, `os.replace`, and
-`stop` in its code. One editor runs at a time, until its next stop; then the schedule chooses the
+An editor stops before each call that other editors may notice: locks, `os.replace`, and `stop` in
+its code. One editor runs at a time, until its next stop; then the schedule chooses the
 next editor. An editor that waits for a lock cannot be chosen until the lock is free.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_FLOCK, _REPLACE, _FSYNC = fcntl.flock, os.replace, os.fsync
+import lock_calls
+import pytest
+
+_REPLACE = os.replace
 _WAIT = 60  # seconds for one step of an editor
 
 
@@ -42,7 +44,8 @@ class _Editor:
         self._call = call
         self._may_go = threading.Semaphore(0)
         self._has_stopped = threading.Semaphore(0)
-        self._lock: tuple[int, int] | None = None  # descriptor and kind of the lock to take next
+        # Descriptor and kind of the lock to take next.
+        self._lock: tuple[int, lock_calls.Kind] | None = None
         self.error: BaseException | None = None
         self.is_done = False
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -64,7 +67,7 @@ class _Editor:
             "an editor waits for something other than a lock"
         )
 
-    def stop(self, lock: tuple[int, int] | None = None) -> None:
+    def stop(self, lock: tuple[int, lock_calls.Kind] | None = None) -> None:
         """Stops the editor until `go_on`; called in its thread, before a step.
 
         Args:
@@ -79,10 +82,10 @@ class _Editor:
             return not self.is_done
         descriptor, kind = self._lock
         try:
-            _FLOCK(descriptor, kind | fcntl.LOCK_NB)
+            lock_calls.lock(descriptor, kind)
         except BlockingIOError:
             return False
-        _FLOCK(descriptor, fcntl.LOCK_UN)
+        lock_calls.lock(descriptor, "unlock")
         return True
 
 
@@ -160,11 +163,11 @@ def all_runs(
         prepare: Restores the files; returns the calls of the editors by name.
     """
 
-    def flock(file: Any, kind: int) -> None:
+    def lock(file: int, kind: lock_calls.Kind, call: Callable[[], object]) -> None:
         editor = _editors.get(threading.get_ident())
         if editor is not None and _identity(file) in _known:
-            editor.stop(None if kind & (fcntl.LOCK_UN | fcntl.LOCK_NB) else (file, kind))
-        _FLOCK(file, kind)
+            editor.stop(None if kind == "unlock" else (file, kind))
+        call()
 
     def replace(source: Any, target: Any) -> None:
         stop()
@@ -177,10 +180,11 @@ def all_runs(
         calls = prepare()
         _know(path)
         with (
-            patch.object(fcntl, "flock", flock),
+            pytest.MonkeyPatch.context() as patches,
             patch.object(os, "replace", replace),
             patch.object(os, "fsync", lambda descriptor: None),  # power failures are not tested
         ):
+            lock_calls.watch(patches, lock)
             run = _run(calls, prefix)
         _forget()
         for step in range(len(prefix), len(run.choices)):

@@ -45,7 +45,7 @@ import onnxarchive
 from onnxarchive.archive.editing import replace_model, replace_tensor
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.recovery import recover
-from onnxarchive.errors import ArchiveError, LockedError, UnfinishedEditError
+from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.storage import undo
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import EndRecord
@@ -732,14 +732,10 @@ class Scene:
         last = {event.process: event.what for event in self._events if event.kind}
         if all(last.get(name) != "begin" for name in victims):
             return BETWEEN
-        with MappedFile(self.path) as file:
-            try:
-                with file.locked(is_exclusive=False, timeout=0):
-                    if ends_whole(self.path):
-                        return ELSEWHERE
-                    return LOG if undo.find(file) is None else NEW_END
-            except LockedError:  # the other writer holds the lock
-                return ELSEWHERE
+        with MappedFile(self.path) as file, file.locked(is_exclusive=False, timeout=0):
+            if file.lock_failure is not None or ends_whole(self.path):
+                return ELSEWHERE  # or the other writer holds the lock
+            return LOG if undo.find(file) is None else NEW_END
 
     # Checks
 

@@ -90,7 +90,7 @@ class EditableArchive(Archive):
         self,
         path: str | os.PathLike[str],
         max_model_nbytes: int = MAX_MODEL_NBYTES,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         model: str = "",
     ) -> None:
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
@@ -143,7 +143,7 @@ class EditableArchive(Archive):
 
     @contextlib.contextmanager
     def edit(
-        self, *, compact: bool = False, copy: bool = False, timeout: float | None = None
+        self, *, compact: bool = False, copy: bool = False, timeout: float | None = locking.TIMEOUT
     ) -> Iterator[onnx.ModelProto]:
         """Collects changes of the model, and writes them as one edit when the block ends.
 
@@ -173,7 +173,7 @@ class EditableArchive(Archive):
                     model.graph.name = "renamed"
         """
         if self._drafted is not None:
-            if compact or copy or timeout is not None:
+            if compact or copy or timeout != locking.TIMEOUT:
                 raise ValueError("give compact, copy and timeout to the outer block of edit()")
             yield self._drafted
             return
@@ -196,7 +196,7 @@ class EditableArchive(Archive):
         outputs: Mapping[str, str] | None = None,
         compact: bool = False,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
     ) -> None:
         """Renames inputs and outputs of the main graph, and all their uses.
 
@@ -226,7 +226,7 @@ class EditableArchive(Archive):
         copy: bool = False,
         size_threshold: int | None = None,
         convert_attribute: bool | None = None,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Replaces or adds a model.
@@ -258,7 +258,7 @@ class EditableArchive(Archive):
         *,
         compact: bool = False,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Removes a model other than the default one.
@@ -288,7 +288,7 @@ class EditableArchive(Archive):
             self._write(partial(write_without, current, name, options))
 
     def rename_model(
-        self, old: str, new: str, *, copy: bool = False, timeout: float | None = None
+        self, old: str, new: str, *, copy: bool = False, timeout: float | None = locking.TIMEOUT
     ) -> None:
         """Changes the id of a model other than the default one.
 
@@ -315,7 +315,7 @@ class EditableArchive(Archive):
         array: ArrayLike,
         *,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Replaces the elements of an initializer.
@@ -343,7 +343,7 @@ class EditableArchive(Archive):
         data: Asset,
         *,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Adds or replaces an asset.
@@ -369,7 +369,7 @@ class EditableArchive(Archive):
         name: str,
         *,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Removes an asset.
@@ -395,7 +395,7 @@ class EditableArchive(Archive):
         removed: Collection[str] = (),
         *,
         copy: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = locking.TIMEOUT,
         progress: Progress | None = None,
     ) -> None:
         """Adds, replaces and removes assets in one edit.

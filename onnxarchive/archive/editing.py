@@ -62,7 +62,7 @@ def replace_model(
     copy: bool = False,
     size_threshold: int | None = None,
     convert_attribute: bool | None = None,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Replaces or adds a model of an archive.
@@ -132,7 +132,7 @@ def remove_model(
     *,
     compact: bool = False,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Removes a model other than the default one; raises the errors of `replace_model`, too.
@@ -164,7 +164,7 @@ def rename_model(
     new: str,
     *,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
 ) -> None:
     """Changes the id of a model; raises the errors of `replace_model`, too.
 
@@ -193,7 +193,7 @@ def change_model(
     name: str = "",
     compact: bool = False,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
 ) -> None:
     """Replaces a model by what a function returns; raises the errors of `replace_model`, too.
 
@@ -231,7 +231,7 @@ def replace_tensor(
     *,
     model: str = "",
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Replaces the elements of an initializer; raises the errors of `replace_model`, too.
@@ -270,7 +270,7 @@ def add_asset(
     data: Asset,
     *,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Adds or replaces an asset of an archive; see `change_assets`.
@@ -301,7 +301,7 @@ def remove_asset(
     name: str,
     *,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Removes an asset from an archive; see `change_assets`.
@@ -329,7 +329,7 @@ def change_assets(
     removed: Collection[str] = (),
     *,
     copy: bool = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Adds, replaces and removes assets in one edit; raises the errors of `replace_model`, too.

@@ -8,14 +8,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypedDict, TypeGuard, Unpack
 
 from onnxarchive.buffers.data import Buffer, as_bytes
-from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    LockedError,
+    Report,
+    UnfinishedEditError,
+    with_path,
+)
 from onnxarchive.remote.urls import is_url
 from onnxarchive.sources.recognition import not_a_file, recognised
-from onnxarchive.storage import files
+from onnxarchive.storage import files, locking
 from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.zipformat.end_records import locate
+from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 # A path, a URL, the bytes of an archive, or a seekable binary file object.
 Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
@@ -93,9 +101,9 @@ def files_of(source: object, access: Access) -> list[str]:
 
 @contextlib.contextmanager
 def opened(
-    source: Openable, *, timeout: float | None = None, **access: Unpack[Access]
+    source: Openable, *, timeout: float | None = locking.TIMEOUT, **access: Unpack[Access]
 ) -> Iterator[RandomAccessFile]:
-    """Opens a source; a local file is locked against edits while the block runs.
+    """Opens a source; a local file is not edited while the block runs, see `opened_archive`.
 
     The opened source is closed if the block raises an error, and otherwise stays open; a file
     object of the caller always stays open.
@@ -108,7 +116,7 @@ def opened(
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
             interrupted.
-        LockedError: The archive stayed locked.
+        LockedError: The file was edited while the block ran.
         ArchiveFormatError: The file is not a regular file.
         TypeError: `source` is of another type.
         ValueError: A file object is not seekable or not binary.
@@ -132,9 +140,15 @@ def opened(
 
 @contextlib.contextmanager
 def opened_archive(
-    path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
+    path: str | os.PathLike[str],
+    *,
+    rule: str | None = None,
+    timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[MappedFile]:
     """Opens an archive's file, and locks it against edits while the block runs.
+
+    If the file cannot be locked in time, the block runs without the lock, and what it has read is
+    refused if an edit was running.
 
     Args:
         path: The archive.
@@ -144,11 +158,16 @@ def opened_archive(
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
             interrupted.
-        LockedError: The archive stayed locked.
+        LockedError: The file could not be locked and was edited while the block ran, or this
+            thread is editing it.
         ArchiveFormatError: The file is not a regular file.
         OSError: The file cannot be opened.
     """
-    with with_path(path), files.opened(path, rule=rule, timeout=timeout) as file:
+    with (
+        with_path(path),
+        files.opened(path, rule=rule, timeout=timeout) as file,
+        _unedited(file),
+    ):
         try:
             yield file
         except ArchiveFormatError:
@@ -156,6 +175,42 @@ def opened_archive(
 
             recovery.require_finished(file)
             raise
+
+
+@contextlib.contextmanager
+def _unedited(file: MappedFile) -> Iterator[None]:
+    """Refuses what the block has read if the file is not locked and an edit was running."""
+    failure = file.lock_failure
+    if failure is None:
+        yield
+        return
+    edited = LockedError(
+        "the file cannot be locked, and an edit changed it while it was read; try again"
+    )
+    if isinstance(failure, LockedError):
+        edited = failure
+    with file.reopened() as copy:  # the block may close `file`
+        before = _end(copy)
+        try:
+            yield
+        except (ArchiveFormatError, UnfinishedEditError) as error:
+            is_running = edited is failure and isinstance(error, UnfinishedEditError)
+            if is_running or _end(copy) != before:
+                raise edited from error
+            raise
+        if _end(copy) != before:
+            raise edited
+
+
+def _end(file: MappedFile) -> bytes:
+    """Directory and end records, which every edit changes: they hold the CRC-32s of all models."""
+    size = os.fstat(file.fileno()).st_size
+    end = file.read(max(size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
+    with contextlib.suppress(ArchiveFormatError):
+        bounds = locate(end, size, Report())
+        if bounds is not None:
+            return file.read(bounds.offset, size - bounds.offset)
+    return end
 
 
 def _opened(source: Openable, access: Access) -> RandomAccessFile:

@@ -12,6 +12,7 @@ from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.openable import Access, Openable
 from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.errors import with_path
+from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile, Prefetch
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def open(
     mode: Literal["r", "r+"] = "r",
     *,
     model: str = "",
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     prefetch: Prefetch | None = None,
     **access: Unpack[Access],
@@ -56,7 +57,8 @@ def open(
     """Opens an archive without reading its weights.
 
     Time and memory grow with the number of entries and with the size of the models, not counting
-    external tensors. While another process edits the file, `open` waits.
+    external tensors. While another process edits the file, `open` waits for at most `timeout`, and
+    then reads the file without a lock; what it reads of a running edit is refused.
 
     Opening a remote archive takes one to three requests (`az`: one more; fsspec: two more). Reading
     a tensor takes one for each 8 MiB; `Archive.fetch` reads many tensors at once. A remote tensor
@@ -75,7 +77,7 @@ def open(
             for the default one.
         timeout: Seconds to wait while another process edits the file. In mode `"r+"`, and in both
             modes on Windows, `open` also waits while another process opens the file. None waits
-            without limit, 0 fails at once.
+            without limit, 0 not at all.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.
@@ -101,7 +103,8 @@ def open(
             or the local headers of its models break a rule of the specification.
         UnfinishedEditError: An edit of the archive was interrupted, and `mode` is `"r"`.
         ModelNotFoundError: There is no model of this id.
-        LockedError: The archive stayed locked until `timeout`.
+        LockedError: The archive stayed locked until `timeout`, and `mode` is `"r+"`, or the edit
+            in progress has made the archive unreadable.
         ObjectChangedError: A remote archive changed while it was opened.
         UnsupportedFeatureError: `mode` is `"r+"`, and `source` is not a local file.
         ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not

@@ -274,6 +274,8 @@ class Archive(Closing):
             try:
                 file = resources.enter_context(files.opened(snapshot.file.absolute_path))
                 resources.callback(file.close)
+                if isinstance(file.lock_failure, LockedError):
+                    raise file.lock_failure
                 recovery.require_finished(file)
                 contents = read_contents(file, Report(), self._max_model_nbytes)
                 records = contents.directory.records

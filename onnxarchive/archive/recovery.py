@@ -52,7 +52,7 @@ class Recovery:
     removed: tuple[str, ...]
 
 
-def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
+def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIMEOUT) -> Recovery:
     """Rolls back an interrupted edit, and removes temporary files of killed processes.
 
     A complete archive is never changed. `open` with mode `"r+"` rolls back, too. Temporary files
@@ -66,7 +66,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         Whether an edit was rolled back, and the removed files.
 
     Raises:
-        LockedError: The archive stayed locked.
+        LockedError: The archive stayed locked until `timeout`.
         ArchiveError: The file is not an archive, and a rollback would not restore one. The file is
             unchanged.
         OSError: The archive cannot be read or written, or no archive and no temporary file exists.

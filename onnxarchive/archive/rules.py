@@ -162,7 +162,7 @@ def check(
             MappedFile(path, rule="FILE-1").close()
         except ArchiveFormatError as error:
             return [Finding("FILE-1", None, error.message)]
-    with opened(source, **access) as file, file:
+    with opened(source, **access) as file:
         if isinstance(file, MappedFile):
             recovery.require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
@@ -180,6 +180,7 @@ def check(
                 stream.stop()
         if findings.list:
             file.discard()
+    file.close()
     return findings.list
 
 

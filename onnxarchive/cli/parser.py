@@ -12,6 +12,7 @@ import onnxarchive
 from onnxarchive.cli.command_parser import CommandParser
 from onnxarchive.cli.examples import add_examples
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.storage import locking
 from onnxarchive.zipformat import layout
 
 WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
@@ -432,8 +433,9 @@ def _add_timeout(command: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
+        default=locking.TIMEOUT,
         help="wait at most this long while other processes open or edit the archive (default: "
-        "without limit)",
+        "%(default)s; inf: without limit)",
     )
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.errors import ArchiveFormatError, LockedError, shown
 from onnxarchive.remote.objects import END_SIZE
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage import locking
@@ -143,7 +143,8 @@ class CachedFile(RandomAccessFile):
         path = os.path.join(directory, f"{self._header['key']}.{self.size}.blocks")
         while True:
             file = MappedFile(path, descriptor=open_own(path, 0o600))
-            locking.keep_exclusive(file.fileno())  # so only one process writes the header
+            with contextlib.suppress(LockedError):
+                locking.keep_exclusive(file.fileno())  # so only one process writes the header
             try:
                 if not os.fstat(file.fileno()).st_size:
                     self._begin(file)

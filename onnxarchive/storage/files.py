@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, with_path
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.storage import locking
 from onnxarchive.storage.random_access import RandomAccessFile
 
@@ -55,9 +55,11 @@ class MappedFile(RandomAccessFile):
         absolute_path: The absolute path, independent of the working directory.
         size: The size in bytes at the time of opening or locking.
         identity: Device and inode, unique while the file is open.
+        lock_failure: Why the file was not locked by the last `locked` for reading; None if it was.
     """
 
     identity: tuple[int, int]
+    lock_failure: LockedError | OSError | None = None
     is_mapped = True
     is_complete = True
 
@@ -115,15 +117,19 @@ class MappedFile(RandomAccessFile):
             self.absolute_path = self.path
 
     @contextlib.contextmanager
-    def locked(self, *, is_exclusive: bool, timeout: float | None = None) -> Iterator[None]:
+    def locked(
+        self, *, is_exclusive: bool, timeout: float | None = locking.TIMEOUT
+    ) -> Iterator[None]:
         """Locks the file during a block, and updates `size`.
 
         Args:
-            is_exclusive: True to exclude readers and editors, False to exclude editors.
+            is_exclusive: True to exclude readers and editors. False to exclude editors if possible:
+                the block also runs without the lock, with the reason in `lock_failure`.
             timeout: Maximum seconds to wait; None waits without limit.
 
         Raises:
-            LockedError: The file remained locked.
+            LockedError: The file remained locked for somebody who needs it exclusively, or this
+                thread has locked it.
             OSError: The file system has no exclusive locks, or (NFS) the file is not open for
                 writing.
         """
@@ -132,7 +138,7 @@ class MappedFile(RandomAccessFile):
         with contextlib.ExitStack() as lock:
             try:
                 with with_path(self.path):
-                    lock.enter_context(kind(descriptor.number, timeout))
+                    self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
                 self.size = os.fstat(descriptor.number).st_size
             except OSError as error:
                 error.filename = self.path
@@ -349,7 +355,7 @@ def opened(
     rule: str | None = None,
     is_exclusive: bool = False,
     is_writable: bool | None = False,
-    timeout: float | None = None,
+    timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[MappedFile]:
     """Opens a file and locks it during a block.
 
@@ -365,8 +371,8 @@ def opened(
 
     Raises:
         ArchiveFormatError: The file is no regular file.
-        LockedError: The file remained locked.
-        OSError: The file cannot be opened or locked.
+        LockedError: See `MappedFile.locked`.
+        OSError: The file cannot be opened, or not locked exclusively.
     """
     while True:
         file = MappedFile(path, rule=rule, is_writable=is_writable)

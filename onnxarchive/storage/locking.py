@@ -1,9 +1,25 @@
 """Advisory locks on open files, which separate editors and readers of an archive.
 
-The locks are `flock`; on Windows, a lock of one byte far beyond the end of the file. The system
-releases the locks when the process ends, even if it is killed. A lock belongs to the open file, so
-forks and copies of a descriptor share it. NFS and CIFS share locks between machines unless mounted
-with `nolock` or `nobrl`; other network file systems may not.
+On Linux, a lock is one of an open file description (`F_OFD_SETLK`) on one byte far beyond the end
+of the file; on Windows, a lock of the same byte; elsewhere, `flock`. The system releases a lock
+when the process ends, even if it is killed. A lock belongs to the open file, so forks and copies
+of a descriptor share it.
+
+What one process can do to another:
+
+- A lock that excludes readers needs a file that is open for writing. So who may only read a file
+  cannot stop its readers. With `flock` they can, and on all systems those who may write can; so
+  readers wait for a limited time, and then read without the lock (see `shared`).
+- A reader's lock delays editors, until their timeout.
+- An editor that may not write the file, since it replaces the file by a new one, takes the lock of
+  a reader, which excludes editors in place, and `flock`, which excludes others of its kind.
+
+Locks of `lockf` and `fcntl` on the whole file exclude these locks and are excluded by them; locks
+of `flock` alone do neither on Linux's local file systems.
+
+NFS and CIFS share locks between machines unless mounted with `nolock` or `nobrl`; other network
+file systems may not. CIFS makes locks mandatory, but nobody reads or writes the byte. A FUSE server
+with locks of its own may keep a lock that is not released before the file is closed.
 """
 
 from __future__ import annotations
@@ -11,9 +27,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from onnxarchive.errors import LockedError
 
@@ -23,45 +42,63 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     import msvcrt
 
+TIMEOUT: Final = 30.0  # seconds to wait for a lock, unless a caller says otherwise
+_BRIEFLY = 1.0  # seconds; `remove_abandoned` locks a new file for much less
 _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-# Errors of a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-LOCKED_BYTE = 1 << 62  # offset of the byte locked on Windows, beyond the end of every file
+# Errors of a file system without locks. 524 is ENOTSUPP, which Linux has for its own use, but which
+# some file systems return.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, 524)
+LOCKED_BYTE = 1 << 62  # offset of the byte to lock, beyond the end of every file
+# Linux's `struct flock`: type, whence, start, length, process id (0 for these locks).
+_REQUEST = struct.Struct("@hhqqi0q")
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
 # Locks taken by `exclusive`: device and inode of the file, ids of process and thread.
 _held: set[tuple[int, int, int, int]] = set()
 
 
 @contextlib.contextmanager
-def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
-    """Holds a lock that is shared by readers and excludes editors.
+def shared(
+    descriptor: int, timeout: float | None = TIMEOUT
+) -> Iterator[LockedError | OSError | None]:
+    """Holds a lock that is shared by readers and excludes editors; or runs the block without it.
 
-    On Windows, it also excludes other readers. On a file system without locks, the block runs
-    without a lock.
+    A reader goes on without the lock if the file remains locked, or if the system cannot lock it,
+    whatever the error: the lock is only advice, and nobody may stop readers with it. So the caller
+    has to find out whether the file was edited during the block.
+
+    On Windows, the lock also excludes other readers.
 
     Args:
         descriptor: The open file.
         timeout: Maximum seconds to wait; None waits without limit.
 
+    Yields:
+        None if the file is locked; else the reason why not.
+
     Raises:
-        LockedError: The file remained locked, or this thread holds the exclusive lock.
+        LockedError: This thread holds the exclusive lock.
+        OSError: The file is closed.
     """
     with _unlocked_in_the_end(descriptor):
+        failure: LockedError | OSError | None = None
         try:
-            _lock(descriptor, is_shared=True, timeout=timeout)
+            if not _lock(descriptor, is_shared=True, timeout=timeout):
+                failure = _held_by_others()
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno == errno.EBADF:
                 raise
-        yield
+            failure = error.with_traceback(None)  # which would keep frames alive
+        yield failure
 
 
 @contextlib.contextmanager
-def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
+def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None]:
     """Holds a lock that excludes readers and other editors.
 
     Args:
-        descriptor: The open file. NFS locks only a file that is open for writing.
+        descriptor: The open file. If it is open only for reading, readers are not excluded, and
+            NFS refuses the lock.
         timeout: Maximum seconds to wait; None waits without limit.
 
     Raises:
@@ -70,7 +107,8 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
     """
     holder = _this_thread_with(descriptor)
     with _unlocked_in_the_end(descriptor):
-        _lock(descriptor, is_shared=False, timeout=timeout)
+        if not _lock(descriptor, is_shared=False, timeout=timeout):
+            raise _held_by_others()
         try:
             _held.add(holder)
             yield
@@ -89,11 +127,11 @@ def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
             unlock(descriptor)
 
 
-def keep_exclusive(descriptor: int, timeout: float | None = None) -> bool:
+def keep_exclusive(descriptor: int, timeout: float | None = _BRIEFLY) -> bool:
     """Takes the exclusive lock until `unlock` or until the file is closed.
 
     Args:
-        descriptor: The open file.
+        descriptor: The open file. It is usually new or private, and locked by others only briefly.
         timeout: Maximum seconds to wait; None waits without limit.
 
     Returns:
@@ -103,10 +141,11 @@ def keep_exclusive(descriptor: int, timeout: float | None = None) -> bool:
         LockedError: The file remained locked.
     """
     try:
-        _lock(descriptor, is_shared=False, timeout=timeout)
+        if _lock(descriptor, is_shared=False, timeout=timeout):
+            return True
     except OSError:
         return False
-    return True
+    raise _held_by_others()
 
 
 def try_exclusive(descriptor: int) -> bool:
@@ -116,23 +155,23 @@ def try_exclusive(descriptor: int) -> bool:
         True if the lock was taken; False if the file is locked, or its file system has no locks.
     """
     try:
-        _lock(descriptor, is_shared=False, timeout=0)
-    except LockedError:
+        return _lock(descriptor, is_shared=False, timeout=0)
+    except LockedError:  # by this thread
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         return False
-    return True
 
 
 def unlock(descriptor: int) -> None:
     """Releases the lock of an open file, also for forks and copied descriptors."""
     with contextlib.suppress(OSError):  # a closed file is unlocked
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        else:
+        if fcntl is None:
             _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1))
+        else:
+            _set_byte(descriptor, fcntl.F_UNLCK)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def require_timeout(timeout: float | None) -> None:
@@ -145,23 +184,26 @@ def require_timeout(timeout: float | None) -> None:
         raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
 
 
-def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
+def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> bool:
+    """Locks a file; returns False if another process or thread kept it locked."""
     require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
         if _try_lock(descriptor, is_shared):  # unlocked, but still in `_held` after an interrupt
-            return
+            return True
         raise LockedError("this thread has locked the file for an edit; finish the edit first")
-    if fcntl is not None and timeout is None:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
-        return
     deadline = None if timeout is None else time.monotonic() + timeout
     while not _try_lock(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:
-            raise LockedError(
-                "the file is locked by a process that edits or opens it; try again, or with a "
-                "longer timeout"
-            )
+            return False
         time.sleep(_PAUSE)
+    return True
+
+
+def _held_by_others() -> LockedError:
+    return LockedError(
+        "the file is locked by a process that edits or opens it; try again, or with a longer "
+        "timeout"
+    )
 
 
 def _this_thread_with(descriptor: int) -> tuple[int, int, int, int]:
@@ -171,14 +213,40 @@ def _this_thread_with(descriptor: int) -> tuple[int, int, int, int]:
 
 def _try_lock(descriptor: int, is_shared: bool) -> bool:
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        else:
+        if fcntl is None:
             _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1))
+        else:
+            _lock_now(descriptor, is_shared)
     except OSError as error:
         if error.errno in _HELD:
             return False
         raise
+    return True
+
+
+def _lock_now(descriptor: int, is_shared: bool) -> None:
+    access = os.O_RDONLY if is_shared else fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    kind = fcntl.F_RDLCK if access == os.O_RDONLY else fcntl.F_WRLCK
+    if _set_byte(descriptor, kind) and (is_shared or kind == fcntl.F_WRLCK):
+        return
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        _set_byte(descriptor, fcntl.F_UNLCK)
+        raise
+
+
+def _set_byte(descriptor: int, kind: int) -> bool:
+    """Locks or unlocks the byte; returns False if the system has no locks of open files."""
+    if not (sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLK")):
+        return False
+    request = _REQUEST.pack(kind, os.SEEK_SET, LOCKED_BYTE, 1, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux before 3.15, and its imitations
+            raise
+        return False
     return True
 
 

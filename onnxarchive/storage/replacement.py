@@ -31,6 +31,8 @@ _NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
     "; nothing is changed; choose another path, such as one on another file system",
 )
+# Errors of a target that is missing, may not be opened, or (EBADF, NFS) may not be written.
+_NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LOCKS)
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 # Characters of the target's name in a temporary name. They take at most 200 bytes, and a file name
 # may have 255 bytes.
@@ -231,6 +233,7 @@ class Replacement:
         follow_links: bool = True,
         is_locked: bool = False,
         resumes: bool = False,
+        timeout: float | None = locking.TIMEOUT,
     ) -> None:
         """Creates the temporary file.
 
@@ -240,6 +243,8 @@ class Replacement:
             is_locked: True if the caller holds the lock of the target.
             resumes: True to continue the file that an earlier replacement left, if there is one;
                 not on file systems without locks.
+            timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
+                without limit.
 
         Raises:
             LockedError: Another replacement is continuing the file.
@@ -247,6 +252,7 @@ class Replacement:
         """
         self._path = os.fspath(path)
         self._is_locked = is_locked
+        self._timeout = timeout
         self._process = os.getpid()
         directory, name = os.path.split(self._path)
         self._target = os.path.join(os.path.realpath(directory), name)
@@ -275,7 +281,8 @@ class Replacement:
             self.file = PositionalWriter(self.written)
             if self.is_resumable:
                 break
-            locking.keep_exclusive(self.written.fileno())
+            with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
+                locking.keep_exclusive(self.written.fileno())
             if os.path.lexists(self._temporary.path):
                 break
             self.discard()  # `remove_abandoned` removed the file before this process locked it
@@ -313,8 +320,9 @@ class Replacement:
             require: Called before the rename; if `require` raises, the new file is discarded.
 
         Raises:
+            LockedError: The target remained locked.
             ArchiveError: Another process has changed the new file, or this process is a fork.
-            OSError: The new file cannot be synced or renamed.
+            OSError: The new file cannot be synced or renamed, or the target not locked.
         """
         with self.commit_open(require) as file:
             locking.unlock(file.fileno())  # closing alone would leave the lock to forks
@@ -328,12 +336,7 @@ class Replacement:
                 target = None
                 if not self._is_locked:
                     # Excludes editors during the rename (on Windows, only until the rename).
-                    # Locks nothing if there is no target, or if the file system has no locks.
-                    with with_path(self._path), contextlib.suppress(OSError, ArchiveFormatError):
-                        target = lock.enter_context(
-                            opened(self._target, is_exclusive=True, is_writable=None)
-                        )
-                        lock.callback(target.close)
+                    target = self._lock_target(lock)
                 if require is not None:
                     require(target)
                 with naming(self._path):
@@ -353,6 +356,21 @@ class Replacement:
         with contextlib.suppress(OSError):  # the target is complete in any case
             sync_directory(os.path.dirname(self._target))
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
+
+    def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:
+        """Locks the target; None if it is missing or cannot be locked, and so not edited either."""
+        try:
+            with with_path(self._path):
+                target = lock.enter_context(
+                    opened(self._target, is_exclusive=True, is_writable=None, timeout=self._timeout)
+                )
+        except OSError as error:
+            if error.errno in _NO_LOCK:
+                return None
+            error.filename = self._path
+            raise
+        lock.callback(target.close)
+        return target
 
     def _require_written(self) -> None:
         """Refuses a file that another process has changed."""
@@ -394,15 +412,19 @@ def _unlink(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(
-    path: str | os.PathLike[str], require: Require | None = None
+    path: str | os.PathLike[str],
+    require: Require | None = None,
+    *,
+    timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[Replacement]:
     """Commits a `Replacement` when the block ends, or discards it if the block raises.
 
     Args:
         path: The target.
         require: See `Replacement.commit`.
+        timeout: See `Replacement`.
     """
-    replacement = Replacement(path)
+    replacement = Replacement(path, timeout=timeout)
     try:
         yield replacement
     except BaseException:

@@ -260,11 +260,11 @@ def test_a_block_does_not_begin_if_others_have_changed_the_archive(
 # Who has to wait
 
 
-def test_whoever_else_opens_the_archive_waits_for_the_block(
+def test_whoever_else_opens_the_archive_waits_for_the_block_or_sees_nothing_of_it(
     path: Path, archive: EditableArchive
 ) -> None:
+    before = referring(path)
     calls: list[Callable[[], object]] = [
-        lambda: onnxarchive.open(path, timeout=0),
         lambda: onnxarchive.open(path, mode="r+", timeout=0),
         lambda: replace_model(path, new_model(), timeout=0),
         lambda: onnxarchive.recover(path, timeout=0),
@@ -275,6 +275,8 @@ def test_whoever_else_opens_the_archive_waits_for_the_block(
                 with pytest.raises(LockedError) as caught:
                     executor.submit(call).result()
                 assert caught.value.path == str(path)
+            with executor.submit(onnxarchive.open, path, timeout=0).result() as other:
+                assert other.model == before
             waiting = executor.submit(referring, path)
             model.doc_string = "new"
         assert waiting.result().doc_string == "new"
@@ -543,7 +545,7 @@ def test_a_fork_that_leaves_the_block_writes_nothing_and_keeps_the_lock(
     assert ends_well(lambda: leave(block))
     assert path.read_bytes() == before
     with ThreadPoolExecutor(1) as executor, pytest.raises(LockedError):
-        executor.submit(onnxarchive.open, path, timeout=0).result()
+        executor.submit(onnxarchive.recover, path, timeout=0).result()
     block.__exit__(None, None, None)
     require(path, saved_with_asset(changed(weights(2), documented("new"))))
 

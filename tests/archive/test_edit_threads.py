@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lock_calls
 import numpy as np
 import pytest
 from edits import MODEL, changed, documented, no_clone, referring, require, weights
@@ -364,23 +365,22 @@ def test_a_state_whose_model_was_edited_since_is_verified_without_it(
 # Locks of files, between threads as between processes
 
 
-fcntl = pytest.importorskip("fcntl", reason="flock is watched")
+pytest.importorskip("fcntl", reason="calls of POSIX are watched")
 
 
-class WatchedFlock:
-    """`flock` that says when a thread is about to wait for a lock, or has let go of one."""
+class WatchedLocks:
+    """Says when a thread is about to wait for the lock of a file, or has let go of one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._flock = fcntl.flock
-        self.before: dict[int, Callable[[int], object]] = {}  # by thread
-        self.after: dict[int, Callable[[int], object]] = {}
-        monkeypatch.setattr(fcntl, "flock", self)
+        self.before: dict[int, Callable[[str], object]] = {}  # by thread
+        self.after: dict[int, Callable[[str], object]] = {}
+        lock_calls.watch(monkeypatch, self._call)
 
-    def __call__(self, file: Any, kind: int) -> None:
+    def _call(self, _: int, kind: str, call: Callable[[], object]) -> None:
         thread = threading.get_ident()
         if thread in self.before:
             self.before[thread](kind)
-        self._flock(file, kind)
+        call()
         if thread in self.after:
             self.after[thread](kind)
 
@@ -390,12 +390,12 @@ def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
 ) -> None:
     monkeypatch.setattr(rewriting, "clone", no_clone)
     onnxarchive.save(weights(COUNT), path)
-    flock = WatchedFlock(monkeypatch)
+    locks = WatchedLocks(monkeypatch)
     is_due = threading.Event()
     verifying: list[Any] = []
 
     def verify() -> None:
-        flock.before[threading.get_ident()] = lambda kind: is_due.set()
+        locks.before[threading.get_ident()] = lambda kind: is_due.set()
         try:
             archive.verify()
         finally:
@@ -419,17 +419,17 @@ def test_the_end_of_an_edit_leaves_the_lock_of_the_next_one_alone(
     """The thread that has the lock is told from threads that wait for it."""
     monkeypatch.setattr(rewriting, "clone", no_clone)
     onnxarchive.save(weights(COUNT), path)
-    flock = WatchedFlock(monkeypatch)
+    locks = WatchedLocks(monkeypatch)
     has_lock, is_over = threading.Event(), threading.Event()
     following: list[Any] = []
 
-    def let_the_next_begin(kind: int) -> None:
-        if kind == fcntl.LOCK_UN and not following:
+    def let_the_next_begin(kind: str) -> None:
+        if kind == "unlock" and not following:
             following.append(executor.submit(edit_next))
             assert has_lock.wait(WAIT)
 
     def edit_first() -> None:
-        flock.after[threading.get_ident()] = let_the_next_begin
+        locks.after[threading.get_ident()] = let_the_next_begin
         replace_model(path, changed(weights(COUNT), documented("first")))
         is_over.set()
 

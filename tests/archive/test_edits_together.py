@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lock_calls
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +17,7 @@ from models import model_of, raw_tensor, run_python
 import onnxarchive
 from onnxarchive.storage import locking
 
-fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+pytest.importorskip("fcntl", reason="locks of POSIX")
 
 
 def model(text: str, *, padding: int = 0, seed: int = 0) -> onnx.ModelProto:
@@ -59,7 +60,7 @@ class Waiting:
 
     def __init__(self, path: Path, call: Callable[[], Any]) -> None:
         self._descriptor = os.open(path, os.O_RDWR)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        lock_calls.lock(self._descriptor, "exclusive")
         self._call = call
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

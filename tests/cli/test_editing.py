@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import lock_calls
 import numpy as np
 import onnx
 import pytest
@@ -317,17 +318,18 @@ def test_what_is_no_archive_is_refused(
         assert no_archive.read_bytes() == content
 
 
-@pytest.mark.skipif(os.name == "nt", reason="flock is POSIX's")
+@pytest.mark.skipif(os.name == "nt", reason="the locks are POSIX's")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
-@pytest.mark.parametrize("kind", ["LOCK_EX", "LOCK_SH"])
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
 def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
-    archive: Path, command: list[str], kind: str, call: Callable[..., int], capsys: Captured
+    archive: Path,
+    command: list[str],
+    kind: lock_calls.Kind,
+    call: Callable[..., int],
+    capsys: Captured,
 ) -> None:
-    import fcntl
-
     before = archive.read_bytes()
-    with open(archive, "rb") as held:
-        fcntl.flock(held, getattr(fcntl, kind))
+    with lock_calls.locked(archive, kind):
         for timeout in ("0", "0.02"):
             assert call(command, archive, "--timeout", timeout) == 2
             assert told(capsys) == (
@@ -335,8 +337,7 @@ def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
                 "with a longer timeout"
             )
         assert archive.read_bytes() == before
-        fcntl.flock(held, fcntl.LOCK_UN)
-        assert call(command, archive, "--timeout", "0") == 0
+    assert call(command, archive, "--timeout", "0") == 0
     assert call(command, archive, "--timeout", "soon") == 2
     assert "invalid float value: 'soon'" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lock_calls
 import pytest
 from models import runnable_model
 from obstore.store import MemoryStore
@@ -407,10 +408,7 @@ def test_what_cannot_be_removed_leaves_a_complete_download(
 def test_a_file_system_without_locks_has_downloads_that_begin_anew(
     web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
+    lock_calls.refuse(monkeypatch, errno.ENOSYS)
     interrupt(url, folder / "m.onnxa")
     assert files_below(folder) == set()
     onnxarchive.download(url, folder / "m.onnxa")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import lock_calls
 import pytest
 import remote_files
 from commands import run
@@ -596,10 +596,7 @@ def test_a_file_that_is_removed_while_it_is_opened_is_made_again(
 def test_a_file_system_without_locks_has_caches(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock_calls.refuse(monkeypatch, errno.ENOSYS)
     require_right(directory)
     assert not require_right(directory)
 

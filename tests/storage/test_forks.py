@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import lock_calls
 import numpy as np
 import onnx
 import pytest
@@ -262,11 +263,9 @@ class Forks:
 
 
 def is_locked(path: Path) -> bool:
-    import fcntl
-
-    with open(path, "rb") as file:
+    with open(path, "r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_calls.lock(file.fileno(), "exclusive")
         except BlockingIOError:
             return True
     return False

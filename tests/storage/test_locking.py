@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import lock_calls
 import numpy as np
 import onnx
 import pytest
@@ -404,21 +405,20 @@ OPENING: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="flock is interrupted")
-@pytest.mark.parametrize("kind", ["LOCK_SH", "LOCK_EX"])
+@pytest.mark.skipif(sys.platform == "win32", reason="calls of POSIX are interrupted")
+@pytest.mark.parametrize("is_writable", [True, False])
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
 def test_an_interrupt_that_comes_with_the_lock_leaves_none(
-    archive: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    archive: Path, kind: str, is_writable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock = fcntl.flock
-
-    def interrupted(descriptor: int, operation: int) -> None:
-        flock(descriptor, operation)
-        if operation & getattr(fcntl, kind):
+    def interrupted(_: int, called: str, call: Callable[[], object]) -> None:
+        call()
+        if called == kind:
             raise KeyboardInterrupt
 
-    with MappedFile(archive, is_writable=True) as file:
-        monkeypatch.setattr(fcntl, "flock", interrupted)
-        with pytest.raises(KeyboardInterrupt), file.locked(is_exclusive=kind == "LOCK_EX"):
+    with MappedFile(archive, is_writable=is_writable) as file:
+        lock_calls.watch(monkeypatch, interrupted)
+        with pytest.raises(KeyboardInterrupt), file.locked(is_exclusive=kind == "exclusive"):
             pytest.fail("the block begins")
         monkeypatch.undo()
         assert is_free(archive)
@@ -447,14 +447,13 @@ def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path)
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_opening_gives_up_when_it_should(archive: Path, mode: Any, timeout: float) -> None:
+def test_opening_to_edit_gives_up_when_it_should(archive: Path, timeout: float) -> None:
     with held("exclusive", archive) as holder:
         with pytest.raises(LockedError, match="the file is locked by a process") as caught:
-            onnxarchive.open(archive, mode=mode, timeout=timeout)
+            onnxarchive.open(archive, mode="r+", timeout=timeout)
         assert caught.value.path == str(archive)
         holder.let_go()
-        onnxarchive.open(archive, mode=mode, timeout=timeout).close()
+        onnxarchive.open(archive, mode="r+", timeout=timeout).close()
 
 
 @flock
@@ -484,14 +483,10 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 @pytest.fixture(params=NO_LOCKS, ids=[errno.errorcode[code] for code in NO_LOCKS])
 def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A file system without locks, with each error that such file systems raise."""
-    code = int(request.param)
-
-    def refuse(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
     if sys.platform == "win32":
-        pytest.skip("flock is taken away")
-    monkeypatch.setattr(fcntl, "flock", refuse)
+        pytest.skip("calls of POSIX are taken away")
+    code = int(request.param)
+    lock_calls.refuse(monkeypatch, code)
     return code
 
 
@@ -539,12 +534,8 @@ def test_files_are_replaced_where_there_are_no_locks(path: Path, no_locks: int) 
 def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
     descriptor: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
+    lock_calls.refuse(monkeypatch, code)
     for act in (
-        lambda: shared_once(descriptor),
         lambda: exclusive_once(descriptor, None),
         lambda: exclusive_once(descriptor, 0),
         lambda: locking.try_exclusive(descriptor),
@@ -781,6 +772,7 @@ class Mandatory:
 def cifs(monkeypatch: pytest.MonkeyPatch) -> Mandatory:
     if sys.platform == "win32":
         pytest.skip("flock is taken away")
+    monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
     return Mandatory(monkeypatch)
 
 

@@ -1,0 +1,293 @@
+"""Archives that another program keeps locked: who waits, for how long, and what a reader sees."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import lock_calls
+import numpy as np
+import onnx
+import pytest
+from interruptions import PHASES, Interrupted, interrupt
+from models import documented_model, runnable_model
+
+import onnxarchive
+from onnxarchive import LockedError, UnfinishedEditError
+from onnxarchive.archive.editing import change_model, replace_model
+from onnxarchive.interop.onnxruntime import session
+from onnxarchive.storage import locking
+
+fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+
+_Result = TypeVar("_Result")
+
+linux = pytest.mark.skipif(
+    not lock_calls.has_open_file_locks(), reason="every reader can lock files"
+)
+
+
+def other_names(path: Path) -> set[str]:
+    return set(os.listdir(path.parent)) - {path.name}
+
+
+def in_a_thread(act: Callable[[], _Result]) -> _Result:
+    """Calls a function in another thread, which has locks of its own."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(act).result()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    directory = tmp_path / "archives"
+    directory.mkdir()
+    path = directory / "model.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+@pytest.fixture(params=["open files", "flock"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The locks of the system."""
+    if request.param == "flock":
+        monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
+    elif not lock_calls.has_open_file_locks():
+        pytest.skip("this system has no locks of open files")
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock of its own for those who wait for a lock: they are done at once."""
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    waiting = SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr(locking, "time", waiting)
+    return clock
+
+
+def model_of(path: Path, **options: Any) -> onnx.ModelProto:
+    with onnxarchive.open(path, **options) as archive:
+        model: onnx.ModelProto = archive.model
+        return model
+
+
+def convert_to_another(path: Path) -> None:
+    onnxarchive.convert(path, path.parent.parent / "other.onnxa")
+
+
+READING: dict[str, Callable[[Path], object]] = {
+    "open": model_of,
+    "load": onnxarchive.load,
+    "check": lambda path: onnxarchive.check(path, full=True),
+    "verify": lambda path: onnxarchive.open(path).verify(),
+    "session": session,
+    "link": lambda path: onnxarchive.link(path, path.parent.parent / "link.onnx"),
+    "diff": lambda path: onnxarchive.diff(path, path),
+    "convert": convert_to_another,
+    "export": lambda path: onnxarchive.export(path, path.parent.parent / "other.onnx"),
+    "extract": lambda path: onnxarchive.extract(path, path.parent.parent / "directory"),
+}
+
+
+def replace_shapes(path: Path) -> None:
+    onnxarchive.infer_shapes(path.with_name("other.onnxa"), path)
+
+
+def write(path: Path) -> None:
+    with onnxarchive.Writer(path) as writer:
+        writer.add("w", np.zeros(300, np.float32))
+        writer.finish(runnable_model())
+
+
+# What replaces or edits `path`; `other.onnxa` is beside it.
+CHANGING: dict[str, Callable[[Path], object]] = {
+    "save": lambda path: onnxarchive.save(runnable_model(), path),
+    "convert": lambda path: onnxarchive.convert(path.with_name("other.onnxa"), path),
+    "export": lambda path: onnxarchive.export(path.with_name("other.onnxa"), path),
+    "export external data": lambda path: onnxarchive.export(
+        path.with_name("other.onnxa"),
+        path.with_name("new.onnx"),
+        external_data=path.name,
+    ),
+    "Writer": write,
+    "link": lambda path: onnxarchive.link(path.with_name("other.onnxa"), path),
+    "transform": lambda path: onnxarchive.transform(
+        path.with_name("other.onnxa"), path, lambda model: model, weights="loaded"
+    ),
+    "infer_shapes": replace_shapes,
+    "recover": onnxarchive.recover,
+    "open to edit": lambda path: model_of(path, mode="r+"),
+    "replace_model": lambda path: replace_model(path, runnable_model()),
+    "add_asset": lambda path: onnxarchive.add_asset(path, "labels", b"cat"),
+}
+
+
+# Who may only read a file
+
+
+@linux
+@pytest.mark.parametrize("act", (READING | CHANGING).values(), ids=READING | CHANGING)
+def test_who_may_only_read_an_archive_keeps_nobody_waiting(
+    archive: Path, act: Callable[[Path], object], clock: SimpleNamespace
+) -> None:
+    onnxarchive.save(runnable_model(), archive.with_name("other.onnxa"))
+    with open(archive, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        act(archive)
+    assert clock.now == 0
+
+
+@linux
+def test_who_may_only_read_a_file_can_replace_it_and_excludes_editors_meanwhile(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return open_file(path, flags, *mode)
+
+    def edit(model: onnx.ModelProto) -> onnx.ModelProto:
+        with pytest.raises(LockedError):
+            in_a_thread(lambda: replace_model(archive, model, copy=True, timeout=0))
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "open", open_file)
+            with pytest.raises(LockedError):
+                in_a_thread(lambda: replace_model(archive, model, timeout=0))
+        in_a_thread(lambda: model_of(archive, timeout=0))
+        model.doc_string = "new"
+        return model
+
+    monkeypatch.setattr(os, "open", refuse)
+    change_model(archive, edit, copy=True)
+    assert model_of(archive).doc_string == "new"
+    monkeypatch.undo()
+    replace_model(archive, runnable_model(), timeout=0)
+
+
+def test_who_locks_a_new_file_does_not_stop_its_writer(
+    archive: Path, system: str, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locking.keep_exclusive
+    descriptors: list[int] = []
+
+    def late(descriptor: int) -> None:
+        (name,) = other_names(archive)
+        descriptors.append(os.open(archive.with_name(name), os.O_RDONLY))
+        lock_calls.lock(descriptors[-1], "shared")
+        lock(descriptor)
+
+    monkeypatch.setattr(locking, "keep_exclusive", late)
+    onnxarchive.save(documented_model("new"), archive)
+    os.close(descriptors[0])
+    assert model_of(archive).doc_string == "new"
+
+
+# Readers
+
+
+@pytest.mark.parametrize("act", READING.values(), ids=READING)
+def test_readers_of_a_file_that_stays_locked_go_on_after_a_while(
+    archive: Path, act: Callable[[Path], object], system: str, clock: SimpleNamespace
+) -> None:
+    with lock_calls.locked(archive, "exclusive"):
+        act(archive)
+    assert clock.now >= locking.TIMEOUT
+
+
+@pytest.fixture(scope="module")
+def edit(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    path = tmp_path_factory.mktemp("edit") / "model.onnxa"
+    onnxarchive.save(documented_model("old"), path)
+    return interrupt(path, lambda path: replace_model(path, documented_model("new" * 99)))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_reader_without_the_lock_sees_no_half_of_an_edit(
+    archive: Path, phase: str, edit: Interrupted, system: str
+) -> None:
+    archive.write_bytes(edit.states[phase])
+    acts = (model_of, onnxarchive.load, onnxarchive.check, convert_to_another)
+    with lock_calls.locked(archive, "exclusive"):
+        with pytest.raises(LockedError, match="the file is locked by a process") as caught:
+            onnxarchive.open(archive, timeout=0)
+        assert caught.value.path == str(archive)
+    assert archive.read_bytes() == edit.states[phase]
+    for act in acts:  # nobody edits it any more
+        with pytest.raises(UnfinishedEditError):
+            act(archive)
+
+
+@pytest.mark.parametrize("failure", ["locked", "no locks"])
+def test_an_edit_while_a_reader_without_the_lock_reads_is_noticed(
+    archive: Path, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every read of a reader may be followed by a whole edit of two models."""
+    documents = {"old": "a" * 50, "new": "b" * 50}
+    states = {}
+    for name, text in documents.items():
+        model, other = documented_model(text), documented_model(text, seed=1)
+        onnxarchive.save(model, archive, models={"decoder": other})
+        states[name] = archive.read_bytes()
+    old, new = states["old"], states["new"]
+    assert len(old) == len(new)
+    read = os.pread
+    outcomes: set[str] = set()
+
+    def open_while_edited_after(count: int) -> bool:
+        """Returns False if there are fewer reads."""
+        reads = 0
+
+        def edited(descriptor: int, size: int, offset: int) -> bytes:
+            nonlocal reads
+            content = read(descriptor, size, offset)
+            reads += 1
+            if reads == count:
+                archive.write_bytes(new)
+            return content
+
+        archive.write_bytes(old)
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "pread", edited)
+            if failure == "no locks":
+                lock_calls.refuse(patches, errno.ENOLCK)
+            try:
+                with onnxarchive.open(archive, timeout=0) as opened:
+                    texts = {model.doc_string for model in opened.models.values()}
+                outcomes.add(*texts)
+            except LockedError as error:
+                assert error.path == str(archive)
+                outcomes.add("refused")
+        return reads >= count
+
+    with lock_calls.locked(archive, "exclusive" if failure == "locked" else "unlock"):
+        count = 1
+        while open_while_edited_after(count):
+            count += 1
+    assert outcomes == {documents["old"], documents["new"], "refused"}
+
+
+@pytest.mark.parametrize(
+    "code", [524, errno.EREMOTEIO, errno.EIO, errno.ENOMEM, errno.EPERM, errno.ENOLCK]
+)
+@pytest.mark.parametrize("act", READING.values(), ids=READING)
+def test_readers_go_on_whatever_the_error_of_a_lock(
+    archive: Path, act: Callable[[Path], object], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int, kind: lock_calls.Kind, call: Callable[[], object]) -> None:
+        if kind == "shared":
+            raise OSError(code, os.strerror(code))
+        call()
+
+    lock_calls.watch(monkeypatch, refuse)
+    act(archive)
