@@ -10,7 +10,7 @@ from typing import TypeAlias
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Buffer
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.storage import threads
+from onnxarchive.storage import locking, threads
 from onnxarchive.zipformat import layout
 
 # An asset is given as its bytes, or as the path of a file.
@@ -34,9 +34,11 @@ class WriteOptions:
             They replace assets of the source that have the same path.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
         jobs: Number of threads; None for one per core. The archive's bytes do not depend on it.
+        timeout: Seconds to wait if another process has locked the file to replace; None waits
+            without limit.
 
     Raises:
-        ValueError: `size_threshold`, `alignment` or `jobs` is not allowed.
+        ValueError: `size_threshold`, `alignment`, `jobs` or `timeout` is not allowed.
     """
 
     size_threshold: int = DEFAULT_SIZE_THRESHOLD
@@ -46,12 +48,14 @@ class WriteOptions:
     assets: Mapping[str, Asset] | None = None
     progress: Progress | None = None
     jobs: int | None = None
+    timeout: float | None = locking.TIMEOUT
 
     def __post_init__(self) -> None:
         if self.size_threshold < 0:
             raise ValueError(f"size_threshold must not be negative, got {self.size_threshold}")
         layout.require_alignment(self.alignment)
         threads.require_jobs(self.jobs)
+        locking.require_timeout(self.timeout)
 
     @property
     def asset_files(self) -> list[str]:

@@ -62,6 +62,7 @@ def save(
     keep: bool = True,
     progress: Progress | None = None,
     jobs: int | None = None,
+    timeout: float | None = locking.TIMEOUT,
     **access: Unpack[Access],
 ) -> None:
     """Saves a model as an archive.
@@ -106,11 +107,14 @@ def save(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. An `onnx_ir.Model` is saved by the calling
             thread alone, since reading its tensors may run code of the caller.
+        timeout: Seconds to wait if another process has locked the old file at `path`; None waits
+            without limit.
         access: Options for a store; see `onnxarchive.open`.
 
     Raises:
         ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and the archive was
             edited since.
+        LockedError: The old file at `path` stayed locked until `timeout`.
         ArchiveFormatError: The model would break a rule: a tensor's bytes do not fit its shape or
             are external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: The model has more large tensors than an archive can hold.
@@ -142,6 +146,7 @@ def save(
         assets=assets,
         progress=progress,
         jobs=jobs,
+        timeout=timeout,
     )
     files = files_of(path, access)
     for file in files:

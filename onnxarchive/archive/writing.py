@@ -46,7 +46,7 @@ def write_archive(
         plan: The plan.
         path: A path or URL, where the archive appears when it is complete; or a binary file, which
             is written sequentially.
-        options: The options; only `alignment`, `progress` and `jobs` are used.
+        options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
         require: Called before the file is renamed; an error discards the file.
         access: Options for reaching a remote target, or None.
     """
@@ -86,13 +86,15 @@ def write_file(
     Args:
         plan: The plan.
         path: The archive.
-        options: The options; only `alignment`, `progress` and `jobs` are used.
+        options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
         require: Called before the file is renamed; an error discards the file.
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
     require_names(plan.items.names)
-    replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
+    replacement = Replacement(
+        path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
+    )
     try:
         require_space(path, plan.nbytes)
         _stream_all(plan, replacement.file, options)

@@ -40,6 +40,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.source import FollowLinks, Source
+from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import require_space
@@ -111,6 +112,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
     jobs: int | None = None,
+    timeout: float | None = locking.TIMEOUT,
     **access: Unpack[Access],
 ) -> Conversion:
     """Converts a model to an archive.
@@ -165,6 +167,8 @@ def convert(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. One thread writes; the others read and
             verify up to `jobs` tensors ahead, 96 MiB at most. With a remote source, `jobs` is 1.
+        timeout: Seconds to wait if another process has locked the old file at `path`; None waits
+            without limit.
         access: Options for remote sources and targets; see `open`. If `store` is given,
             `source` and `path` are paths in the store.
 
@@ -176,6 +180,8 @@ def convert(
             outside its directory, or the model would break a rule.
         ChecksumError: Bytes of the source do not match a checksum.
         UnsupportedFeatureError: A zip is encrypted, or compressed by an unknown method.
+        LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
+            while it was opened.
         ValueError: An option or the path of an asset is not allowed, or `path` is one of the
             source's files.
         OSError: A file cannot be read, or the archive cannot be written.
@@ -192,6 +198,7 @@ def convert(
         assets=assets,
         progress=progress,
         jobs=jobs,
+        timeout=timeout,
     )
     conversion = convert_silently(
         source,
@@ -307,6 +314,7 @@ def export(
     model: str = "",
     external_data: str | None = None,
     progress: Progress | None = None,
+    timeout: float | None = locking.TIMEOUT,
     **access: Unpack[Access],
 ) -> None:
     """Writes a model of an archive as a `.onnx`; weights are streamed.
@@ -320,6 +328,8 @@ def export(
             as the shape of a Reshape. None stores all in the `.onnx`, which must stay under 2 GiB.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
             Tensors of a single `.onnx` count twice, since they are verified and then written.
+        timeout: Seconds to wait if another process has locked a file to replace; None waits without
+            limit.
         access: Options for a remote archive; see `open`. Without a cache, tensors for a single
             `.onnx` are copied to a temporary file first.
 
@@ -328,6 +338,8 @@ def export(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model or tensor do not match their CRC-32.
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more.
+        LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
+            while it was opened.
         ValueError: `external_data` is not a file name, or names `destination`; or a written file
             would replace the archive.
         OSError: The archive cannot be read, or a file cannot be written.
@@ -336,10 +348,11 @@ def export(
         onnxarchive.export("model.onnxa", "single.onnx")
         onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
     """
+    locking.require_timeout(timeout)
     require_no_input(destination, files_of(path, access))
     if external_data is None:
         with _opened(path, model, access) as (archive, models):
-            _export_single(archive, models[model_entry(model)], destination, progress)
+            _export_single(archive, models[model_entry(model)], destination, progress, timeout)
         return
     beside = _beside(destination, external_data)
     require_no_input(beside, files_of(path, access))
@@ -349,7 +362,7 @@ def export(
             f"{beside}, which is the same file"
         )
     with _opened(path, model, access) as (archive, _):
-        _export_external(archive, destination, external_data, progress)
+        _export_external(archive, destination, external_data, progress, timeout)
 
 
 @contextlib.contextmanager
@@ -392,6 +405,7 @@ def _export_single(
     model_proto: memoryview,
     destination: str | os.PathLike[str],
     progress: Progress | None,
+    timeout: float | None,
 ) -> None:
     names = (model_entry(archive.model_id), *archive._refs)
     total = sum(archive.entries[name].nbytes for name in names)
@@ -420,7 +434,7 @@ def _export_single(
         data = read(key)
         check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
         counter.add(data.nbytes)
-    with replacing(destination) as replacement:
+    with replacing(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
@@ -442,6 +456,7 @@ def _export_external(
     destination: str | os.PathLike[str],
     external_data: str,
     progress: Progress | None,
+    timeout: float | None,
 ) -> None:
     archive._fetch_missing(archive._refs)
     offsets, nbytes = _offsets(archive)
@@ -449,7 +464,7 @@ def _export_external(
         linked_model(archive, external_data, offsets=offsets, in_place=True)
     )
     beside = _beside(destination, external_data)
-    data_replacement = Replacement(beside)
+    data_replacement = Replacement(beside, timeout=timeout)
     try:
         require_space(beside, nbytes + len(serialized))
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
@@ -457,10 +472,12 @@ def _export_external(
             data_replacement.file.offset = offset
             for piece in counter(verified_pieces(archive, key)):
                 data_replacement.file.write(piece)
-        with replacing(destination) as replacement:
+        # The data is renamed just before the model. In between, the old model has new data, so the
+        # model is locked before.
+        with replacing(
+            destination, require=lambda _: data_replacement.commit(), timeout=timeout
+        ) as replacement:
             replacement.file.write(serialized)
-            # The data is renamed just before the model. In between, the old model has new data.
-            data_replacement.commit()
     except BaseException:
         data_replacement.discard()
         raise

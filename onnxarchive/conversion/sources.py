@@ -64,7 +64,7 @@ def open_source(
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
         ChecksumError: Data does not match the SHA-1 `checksum` of a tensor, or an entry of a zip or
             archive does not match its CRC-32.
-        LockedError: The archive stayed locked.
+        LockedError: An edit changed the archive while it was opened.
         UnfinishedEditError: An edit of the archive was interrupted.
         ObjectChangedError: A remote file changed while it was read.
         OSError: A file cannot be opened.
@@ -123,10 +123,10 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and checks all local headers; None if it is not an archive."""
     try:
-        with opened_archive(path) as file:
+        with MappedFile(path) as file:  # a file that is not an archive needs no lock
             if not is_zip(file.read(0, 4)):
-                file.close()
                 return None
+        with opened_archive(path) as file:
             archive = resources.enter_context(Archive(file))
             archive._fetch_entries(archive.entries)
     except ArchiveError as error:

@@ -31,6 +31,7 @@ from onnxarchive.sources.serialized import parse_file, parse_taking_out, require
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
@@ -379,13 +380,16 @@ def is_model_file(path: str) -> bool:
         OSError: The file cannot be opened.
     """
     try:
+        with MappedFile(path) as file:
+            if not is_zip(file.read(0, 4)):
+                return wire.is_model(file.view())
         # Locked, since the file may be an archive that another process is editing.
         with files.opened(path) as file, file:
+            if isinstance(file.lock_failure, LockedError):
+                return True
             view = file.view()
-            if not is_zip(view):
-                return wire.is_model(view)
             names = [entry.name for entry in foreign.read_zip(view).entries]
-    except LockedError:  # this thread is editing the file, so the file is an archive
+    except LockedError:  # this thread is editing the file
         return True
     except ArchiveError:
         return False

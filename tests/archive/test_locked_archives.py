@@ -22,6 +22,7 @@ from onnxarchive import LockedError, UnfinishedEditError
 from onnxarchive.archive.editing import change_model, replace_model
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.storage import locking
+from onnxarchive.storage.replacement import Replacement
 
 fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
 
@@ -291,3 +292,114 @@ def test_readers_go_on_whatever_the_error_of_a_lock(
 
     lock_calls.watch(monkeypatch, refuse)
     act(archive)
+
+
+# Those who edit or replace
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@pytest.mark.parametrize("act", CHANGING.values(), ids=CHANGING)
+def test_who_replaces_a_file_that_stays_locked_gives_up_and_names_it(
+    archive: Path,
+    act: Callable[[Path], object],
+    kind: lock_calls.Kind,
+    system: str,
+    clock: SimpleNamespace,
+) -> None:
+    onnxarchive.save(documented_model("other"), archive.with_name("other.onnxa"))
+    names, content = os.listdir(archive.parent), archive.read_bytes()
+    with (
+        lock_calls.locked(archive, kind),
+        pytest.raises(LockedError, match="the file is locked by a process") as caught,
+    ):
+        act(archive)
+    assert caught.value.path == str(archive)
+    assert clock.now >= locking.TIMEOUT
+    assert archive.read_bytes() == content
+    assert sorted(os.listdir(archive.parent)) == sorted(names)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02, 90])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path, **options: onnxarchive.save(runnable_model(), path, **options),
+        lambda path, **options: onnxarchive.convert(path.with_name("other.onnxa"), path, **options),
+        lambda path, **options: onnxarchive.export(path.with_name("other.onnxa"), path, **options),
+        onnxarchive.recover,
+    ],
+    ids=["save", "convert", "export", "recover"],
+)
+def test_a_locked_file_is_waited_for_as_long_as_asked(
+    archive: Path, act: Callable[..., object], timeout: float, clock: SimpleNamespace
+) -> None:
+    onnxarchive.save(documented_model("other"), archive.with_name("other.onnxa"))
+    with lock_calls.locked(archive, "shared"), pytest.raises(LockedError):
+        act(archive, timeout=timeout)
+    assert timeout <= clock.now < timeout + 1
+    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found -1"):
+        act(archive, timeout=-1)
+    act(archive, timeout=None)
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.data"])
+def test_an_export_to_locked_files_changes_neither(
+    archive: Path, name: str, clock: SimpleNamespace
+) -> None:
+    target = archive.parent.parent / "m.onnx"
+    onnxarchive.export(archive, target, external_data="m.data")
+    other = archive.with_name("other.onnxa")
+    onnxarchive.save(documented_model("other", seed=1), other)
+    before = {path: path.read_bytes() for path in (target, target.with_name("m.data"))}
+    with (
+        lock_calls.locked(target.with_name(name), "shared"),
+        pytest.raises(LockedError) as caught,
+    ):
+        onnxarchive.export(other, target, external_data="m.data")
+    assert caught.value.path == str(target.with_name(name))
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(os.listdir(target.parent)) == ["archives", "m.data", "m.onnx"]
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE]
+)
+@pytest.mark.parametrize("call", ["open", "lock"])
+def test_a_file_that_cannot_be_locked_is_not_replaced(
+    archive: Path, call: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, open_file = archive.read_bytes(), os.open
+    replacement = Replacement(archive)
+    replacement.file.write(b"new")
+
+    def refuse_lock(_: int, kind: lock_calls.Kind, lock: Callable[[], object]) -> None:
+        if kind != "unlock":
+            raise OSError(code, os.strerror(code))
+        lock()
+
+    def refuse_open(path: Any, *arguments: Any) -> int:
+        if path == str(archive):
+            raise OSError(code, os.strerror(code), path)
+        return open_file(path, *arguments)
+
+    with monkeypatch.context() as patches:
+        if call == "open":
+            patches.setattr(os, "open", refuse_open)
+        else:
+            lock_calls.watch(patches, refuse_lock)
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            replacement.commit()
+    assert (caught.value.errno, caught.value.filename) == (code, str(archive))
+    assert archive.read_bytes() == content
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, 524])
+def test_a_file_is_replaced_where_the_file_system_has_no_locks(
+    archive: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patches:
+        lock_calls.refuse(patches, code)
+        onnxarchive.save(documented_model("new"), archive)
+    assert model_of(archive).doc_string == "new"
+    assert os.listdir(archive.parent) == [archive.name]

@@ -15,11 +15,13 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import lock_calls
 import pytest
 from models import model_of, raw_tensor, run_python, weight_model
 from written import files_below, write_model
@@ -29,6 +31,7 @@ from onnxarchive import Conversion, LockedError, convert_many
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.trees import find_models
+from onnxarchive.storage import locking
 from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import foreign
 
@@ -485,3 +488,28 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
 
     monkeypatch.setattr(foreign, "read_zip", read_locked)
     assert [found for found, _ in find_models(tmp_path)] == [str(path)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
+def test_files_that_other_programs_have_locked_are_waited_for_only_if_they_may_be_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, clock = tmp_path / "tree", SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(locking, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    _write(tree / "m.onnx")
+    (tree / "run.lock").touch()
+    (tree / "notes").write_text("locked, too")
+    with ExitStack() as locks:
+        for path in tree.iterdir():
+            locks.enter_context(lock_calls.locked(path, "exclusive"))
+        (outcome,) = convert_many([tree], tmp_path / "out")
+        assert (outcome.source, outcome.error) == (str(tree / "m.onnx"), None)
+        assert clock.now == 0
+        onnxarchive.save(weight_model(1), tree / "weights")
+        locks.enter_context(lock_calls.locked(tree / "weights", "exclusive"))
+        assert [os.path.basename(path) for path, _ in find_models(tree)] == ["m.onnx", "weights"]
+        assert clock.now >= locking.TIMEOUT
