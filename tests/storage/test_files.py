@@ -776,5 +776,5 @@ def test_an_error_of_what_is_spooled_names_what_is_read_and_not_the_temporary_fi
         raise OSError(errno.EIO, "broken", "weights.data")
 
     with pytest.raises(OSError, match=r"broken: 'weights\.data'"):
-        spool(pieces(), os.fspath(tmp_path))
+        spool(pieces(), 8, os.fspath(tmp_path))
     assert list(tmp_path.iterdir()) == []
