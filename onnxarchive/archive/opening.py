@@ -151,7 +151,7 @@ def load(
     in `raw_data`, and no `data_location`.
 
     The model does not remember its archive: `save(load(path), path)` replaces the whole file and
-    loses assets and other models. `replace_model(path, model)` keeps them.
+    loses assets, other models and the alignment. `replace_model(path, model)` keeps them.
 
     Args:
         source: The archive, as in `open`.

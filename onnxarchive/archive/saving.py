@@ -73,9 +73,9 @@ def save(
     model, and a copy of the tensor that is being written. With several threads, memory also holds
     copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
 
-    A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
-    To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from
-    `onnxarchive.ir.load`.
+    A ModelProto does not remember its file: `save(load(path), path)` loses assets, other models and
+    the alignment. To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a
+    model from `onnxarchive.ir.load`.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or

@@ -34,7 +34,8 @@ def link(
     model id is `""`, a space and the model id follow the SHA-256.
 
     Small tensors, and tensors that tools do not read from external data, are copied to the link; no
-    other weight is copied.
+    other weight is copied. An optimized model that ONNX Runtime writes from a link refers to the
+    archive, too, but has no such metadata; see `session`.
 
     Args:
         path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
