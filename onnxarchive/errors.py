@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 # Rules about checksums: CRC-32 and SHA-1.
 CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
@@ -48,8 +49,10 @@ __all__ = [
     "naming",
     "shown",
     "with_path",
+    "without_traceback",
 ]
 
+_Error = TypeVar("_Error", bound=BaseException)
 _MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number
 
 
@@ -69,11 +72,20 @@ class ArchiveError(Exception):
             print(error.path, error.rule, error.message)
     """
 
-    def __init__(self, message: str, *, rule: str | None = None, entry: str | None = None) -> None:
+    # With `path` as an argument, an error is raised without a variable. A variable would complete a
+    # reference cycle (error, traceback, frame), and the cycle would keep the frames' files mapped.
+    def __init__(
+        self,
+        message: str,
+        *,
+        rule: str | None = None,
+        entry: str | None = None,
+        path: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.rule = rule
         self.entry = entry
-        self.path: str | None = None
+        self.path = path
 
     @property
     def message(self) -> str:
@@ -197,6 +209,16 @@ class AttributesWarning(UserWarning):
     """
 
 
+def without_traceback(error: _Error) -> _Error:
+    """The error, which a `@contextmanager` catches to raise another one, without its traceback.
+
+    On Python 3.12 and newer, the error would be in a reference cycle (error, traceback, frame of
+    the context manager, frame of its caller), which would keep the frames' files mapped until the
+    next garbage collection.
+    """
+    return error.with_traceback(None)
+
+
 def describe_error(error: OSError) -> str:
     """The message of an `OSError`: the file and the fault, without the error number."""
     if error.strerror is None:
@@ -234,7 +256,8 @@ def naming(
             raise
         name = os.fsdecode(path)
         if failure is not None:
-            raise OSError(error.errno, f"{failure}: {error.strerror}{remedy}", name) from error
+            reason = f"{failure}: {error.strerror}{remedy}"
+            raise OSError(error.errno, reason, name) from without_traceback(error)
         error.filename = name
         raise
 

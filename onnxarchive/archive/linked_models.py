@@ -153,9 +153,9 @@ def real_path(archive: Archive) -> str:
     for candidate in archive._local_file.paths():
         if archive._local_file.is_at(candidate):
             return candidate
-    error = ArchiveError("the file was replaced or removed after it was opened; open it again")
-    error.path = archive.path
-    raise error
+    raise ArchiveError(
+        "the file was replaced or removed after it was opened; open it again", path=archive.path
+    )
 
 
 def require_utf8(path: str) -> None:

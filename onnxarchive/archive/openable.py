@@ -14,6 +14,7 @@ from onnxarchive.errors import (
     Report,
     UnfinishedEditError,
     with_path,
+    without_traceback,
 )
 from onnxarchive.remote.urls import is_url
 from onnxarchive.sources.recognition import not_a_file, recognised
@@ -170,10 +171,14 @@ def opened_archive(
     ):
         try:
             yield file
-        except ArchiveFormatError:
+        except ArchiveFormatError as error:
             from onnxarchive.archive import recovery  # not needed to open a complete archive
 
-            recovery.require_finished(file)
+            try:
+                recovery.require_finished(file)
+            except UnfinishedEditError:
+                without_traceback(error)
+                raise
             raise
 
 

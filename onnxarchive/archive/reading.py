@@ -155,12 +155,11 @@ class Archive(Closing):
         local = self._file.mapped_file
         if isinstance(local, MappedFile):
             return local
-        error = UnsupportedFeatureError(
+        raise UnsupportedFeatureError(
             "expected a local file, found an archive in memory, in a file object or at a URL; "
-            "'onnxarchive download' copies a remote archive to a file"
+            "'onnxarchive download' copies a remote archive to a file",
+            path=self.path,
         )
-        error.path = self.path
-        raise error
 
     @property
     def _refs(self) -> TensorRefs:
@@ -253,9 +252,9 @@ class Archive(Closing):
         raise self._changed()
 
     def _changed(self) -> ArchiveError:
-        error = ArchiveError("the archive has been changed since it was opened; open it again")
-        error.path = self.path
-        return error
+        return ArchiveError(
+            "the archive has been changed since it was opened; open it again", path=self.path
+        )
 
     @contextlib.contextmanager
     def _unedited(self, snapshot: Snapshot) -> Iterator[None]:

@@ -112,12 +112,11 @@ def require_finished(file: MappedFile) -> None:
         UnfinishedEditError: The file ends with an undo log.
     """
     if _find(file) is not None:
-        error = UnfinishedEditError(
+        raise UnfinishedEditError(
             "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
-            "recover' rolls the edit back, and so does opening the archive for editing"
+            "recover' rolls the edit back, and so does opening the archive for editing",
+            path=file.path,
         )
-        error.path = file.path
-        raise error
 
 
 def roll_back(file: MappedFile) -> bool:

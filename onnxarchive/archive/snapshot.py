@@ -242,9 +242,7 @@ class Snapshot:
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""
-        error = TensorNotFoundError(message)
-        error.path = self.file.path
-        return error
+        return TensorNotFoundError(message, path=self.file.path)
 
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""

@@ -151,7 +151,10 @@ def _below(directory: str) -> Iterator[str]:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else error, traceback and frame would refer to each other
 
 
 def _with_slashes(path: str) -> str:

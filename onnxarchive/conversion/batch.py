@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field, replace as with_changes
+from functools import partial
 from typing import Unpack
 
 from onnxarchive.archive.openable import Access, exists, files_of, is_remote
@@ -189,10 +190,11 @@ def _work(
             yield from _remote_work(os.fspath(source), out, access, met)
             continue
         is_tree = os.path.isdir(source)
-        errors: list[OSError] = []
+        faults: list[tuple[str, str]] = []
+        note = partial(_note_fault, faults, os.fspath(source))
         found = False
         try:
-            for path, place in find_models(source, errors.append):
+            for path, place in find_models(source, note):
                 absolute = os.path.abspath(path)
                 is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
                 if is_archive and is_below(os.path.realpath(path), out):
@@ -202,17 +204,17 @@ def _work(
                     met.add(absolute)
                     yield absolute, os.path.join(out, with_suffix(place)), None
         except OSError as error:
-            errors.append(error)
-        if not found and not errors:
+            note(error)
+        if not found and not faults:
             message = "expected a model in this tree, found none"
-            errors.append(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
-        for fault in errors:
-            path = os.path.abspath(fault.filename or source)
-            yield (
-                path,
-                os.path.join(out, with_suffix(os.path.basename(path))),
-                describe_error(fault),
-            )
+            note(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
+        for path, message in faults:
+            yield path, os.path.join(out, with_suffix(os.path.basename(path))), message
+
+
+def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
+    """Adds the absolute path and the message of an error; a list of errors would keep them."""
+    faults.append((os.path.abspath(error.filename or source), describe_error(error)))
 
 
 def _remote_work(

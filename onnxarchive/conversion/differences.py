@@ -247,12 +247,11 @@ def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
         nbytes = min(_PIECE_SIZE, end - offset)
         piece = archive._file.read(offset, nbytes)
         if len(piece) != nbytes:
-            error = ArchiveFormatError(
+            raise ArchiveFormatError(
                 f"expected {nbytes} bytes at offset {offset}, found a file truncated to "
-                f"{offset + len(piece)} bytes"
+                f"{offset + len(piece)} bytes",
+                path=archive.path,
             )
-            error.path = archive.path
-            raise error
         yield piece
 
 

@@ -72,7 +72,8 @@ def open_source(
     with contextlib.ExitStack() as resources:
         if is_remote(path, access):
             file = resources.enter_context(open_remote(os.fspath(path), **access))
-            resources.enter_context(with_path(file.path))
+            name = file.path
+            resources.enter_context(with_path(name))
             archive = _open_remote_archive(file)
             if archive is not None:
                 resources.enter_context(archive)  # closing it ends the stream
@@ -80,7 +81,7 @@ def open_source(
                 return
             open_location = partial(open_beside, os.fspath(path), **access)
             copy = _copy(file, temporary)
-            resources.enter_context(recognised(MemoryFile(copy), expected="a model"))
+            naming_kind = partial(recognised, MemoryFile(copy), expected="a model")
             opened = open_copy(
                 copy,
                 RemotePlace(open_location, resources, temporary),
@@ -89,9 +90,11 @@ def open_source(
                 other_files=other_files,
             )
         else:
-            resources.enter_context(recognised(path, expected="a model"))
-            resources.enter_context(with_path(path))
-            archive = None if os.path.isdir(path) else _open_archive(path, resources)
+            name = os.fsdecode(path)
+            resources.enter_context(with_path(name))
+            naming_kind = partial(recognised, path, expected="a model")
+            with naming_kind(), with_path(name):
+                archive = None if os.path.isdir(path) else _open_archive(path, resources)
             if archive is not None:
                 yield _source(archive, verify_checksum)
                 return
@@ -103,7 +106,10 @@ def open_source(
                 taken_from=taken_from,
                 follow_links=follow_links,
             )
-        yield resources.enter_context(opened)
+        # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
+        with naming_kind(), with_path(name):
+            source = resources.enter_context(opened)
+        yield source
 
 
 def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:

@@ -69,7 +69,10 @@ def _is_candidate(path: str) -> bool:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # else error, traceback and frame would refer to each other
 
 
 def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:

@@ -229,11 +229,10 @@ class _Inputs:
         """
         if self.file is None or self.path is None or self.file.is_at(self.path):
             return
-        error = ArchiveError(
-            "the archive was replaced, renamed or removed while the session was made; try again"
+        raise ArchiveError(
+            "the archive was replaced, renamed or removed while the session was made; try again",
+            path=self.file.path,
         )
-        error.path = self.file.path
-        raise error
 
 
 def _inputs(

@@ -114,15 +114,13 @@ def start_thread(name: str, function: Callable[..., object], *arguments: object)
     try:
         thread.start()
     except RuntimeError as error:
-        problem = OSError(
+        raise OSError(
             errno.EAGAIN,
             f"remote requests need a thread, which could not be started ({error}); end other "
             "threads or processes, or raise their limit ('ulimit -u')",
             name,
-        )
-    else:
-        return thread
-    raise problem
+        ) from None
+    return thread
 
 
 def _stop(loop: AbstractEventLoop) -> None:

@@ -227,9 +227,7 @@ class CachedFile(RandomAccessFile):
         """The present state of successive blocks, a byte for each."""
         marks = self.local.read(self._marks_offset + first, count)
         if len(marks) < count:
-            error = ArchiveFormatError(self._truncated)
-            error.path = self.local.path
-            raise error
+            raise ArchiveFormatError(self._truncated, path=self.local.path)
         return marks
 
     def _set(self, blocks: NDArray[np.int64]) -> None:

@@ -43,9 +43,9 @@ def status_of(error: BaseException) -> int | None:
 
 def changed(name: str) -> ObjectChangedError:
     """The error for an object that has changed since it was opened."""
-    error = ObjectChangedError("the object has changed since it was opened; open it again")
-    error.path = name
-    return error
+    return ObjectChangedError(
+        "the object has changed since it was opened; open it again", path=name
+    )
 
 
 def failure(error: BaseException, name: str) -> Exception:

@@ -95,10 +95,9 @@ class Finder:
                 found = self._data(ref, serialized)
             except ArchiveFormatError as error:
                 message = f"{ref}: {error.message.removeprefix(f'{ref}: ')}"
-                problem = type(error)(message, rule=error.rule)
-                if isinstance(problem, OutsideError):  # one remedy helps all tensors
-                    raise problem from None
-                problems.append(problem)
+                if isinstance(error, OutsideError):  # one remedy helps all tensors
+                    raise OutsideError(message, rule=error.rule) from None
+                problems.append(type(error)(message, rule=error.rule))
             else:
                 if found is not None:
                     data.others[ref.path] = found

@@ -8,7 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    UnsupportedFeatureError,
+    without_traceback,
+)
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.remote.urls import is_url, shown_url
@@ -109,8 +114,9 @@ def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator
     """
     try:
         yield
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if is_url(source):
+            without_traceback(error)
             raise not_a_file(source) from None
         raise
     except ArchiveFormatError as error:
@@ -122,22 +128,22 @@ def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator
             kind = kind_of(source)
         if kind is None or (kind.is_source and expected == "a model"):
             raise
-        other = OtherKindError(
-            f"expected {expected}, found {kind}", rule=error.rule, entry=error.entry
-        )
-        other.path = error.path
-        raise other from error
+        raise OtherKindError(
+            f"expected {expected}, found {kind}",
+            rule=error.rule,
+            entry=error.entry,
+            path=error.path,
+        ) from without_traceback(error)
 
 
 def not_a_file(found: object) -> UnsupportedFeatureError:
     """The error for a URL, bytes or a file object if only a local file is allowed."""
     kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
-    error = UnsupportedFeatureError(
+    return UnsupportedFeatureError(
         f"expected a local file, found {kind}; 'onnxarchive download' copies a remote archive to a "
-        "file"
+        "file",
+        path=shown_url(found) if is_url(found) else None,
     )
-    error.path = shown_url(found) if is_url(found) else None
-    return error
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:

@@ -8,6 +8,7 @@ import io
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,8 @@ Prefetch: TypeAlias = Literal["willneed", "populate"]
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # Flags of a map with all pages read in advance; None if the system has no such maps.
 POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
+# Without this, each map holds a descriptor of its own, until its last view is freed.
+_MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
 _READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -267,12 +270,11 @@ class MappedFile(RandomAccessFile):
             if self._descriptor is None:  # closed by another thread meanwhile
                 self._view = None
         if end > view.nbytes:
-            error = ArchiveFormatError(
+            raise ArchiveFormatError(
                 f"the file was truncated after it was opened: expected {self.size} bytes, found "
-                f"{view.nbytes}"
+                f"{view.nbytes}",
+                path=self.path,
             )
-            error.path = self.path
-            raise error
         return view
 
     def prefetch(self, how: Prefetch) -> None:
@@ -299,7 +301,7 @@ class MappedFile(RandomAccessFile):
         size = self.size
         while size:
             try:
-                return memoryview(mmap.mmap(descriptor.number, size, **kind))
+                return memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
             except ValueError:  # truncated, perhaps again
                 size = min(size - 1, os.fstat(descriptor.number).st_size)
         return memoryview(b"")
@@ -505,6 +507,4 @@ def kind_of(mode: int) -> str:
 
 
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
-    error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
-    error.path = path
-    return error
+    return ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule, path=path)

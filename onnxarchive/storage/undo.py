@@ -186,12 +186,11 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
     try:
         restore(file, edit)
     except OSError as second:
-        failed = ArchiveError(
+        raise ArchiveError(
             f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
-            f"remove the cause, then run 'onnxarchive recover'"
-        )
-        failed.path = file.path
-        raise failed from error
+            f"remove the cause, then run 'onnxarchive recover'",
+            path=file.path,
+        ) from error
 
 
 def restore(file: MappedFile, edit: UnfinishedEdit) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -958,3 +959,17 @@ def test_local_headers_of_all_tensors_are_read_together(
     monkeypatch.setattr(MappedFile, "read", counted)
     onnxarchive.load(tmp_path / "m.onnxa")
     assert len(reads) < 30
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="/proc says what is open")
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="each map of an older Python has one")
+def test_a_view_of_a_closed_archive_holds_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    before = len(os.listdir("/proc/self/fd"))
+    views = []
+    for prefetch in (None, "populate", "willneed"):
+        with onnxarchive.open(path, prefetch=prefetch) as archive:  # type: ignore[call-overload]
+            views.append(archive.tensors["w"])
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len({view.tobytes() for view in views}) == 1
