@@ -196,6 +196,7 @@ def _unedited(file: MappedFile) -> Iterator[None]:
         edited = failure
     with file.reopened() as copy:  # the block may close `file`
         before = _end(copy)
+        file.size = copy.size  # an edit may have ended since the size was read
         try:
             yield
         except (ArchiveFormatError, UnfinishedEditError) as error:
@@ -207,15 +208,18 @@ def _unedited(file: MappedFile) -> Iterator[None]:
             raise edited
 
 
-def _end(file: MappedFile) -> bytes:
-    """Directory and end records, which every edit changes: they hold the CRC-32s of all models."""
-    size = os.fstat(file.fileno()).st_size
-    end = file.read(max(size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
+def _end(file: MappedFile) -> tuple[int, bytes]:
+    """The present size, directory and end records of an archive; updates `file.size`.
+
+    Every edit changes them, since they hold the CRC-32s of all models.
+    """
+    file.size = os.fstat(file.fileno()).st_size
+    end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     with contextlib.suppress(ArchiveFormatError):
-        bounds = locate(end, size, Report())
+        bounds = locate(end, file.size, Report())
         if bounds is not None:
-            return file.read(bounds.offset, size - bounds.offset)
-    return end
+            end = file.read(bounds.offset, file.size - bounds.offset)
+    return file.size, end
 
 
 def _opened(source: Openable, access: Access) -> RandomAccessFile:
