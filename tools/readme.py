@@ -8,7 +8,6 @@ python3 tools/dev.py python tools/readme.py 1    the first snippet; needs no ext
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import sys
@@ -79,9 +78,8 @@ def _with_files() -> Iterator[None]:
     """A temporary working directory with the files that the snippets and commands read."""
     with tempfile.TemporaryDirectory() as directory:
         make_files(Path(directory))
-        os.chdir(directory)
-        yield
-        os.chdir(README.parent)  # Windows cannot remove the working directory
+        with contextlib.chdir(directory):
+            yield
 
 
 def main() -> int:
