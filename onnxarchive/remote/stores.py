@@ -315,13 +315,15 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
     scheme, name = scheme_of(url), shown_url(url)
     try:
         groups = _grouped(options)
-        client = groups.setdefault("client_options", {})
         if scheme in WEB:
-            _prepare_client(urlsplit(url), client)
+            _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
             # A key cannot have a query, so the store gets the complete URL, and the key is empty.
             key, make = "", partial(obstore.store.HTTPStore, without_user(url), **groups)
         else:
             bucket, _, key = url.partition("://")[2].partition("/")
+            allow_http = os.environ.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
+            if "client_options" in groups and allow_http:  # obstore then ignores the variable
+                groups["client_options"].setdefault("allow_http", allow_http)
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
@@ -334,19 +336,19 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         if allows_redirects:
             return found, key
         hosts = [] if scheme in WEB else _hosts(scheme, options)
-        return keep_secrets(
-            name, found, key, lambda own: make(client_options=client | own), hosts
-        ), key
+        client = groups.get("client_options", {})
+        remake = lambda own: make(client_options=client | own)  # noqa: E731
+        return keep_secrets(name, found, key, remake, hosts), key
     raise problem
 
 
 def _without_redirects(options: Options | None) -> tuple[bool, Options]:
     """The value of `allow_redirects`, and the other options, which are for the libraries."""
     others = dict(options or {})
-    (value,) = [others.pop(it) for it in options or {} if str(it).lower() == _ALLOW] or [False]
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError(f"expected allow_redirects to be true or false, found {shown(str(value))}")
-    return str(value).lower() == "true", others
+    values = [str(others.pop(it)).lower() for it in options or {} if str(it).lower() == _ALLOW]
+    if not {"true", "false"}.issuperset(values):
+        raise ValueError(f"expected {_ALLOW} to be true or false, found {shown(values[0])}")
+    return values == ["true"], others
 
 
 def _hosts(scheme: str, options: Options) -> list[str]:
