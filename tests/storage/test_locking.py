@@ -474,6 +474,26 @@ def test_opening_takes_no_negative_timeout(archive: Path, mode: Any, timeout: fl
         onnxarchive.open(archive, mode=mode, timeout=timeout)
 
 
+def test_a_closed_file_is_not_locked_by_readers_either(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.close(descriptor)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        shared_once(descriptor)
+
+
+@flock
+def test_a_reader_learns_why_it_has_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MappedFile(path) as file:
+        with file.locked(is_exclusive=False):
+            assert file.lock_failure is None
+        with held("exclusive", path), file.locked(is_exclusive=False, timeout=0):
+            assert isinstance(file.lock_failure, LockedError)
+        lock_calls.refuse(monkeypatch, errno.EIO)
+        with file.locked(is_exclusive=False):
+            assert isinstance(file.lock_failure, OSError)
+            assert file.lock_failure.errno == errno.EIO
+
+
 # File systems without locks
 
 
