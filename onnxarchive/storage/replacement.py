@@ -262,9 +262,10 @@ class Replacement:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path
         # that does not exist.
-        if os.path.exists(self._path) and not os.path.isfile(self._path):
+        old = _status(self._path)
+        if old is not None and not stat.S_ISREG(old.st_mode):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        mode = attributes.first_mode(self._old_status())
+        mode = attributes.first_mode(old)
         self.is_resumable = resumes
         self._temporary: _Partial | _Temporary[MappedFile]
         while True:
@@ -295,12 +296,6 @@ class Replacement:
             self.is_resumable = False
             unfinished.close(keeps=False)
         return _Temporary(self._target, partial(make_file, mode=mode), _unlink)
-
-    def _old_status(self) -> os.stat_result | None:
-        try:
-            return os.stat(self._target)
-        except FileNotFoundError:
-            return None
 
     def fileno(self) -> int:
         """The descriptor of the new file."""
@@ -340,7 +335,7 @@ class Replacement:
                 if require is not None:
                     require(target)
                 with naming(self._path):
-                    old = self._old_status()
+                    old = _status(self._target)
                     if old is not None:
                         attributes.keep(self.fileno(), self._temporary.path, self._target, old)
                     self._require_written()
@@ -403,6 +398,13 @@ class Replacement:
         else:
             self.written.close()
             self._temporary.remove()
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _unlink(path: str) -> None:

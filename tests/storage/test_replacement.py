@@ -14,6 +14,7 @@ import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models import model_of, open_below, raw_tensor
@@ -324,6 +325,29 @@ def test_a_target_that_is_a_pipe_or_a_device_is_refused(tmp_path: Path) -> None:
             Replacement(target)
     assert names(tmp_path) == ["pipe"]
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@posix
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_a_target_that_is_removed_at_any_moment_is_none_of_another_kind(
+    tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    look, looks = os.stat, iter(range(moment))
+
+    def look_and_remove(path: Any, **options: Any) -> os.stat_result:
+        status = look(path, **options)
+        if path == str(target) and next(looks, None) == moment - 1:
+            target.unlink()
+        return status
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", look_and_remove)
+        replacement = Replacement(str(target))
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert target.read_bytes() == b"new"
 
 
 def test_a_target_in_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
