@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faults
 import lock_calls
 import pytest
 from models import runnable_model
@@ -538,3 +539,49 @@ def test_a_download_that_a_signal_ends_goes_on_where_it_was(
     assert asked(web) <= len(ARCHIVE) - 3 * cache.BLOCK_SIZE
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+# Errors at any call
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(os.name != "posix", reason="catches the calls of POSIX systems")
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("start", ["nothing", "a file", "a partial file"])
+def test_a_call_that_fails_leaves_the_old_file_and_a_download_that_goes_on(
+    url: str, folder: Path, start: str
+) -> None:
+    target = folder / "m.onnxa"
+
+    def prepare() -> None:
+        for path in folder.iterdir():
+            path.unlink()
+        if start == "a file":
+            target.write_bytes(b"old")
+        elif start == "a partial file":
+            interrupt(url, target)
+
+    def content() -> bytes | None:
+        return target.read_bytes() if target.exists() else None
+
+    def download(path: Path) -> None:
+        try:
+            onnxarchive.download(url, path)
+        except OSError as error:
+            assert error.filename == str(target)
+            raise
+
+    prepare()
+    old, calls = content(), faults.Calls()
+    assert faults.attempt(download, target, calls) == "done"
+    kinds = {call.kind for call in calls.log}
+    assert kinds >= {"write", "truncate", "sync", "rename"}
+    for at, way in faults.faults(calls.log, set(faults.WAYS) - set(faults.KILLS)):
+        prepare()
+        outcome = faults.attempt(download, target, faults.Calls(at, way))
+        assert outcome in ("done", "OSError")
+        assert content() == (ARCHIVE if outcome == "done" else old), (at, way)
+        assert files_below(folder) <= {"m.onnxa", ".m.onnxa.download"}
+        onnxarchive.download(url, target)
+        assert content() == ARCHIVE
+        assert files_below(folder) == {"m.onnxa"}

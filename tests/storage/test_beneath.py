@@ -7,6 +7,7 @@ import errno
 import io
 import itertools
 import os
+import stat
 import subprocess
 import sys
 import types
@@ -24,7 +25,7 @@ import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.storage import beneath
-from onnxarchive.storage.beneath import OutsideError, Root
+from onnxarchive.storage.beneath import OutsideError, Root, open_own
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
 
@@ -523,3 +524,53 @@ def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> Non
         with pytest.raises(ArchiveFormatError, match="was replaced after it was opened"):
             list(first)
         assert b"".join(second) == INSIDE
+
+
+# Own files
+
+
+@pytest.fixture(params=[True, False], ids=["of a descriptor", "of a path"])
+def own(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of an own file, which is not there; opened relative to a descriptor or not."""
+    monkeypatch.setattr(beneath, "HAS_DIR_FD", request.param)
+    return tmp_path / "own"
+
+
+def test_an_own_file_is_made_and_opened_again(own: Path) -> None:
+    with open(open_own(str(own), 0o600), "wb") as file:
+        file.write(b"abc")
+    with open(open_own(str(own), 0o666), "r+b") as file:
+        assert file.read() == b"abc"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_no_link_is_followed_that_takes_the_place_of_an_own_file(
+    own: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = own.with_name("other")
+    other.write_bytes(b"kept")
+    if is_there:
+        own.touch()
+    look, exchanges = os.stat, iter([own])
+
+    def look_and_exchange(path: Any, **options: Any) -> os.stat_result:
+        try:
+            return look(path, **options)
+        finally:
+            for name in exchanges:
+                name.unlink(missing_ok=True)
+                name.symlink_to(other)
+
+    monkeypatch.setattr(os, "stat", look_and_exchange)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 of a link, in the words of each system
+        open_own(str(own), 0o666)
+    assert caught.value.filename == str(own)
+    assert other.read_bytes() == b"kept"
+    assert open_below(own.parent) == []
+
+
+def test_an_own_file_in_a_directory_that_is_missing_is_an_error(own: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        open_own(str(own / "below"), 0o666)
+    assert caught.value.filename == str(own / "below")
