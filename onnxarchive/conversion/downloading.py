@@ -49,7 +49,8 @@ def download(
         ChecksumError: Bytes do not match their CRC-32; the partial download is removed.
         FileExistsError: `path` is not a regular file; or the partial file is not one, belongs to
             another user or has a second name; or a name that comes from the URL is a link.
-        LockedError: Another process or thread is downloading to this file.
+        LockedError: Another process or thread is downloading to this file, or edits the file that
+            it replaces for more than 30 seconds; what has arrived is kept.
         ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written.
         ValueError: An option is wrong, or `path` names no file and the URL has no file name.

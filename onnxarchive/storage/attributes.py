@@ -78,16 +78,27 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     if _ACCESS in lost_attributes:
         mode = _of_all(mode, os.getxattr(target, _ACCESS))
     lost += lost_attributes
-    try:
-        os.chmod(descriptor if os.chmod in os.supports_fd else path, mode)
-    except OSError as error:
-        if error.errno not in _NO_MODES:
-            raise
+    set_mode(descriptor, path, mode)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode != stat.S_IMODE(old.st_mode):
         lost.append(f"mode {stat.S_IMODE(old.st_mode):#o} (becomes {mode:#o})")
     if lost:
         _warn(f"these attributes of {target} cannot be kept when it is replaced: {', '.join(lost)}")
+
+
+def set_mode(descriptor: int, path: str, mode: int) -> None:
+    """Sets the permission bits of a file; does nothing on file systems without them.
+
+    Args:
+        descriptor: The file.
+        path: Its path, for systems that set the bits only by it.
+        mode: The bits.
+    """
+    try:
+        os.chmod(descriptor if os.chmod in os.supports_fd else path, mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 def keep_owner(descriptor: int, old: os.stat_result) -> bool:

@@ -121,13 +121,20 @@ class _Partial:
         path: Path of the file.
         made: The file.
         has_locks: False on a file system without locks, where downloads cannot take turns.
+        new_mode: Permission bits that the system gives to a new file beside the target. The partial
+            file has none for others, who could stop downloads by locking it.
     """
 
-    def __init__(self, target: str, mode: int) -> None:
+    def __init__(self, target: str) -> None:
         self.path = partial_path(target)
         self._process = os.getpid()
+        probe = _Temporary(target, make_file, _unlink)
+        with probe.made:
+            self.new_mode = stat.S_IMODE(os.fstat(probe.made.fileno()).st_mode)
+        with contextlib.suppress(OSError):
+            probe.remove()
         while True:
-            self.made = MappedFile(self.path, descriptor=open_own(self.path, mode))
+            self.made = MappedFile(self.path, descriptor=open_own(self.path, 0o600))
             try:
                 self.has_locks = locking.keep_exclusive(self.made.fileno(), timeout=0)
             except LockedError as error:
@@ -137,9 +144,7 @@ class _Partial:
             if self.made.is_at(self.path):
                 break
             self.made.close()  # another process has completed or removed it
-        old = stat.S_IMODE(os.fstat(self.made.fileno()).st_mode)
-        if old & ~mode:  # the target has got fewer permissions since
-            os.chmod(self.made.fileno() if os.chmod in os.supports_fd else self.path, old & mode)
+        attributes.set_mode(self.made.fileno(), self.path, 0o600)
 
     def keep(self) -> None:
         """Does nothing: only `close` removes the file."""
@@ -290,11 +295,11 @@ class Replacement:
 
     def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
         if self.is_resumable:
-            unfinished = _Partial(self._target, mode)
+            unfinished = _Partial(self._target)
             if unfinished.has_locks:
                 return unfinished
             self.is_resumable = False
-            unfinished.close(keeps=False)
+            unfinished.close(keeps=True)
         return _Temporary(self._target, partial(make_file, mode=mode), _unlink)
 
     def fileno(self) -> int:
@@ -338,6 +343,9 @@ class Replacement:
                     old = _status(self._target)
                     if old is not None:
                         attributes.keep(self.fileno(), self._temporary.path, self._target, old)
+                    elif isinstance(self._temporary, _Partial):
+                        new_mode = self._temporary.new_mode
+                        attributes.set_mode(self.fileno(), self._temporary.path, new_mode)
                     self._require_written()
                 if os.name == "nt":  # Windows renames and replaces no open file
                     self.written.close()
