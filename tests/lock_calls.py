@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -18,7 +18,6 @@ except ImportError:  # Windows
 Kind: TypeAlias = Literal["shared", "exclusive", "unlock"]
 
 _REQUEST = struct.Struct("@hhqqi0q")  # as byte_locks.py has it
-_FLOCK = getattr(fcntl, "flock", None)
 
 
 def has_open_file_locks() -> bool:
@@ -37,7 +36,7 @@ def lock(descriptor: int, kind: Kind) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: os.PathLike[str], kind: Kind) -> Any:
+def locked(path: os.PathLike[str], kind: Kind) -> Iterator[None]:
     """Keeps a file locked during a block, as another program does."""
     descriptor = os.open(path, os.O_RDWR)
     try:
