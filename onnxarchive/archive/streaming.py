@@ -218,6 +218,7 @@ class Writer(Closing):
         Raises:
             ArchiveFormatError: An added tensor does not fit a model, or a model breaks a rule.
             ValueError: The writer is closed, or the id of a model is not allowed.
+            LockedError: The file that is to be replaced stayed locked for 30 seconds.
             OSError: The archive cannot be written.
 
         Example:

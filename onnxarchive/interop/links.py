@@ -54,6 +54,7 @@ def link(
             `cache`.
         ValueError: `destination` is the archive, a symbolic link, or in a directory that is not
             allowed; or the archive's path is not allowed in external data.
+        LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: The archive cannot be read, or the link cannot be written.
 
     Warns:

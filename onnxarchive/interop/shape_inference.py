@@ -51,6 +51,7 @@ def infer_shapes(
         ArchiveError: `destination` is `path`, which was edited meanwhile.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         ValueError: `destination` is not allowed.
+        LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: A file cannot be read, or the archive cannot be written.
 
     Example:

@@ -113,6 +113,7 @@ def transform(
             the hidden weights.
         TypeError: The function did not return a model.
         ValueError: An option is not allowed.
+        LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: A file cannot be read or written.
 
     Example:
