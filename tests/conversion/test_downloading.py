@@ -22,7 +22,7 @@ from web_server import Answer, Request, WebServer
 from written import files_below, saved
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, LockedError, ObjectChangedError
+from onnxarchive import ArchiveFormatError, ChecksumError, LockedError, ObjectChangedError
 from onnxarchive.cli import main
 from onnxarchive.remote import cache, objects
 from onnxarchive.storage import beneath
@@ -371,6 +371,37 @@ def test_an_interrupted_download_goes_on_where_it_was(
     assert min(first_bytes(web)) > 600_000 - cache.BLOCK_SIZE
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("size", [0, 400_000, len(ARCHIVE), len(ARCHIVE) + 1000, -3])
+@pytest.mark.parametrize("rest", [b"", b"[" * 20_000])
+def test_a_damaged_partial_file_begins_anew(
+    web: WebServer, url: str, folder: Path, size: int, rest: bytes
+) -> None:
+    interrupt(url, folder / "m.onnxa")
+    unfinished = folder / ".m.onnxa.download"
+    unfinished.write_bytes(unfinished.read_bytes()[:size] + rest)
+    web.requests.clear()
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert asked(web) >= len(ARCHIVE) - objects.END_SIZE
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_damaged_bytes_of_a_partial_file_are_an_error_and_the_next_download_begins_anew(
+    url: str, folder: Path
+) -> None:
+    interrupt(url, folder / "m.onnxa")
+    unfinished = folder / ".m.onnxa.download"
+    with open(unfinished, "r+b") as file:
+        file.write(with_byte_flipped(unfinished.read_bytes(), 400_000))
+    with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'large"):
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert files_below(folder) == set()
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
 
 
 @pytest.mark.usefixtures("small_parts")
