@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Builds the packages and runs the README's snippets on each Python, without a compiler.
+"""Builds the packages, and tries the wheel on each Python of this machine.
 
 python3 tools/dev.py python tools/check_packages.py
 
 For each of `VERSIONS` on PATH or below `~/.pyenv`, installs the wheel into a new environment:
-first without extras, then with all extras. Reports missing versions.
+first without extras, then with all extras, without a compiler, and runs the README's snippets.
+On the newest that is not this Python, runs the quick tests of `TESTS`. Reports missing versions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+# Rooms in which Pythons differ most: maps, threads, the event loop, when objects are freed.
+TESTS = ("storage", "remote", "conversion")
+TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 README = str(ROOT / "tools" / "readme.py")
 
 
@@ -42,6 +46,10 @@ def main() -> int:
                 continue
             checks[version].result()
             print(f"Python {version}: installed without a compiler, the README's snippets run")
+        others = [version for version in checks if pythons[version] != sys.executable]
+        if others:
+            result = test(Path(directory, others[-1]))
+            print(f"Python {others[-1]}: tests of {', '.join(TESTS)}: {result}")
     return 0 if checks else 1
 
 
@@ -67,13 +75,30 @@ def _candidates(version: str) -> Iterator[str]:
 def check(python: str, wheel: Path, directory: Path) -> None:
     """Installs the wheel into a new environment, and runs the README's snippets there."""
     run(python, "-m", "venv", "--without-pip", str(directory))
-    installed = str(directory / "bin" / "python")
-    install = (sys.executable, "-m", "pip", "--python", installed, "install", "--quiet")
+    installed = python_in(directory)
     compilerless = os.environ | {"PATH": str(directory / "bin"), "CC": "false", "CXX": "false"}
     for extras, snippets in (("", ["1"]), ("[all]", [])):
-        run(*install, f"{wheel}{extras}", environment=compilerless)
+        run(*install_into(directory), f"{wheel}{extras}", environment=compilerless)
         # -I ignores PYTHONPATH, so the snippets import the installed package.
         run(installed, "-I", README, *snippets, environment=compilerless)
+
+
+def test(directory: Path) -> str:
+    """Runs the quick tests of `TESTS` in an environment; returns pytest's last line."""
+    run(*install_into(directory), *TEST_PACKAGES)
+    tests = [str(ROOT / "tests" / room) for room in TESTS]
+    options = ("-m", "not (sweep or large or tool)", "--numprocesses", "auto", "--quiet")
+    return run(python_in(directory), "-m", "pytest", *options, *tests).splitlines()[-1]
+
+
+def python_in(directory: Path) -> str:
+    """The path of an environment's Python."""
+    return str(directory / "bin" / "python")
+
+
+def install_into(directory: Path) -> tuple[str, ...]:
+    """The command that installs packages into an environment without pip."""
+    return (sys.executable, "-m", "pip", "--python", python_in(directory), "install", "--quiet")
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
