@@ -147,8 +147,9 @@ def _ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
 
 
 def _parameters(model: onnx.ModelProto) -> int:
-    initializers = [ref.tensor for ref in tensors.walk(model) if ref.is_initializer]
-    return sum(math.prod(tensor.dims) for tensor in initializers)
+    """The number of elements of the initializers, without those of impossible shapes."""
+    initializers = (ref.tensor for ref in tensors.walk(model) if ref.is_initializer)
+    return sum(math.prod(it.dims) for it in initializers if tensors.are_dims(it.dims, None))
 
 
 def info_command(arguments: argparse.Namespace) -> int:

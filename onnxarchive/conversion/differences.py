@@ -303,8 +303,7 @@ def _described_model(
     copy = with_locations(model, {path: str(it) for path, it in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):
         metadata = node.metadata_props  # type: ignore[attr-defined]
-        for pair in [it for it in metadata if text(it.key).endswith(_STACK_TRACE)]:
-            metadata.remove(pair)
+        tensors.remove(metadata, [text(pair.key).endswith(_STACK_TRACE) for pair in metadata])
     return copy
 
 

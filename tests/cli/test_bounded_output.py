@@ -64,3 +64,14 @@ def test_of_many_lines_of_a_message_the_first_ones_are_printed(capsys: Captured)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["onnxarchive: faults:", "0"]
     assert lines[-2:] == ["48", "and 951 more lines"]
+
+
+@pytest.mark.parametrize("command", ["ls", "models", "info", "check"])
+def test_a_tensor_of_an_impossible_shape_is_listed(
+    command: str, tmp_path: Path, capsys: Captured
+) -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62] * 300)
+    model = helper.make_model(helper.make_graph([], "g", [], [], [weight]))
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert run(command, tmp_path / "m.onnxa") == 0
+    assert capsys.readouterr().out

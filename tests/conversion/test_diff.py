@@ -1031,6 +1031,17 @@ def test_stack_traces_of_exporters_are_compared_only_if_asked_for(tmp_path: Path
     assert change.parts == (Change("metadata_props namespace", "layer", "another"),)
 
 
+def test_many_stack_traces_are_left_out_in_linear_time(tmp_path: Path) -> None:
+    paths = tmp_path / "one", tmp_path / "other"
+    for path, end in zip(paths, "ab", strict=True):
+        traced = onnx.NodeProto(op_type="Add", output=["y"])
+        for number in range(100_000):
+            key = f"{number}.stack_trace" if number % 2 else f"{number}"
+            traced.metadata_props.add(key=key, value=end if number % 2 else "")
+        onnxarchive.save(helper.make_model(helper.make_graph([traced], "g", [], [])), path)
+    assert diff(*paths).is_same
+
+
 def test_full_finds_it_in_assets(compare: Compare) -> None:
     assets, others = {"a": b"12345678", "b": b"1"}, {"a": same_crc32(b"12345678"), "b": b"1"}
     models = (model_of(), model_of())
