@@ -533,6 +533,8 @@ def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> 
     if len(maps) == _MAX_MAPPED_FILES:
         return None
     view = data.view
+    if not isinstance(view.obj, mmap.mmap):  # the system refuses to map the file
+        return None
     maps[file] = memoryview(view.obj)
     return view
 

@@ -63,11 +63,12 @@ class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
     Arrays are read-only. An array is a copy if its elements have less than 8 bits, if the model
-    itself holds the tensor, if the archive is read from a file object, or if a remote archive is
-    opened without a cache. Every other array is a view of the mapped file or of the given bytes.
-    Arrays stay valid after `close`, and after this library edits or replaces the archive. If
-    another program overwrites the file, views change; if it truncates the file, reading a view ends
-    the process with SIGBUS. Several threads may use an archive at once.
+    itself holds the tensor, if the archive is read from a file object, if a remote archive is
+    opened without a cache, or if the system refuses to map the file. Every other array is a view of
+    the mapped file or of the given bytes. Arrays stay valid after `close`, and after this library
+    edits or replaces the archive. If another program overwrites the file, views change; if it
+    truncates the file, reading a view ends the process with SIGBUS. Several threads may use an
+    archive at once.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model_id` and `max_model_nbytes`.
@@ -449,12 +450,12 @@ class Archive(Closing):
     def _fetch_entries(self, names: Iterable[str]) -> None:
         """Compares the local headers of entries; first fetches data that is missing in a cache.
 
-        Does nothing if the file is not mapped.
+        Does nothing for a file object, or a remote archive without a cache.
 
         Raises:
             ArchiveFormatError: A local header does not match the directory.
         """
-        if self._file.is_mapped:
+        if self._file.is_complete or self._file.is_mapped:
             snapshot = self._snapshot
             snapshot.fetch([snapshot.entries.index_of[name] for name in names])
 

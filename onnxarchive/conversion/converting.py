@@ -415,7 +415,8 @@ def _export_single(
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
     archive._fetch_missing(archive._refs)
-    read = archive.read if archive._file.is_mapped else _copied(archive, directory_of(destination))
+    is_local = archive._file.is_complete or archive._file.is_mapped
+    read = archive.read if is_local else _copied(archive, directory_of(destination))
     filled: set[str] = set()
 
     def fill_in(key: str) -> memoryview:

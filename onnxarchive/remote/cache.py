@@ -106,7 +106,6 @@ class CachedFile(RandomAccessFile):
         local: The file in the cache, with the fetched bytes at their own offsets.
     """
 
-    is_mapped = True
     _truncated = "the cache's file was truncated after it was opened; open the archive again"
 
     def __init__(self, remote: RemoteFile, key: str | None, directory: str) -> None:
@@ -270,6 +269,11 @@ class CachedFile(RandomAccessFile):
             ArchiveFormatError: Another process has truncated the cache's file.
         """
         return self.local.reaching(end)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True unless the system refuses to map the file in the cache."""
+        return self.local.is_mapped
 
     @property
     def mapped_file(self) -> MappedFile:

@@ -70,18 +70,30 @@ class FileData:
         )
 
     def __iter__(self) -> Iterator[memoryview]:
-        return pieces(self.view)
+        with self._opened() as file:
+            if file.is_mapped:
+                return pieces(self._all_of(file.view(self.offset, self.nbytes), file))
+        return self._read_pieces()
+
+    def _read_pieces(self) -> Iterator[memoryview]:
+        """Yields copies, for a file that the system refuses to map."""
+        with self._opened() as file:
+            nbytes = 0
+            for piece in file.pieces(self.offset, self.nbytes):
+                nbytes += len(piece)
+                yield memoryview(piece)
+            self._require_all(nbytes, file)
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a view of a map; the map is closed with the last view.
+        """The bytes as a view of a map, or of a copy if the system refuses to map the file.
 
         Raises:
             ArchiveFormatError: The file was truncated, or another file has its path.
             OSError: The file cannot be opened any more.
         """
         with self._opened() as file:
-            return self._all_of(file.view()[self.offset : self.offset + self.nbytes], file)
+            return self._all_of(file.view(self.offset, self.nbytes), file)
 
     def read(self) -> bytes:
         """The bytes as a copy, read without a map.
@@ -124,13 +136,16 @@ class FileData:
             yield file
 
     def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
-        if len(found) != self.nbytes:
+        self._require_all(len(found), file)
+        return found
+
+    def _require_all(self, nbytes: int, file: MappedFile) -> None:
+        if nbytes != self.nbytes:
             size = os.fstat(file.fileno()).st_size
             raise ArchiveFormatError(
                 f"expected {self.nbytes} bytes at offset {self.offset}, found a file truncated to "
                 f"{size} bytes"
             )
-        return found
 
 
 def read_all(parts: Sequence[FileData]) -> list[bytes]:

@@ -25,6 +25,13 @@ _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 # Without this, each map holds a descriptor of its own, until its last view is freed.
 _MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
+# What to do if the system refuses a map.
+_MAP_REMEDIES = {
+    errno.ENOMEM: "raise the limit of the address space ('ulimit -v')",
+    errno.EMFILE: "raise the limit of open files ('ulimit -n'), or close some",
+    errno.ENFILE: "close files, or raise the system's limit of open files",
+}
+_MAX_COPIED = 1 << 31  # bytes that are copied if they cannot be mapped
 _READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -63,8 +70,8 @@ class MappedFile(RandomAccessFile):
 
     identity: tuple[int, int]
     lock_failure: LockedError | OSError | None = None
-    is_mapped = True
     is_complete = True
+    _is_refused = False  # whether the system refuses to map the file
 
     def __init__(
         self,
@@ -248,13 +255,33 @@ class MappedFile(RandomAccessFile):
         with naming(self.path):
             os.ftruncate(self.fileno(), size)
 
-    def view(self) -> memoryview:
-        """A read-only view of the whole mapped file; the map is closed with the last view.
+    @property
+    def is_mapped(self) -> bool:
+        """True unless the system refuses to map the file, which the first use tries."""
+        if self._view is None and not self._is_refused:
+            try:
+                self.reaching(0)
+            except OSError:
+                self._is_refused = True
+        return not self._is_refused
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """A read-only view of bytes of the mapped file; the map is closed with the last view.
+
+        If the system refuses to map the file, the view is of a copy of up to 2 GiB.
+
+        Args:
+            offset: Offset of the bytes in the file.
+            nbytes: Number of the bytes; None for all up to the end.
 
         Raises:
             ArchiveFormatError: The file has been truncated since it was opened.
+            OSError: The file cannot be mapped, and the bytes are too many for a copy.
         """
-        return self.reaching(self.size)[: self.size]
+        end = self.size if nbytes is None else offset + nbytes
+        if not self.is_mapped and end - offset <= _MAX_COPIED:
+            return memoryview(self.read(offset, end - offset))
+        return self.reaching(self.size)[offset:end]
 
     def reaching(self, end: int) -> memoryview:
         """A read-only view of the mapped file, with at least the bytes up to `end`.
@@ -263,6 +290,7 @@ class MappedFile(RandomAccessFile):
 
         Raises:
             ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
+            OSError: The system refuses to map the file; the error says what to do.
         """
         view = self._view
         if view is None:
@@ -289,8 +317,8 @@ class MappedFile(RandomAccessFile):
             if POPULATED is None:
                 self._view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
         elif hasattr(mmap, "MADV_WILLNEED"):
-            mapped = self.reaching(0).obj
             with contextlib.suppress(OSError):  # it is only advice
+                mapped = self.reaching(0).obj
                 if isinstance(mapped, mmap.mmap):
                     mapped.madvise(mmap.MADV_WILLNEED)
 
@@ -302,6 +330,10 @@ class MappedFile(RandomAccessFile):
         while size:
             try:
                 return memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
+            except OSError as error:
+                remedy = _MAP_REMEDIES.get(error.errno or 0, "copy it to another file system")
+                reason = f"the file cannot be mapped ({error.strerror}); {remedy}"
+                raise OSError(error.errno, reason, self.path) from None
             except ValueError:  # truncated, perhaps again
                 size = min(size - 1, os.fstat(descriptor.number).st_size)
         return memoryview(b"")

@@ -30,8 +30,12 @@ class RandomAccessFile(Closing):
     size: int
     identity: Hashable
     first_size: ClassVar[int] = 1 << 20
-    is_mapped: ClassVar[bool] = False
     is_complete: ClassVar[bool] = False
+
+    @property
+    def is_mapped(self) -> bool:
+        """See the class."""
+        return False
 
     @property
     def mapped_file(self) -> RandomAccessFile | None:

@@ -64,6 +64,8 @@ class UnfinishedEdit:
 class FileBefore(MappedFile):
     """Reads the file's state before an unfinished edit; the file is not changed."""
 
+    is_mapped = False
+
     def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
         self.path = file.path
         self.size = edit.old_size

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -105,7 +107,7 @@ def test_a_file_that_cannot_be_mapped_does_not_stay_open(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise OSError("cannot be mapped")
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
     monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(OSError, match="cannot be mapped"):
