@@ -125,6 +125,7 @@ def test_the_query_of_a_url_is_in_no_name_and_on_no_terminal(
     assert files_below(folder) == {"m.onnxa"}
 
 
+@posix
 def test_a_key_is_a_name_as_it_is(folder: Path) -> None:
     store = MemoryStore()
     store.put("a/m%20?x#1.onnxa", ARCHIVE)
@@ -418,6 +419,7 @@ def test_a_copy_of_a_partial_file_is_not_continued(
     assert not copy.exists()
 
 
+@posix
 @pytest.mark.parametrize("name", ["m" * 255, "ä" * 127])
 def test_the_longest_name_can_be_downloaded_and_has_its_own_partial_file(
     web: WebServer, url: str, folder: Path, name: str
