@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, Final
 
 from onnxarchive.cli.frame import DONE, FOUND, access, say
@@ -37,7 +36,9 @@ def diff_command(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(change: Change) -> dict[str, Any]:
-    return {**asdict(change), "kind": change.kind, "parts": [*map(_as_json, change.parts)]}
+    parts = [*map(_as_json, change.parts)]
+    fields = {"name": change.name, "before": change.before, "after": change.after}
+    return {**fields, "parts": parts, "kind": change.kind}
 
 
 def _lines(found: Difference, model: str | None, full: bool) -> Iterator[str]:

@@ -22,6 +22,7 @@ from onnxarchive.model.tensors import text
 from onnxarchive.model.wording import describe, describe_values
 
 _MAX_LISTED: Final = 16  # of longer lists, only the first difference is described
+_MAX_AROUND: Final = 50  # characters at either end of the name of a part around a change
 
 # Message types whose fields are compared only if `describe` shows no difference.
 _DESCRIBED: Final = (
@@ -42,8 +43,8 @@ class Change:
     Attributes:
         name: Id of a model; path of an asset; name of a tensor, input, field or node; first output
             of a node without a name; index of other parts, such as `training_info[0]`. The name of
-            a nested field begins with the names of the parts around it:
-            `attribute then_branch: g: node y: op_type`.
+            a nested field begins with the names of the parts around it, each cut to about 100
+            characters: `attribute then_branch: g: node y: op_type`.
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.
@@ -96,20 +97,24 @@ def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Ch
     for name in {**values, **others}:
         before, after = values.get(name), others.get(name)
         if isinstance(before, Message) or isinstance(after, Message):
-            yield from _message_changes(prefix + name, before, after)
+            yield from _message_changes(name, before, after, prefix)
         else:
             yield from value_changes(prefix + name, before or (), after or ())
 
 
-def _message_changes(name: str, one: Message | None, other: Message | None) -> Iterator[Change]:
+def _message_changes(
+    name: str, one: Message | None, other: Message | None, prefix: str = ""
+) -> Iterator[Change]:
     if one is not None and other is not None:
         if one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True):
             return
         if not isinstance(one, _DESCRIBED) or describe(one) == describe(other):
-            yield from field_changes(one, other, f"{name}: " if name else "")
+            if len(name) > 2 * _MAX_AROUND:  # all changes within the part repeat its name
+                name = f"{name[:_MAX_AROUND]}...{name[-_MAX_AROUND:]}"
+            yield from field_changes(one, other, f"{prefix}{name}: " if name else "")
             return
     before, after = (None if it is None else describe(it) for it in (one, other))
-    yield Change(name, before, after)
+    yield Change(prefix + name, before, after)
 
 
 def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iterator[Change]:

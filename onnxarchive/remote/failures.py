@@ -16,7 +16,9 @@ from onnxarchive.errors import ObjectChangedError, shown
 from onnxarchive.remote.redirects import NOWHERE, REMEDY, RefusedRedirectError
 
 _Made = TypeVar("_Made")
-_INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL)
+# The ends of the key in the text of an InvalidPathError. A pattern would take time that grows with
+# the square of a key's length.
+_KEY_ENDS = ('": Encountered', '" contained')
 _STATUS = re.compile(r"status code: (\d{3})")
 # The address from which machines in a cloud request credentials if none are configured.
 _CREDENTIAL_SERVER = "//169.254.169.254/"
@@ -83,12 +85,13 @@ def failure(error: BaseException, name: str) -> Exception:
             name,
         )
     if kind == "InvalidPathError":
-        key = _INVALID_PATH.search(str(error))
+        rest = str(error).partition('Path "')[2]
+        end = max(map(rest.rfind, _KEY_ENDS))
+        key = "of an object" if end < 0 else shown(rest[:end])
         return OSError(
             errno.EIO,
-            f"obstore cannot list a folder because of the key "
-            f"{shown(key[1]) if key else 'of an object'}: the key has control characters, or a "
-            "component that is empty, '.' or '..'; rename the object",
+            f"obstore cannot list a folder because of the key {key}: the key has control "
+            "characters, or a component that is empty, '.' or '..'; rename the object",
             name,
         )
     # A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks

@@ -144,3 +144,19 @@ def test_an_attribute_is_described_by_its_value(value: object, text: str) -> Non
 
 def test_an_attribute_that_refers_to_one_of_a_function_is_described() -> None:
     assert describe(onnx.AttributeProto(name="a", ref_attr_name="b")) == "AttributeProto"
+
+
+def test_changes_within_a_part_repeat_its_name_in_short() -> None:
+    def graph(value: int) -> onnx.NodeProto:
+        attributes = {f"a{number}": value for number in range(100)}
+        inner = helper.make_node("Op", [], ["y"], name="x" * 100_000, **attributes)
+        return helper.make_node(
+            "If", [], ["z"], then_branch=helper.make_graph([inner], "g", [], [])
+        )
+
+    changes = [*field_changes(graph(1), graph(2))]
+    assert len(changes) == 100
+    short = f"{'x' * 45}...{'x' * 50}"
+    assert changes[0] == Change(
+        f"attribute then_branch: g: node {short}: attribute a0: i", "1", "2"
+    )
