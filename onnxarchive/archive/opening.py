@@ -92,7 +92,8 @@ def open(
             refused if it redirects to another server, unless `allow_redirects` is True.
             `cache`: A directory for local copies of remote data, or True for the user's cache
             directory. Views then map a local copy, which processes share. An object with neither a
-            strong ETag nor a version is not cached.
+            strong ETag nor a version is not cached; nor is one in a `store` of S3, Google or Azure,
+            which does not tell which server it asks: give a URL and `storage_options` instead.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

@@ -72,8 +72,9 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
         cache: The directory, created with mode 0700 if missing. True for the user's cache.
 
     Returns:
-        A `CachedFile`. `file` itself if it is in a `MemoryStore`, or if nothing distinguishes its
-        versions: it has neither a strong ETag nor a version id.
+        A `CachedFile`. `file` itself if it is unknown which server gives it, as in a store of the
+        caller, or if nothing distinguishes its versions: it has neither a strong ETag nor a version
+        id.
 
     Raises:
         PermissionError: The directory belongs to another user, or grants others permissions

@@ -120,8 +120,11 @@ class RemoteFile(RandomAccessFile):
         self._is_closed = True
 
     def cache_key(self) -> str | None:
-        """SHA-256 of place, validator and size; None without a validator, or in a `MemoryStore`."""
-        if self.validator is None or self._origin.is_in_memory:
+        """SHA-256 of place, validator and size.
+
+        None without a validator, or if it is unknown which server gives the object.
+        """
+        if self.validator is None or not self._origin.is_known:
             return None
         text = "\n".join((self._origin.place, self.validator, str(self.size)))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

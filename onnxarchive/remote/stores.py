@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -38,12 +41,21 @@ _CLIENT_OPTIONS = (
 )
 # By scheme: the beginnings of the environment variables that obstore reads, and the domains of the
 # servers and of the credentials. The last one has the addresses of machines in a cloud.
-_VARIABLES = {"az": ("AZURE_", "IDENTITY_", "MSI_"), "gs": ("GOOGLE_",), "s3": ("AWS_",)}
+_VARIABLES = {
+    "az": ("AZURE_", "IDENTITY_", "MSI_"),
+    "gs": ("GOOGLE_", "SERVICE_ACCOUNT"),
+    "s3": ("AWS_",),
+}
 _DOMAINS = {
     "az": ("windows.net", "microsoft.com", "microsoftonline.com", "169.254.0.0/16"),
     "gs": ("googleapis.com", "google.internal", "169.254.0.0/16"),
     "s3": ("amazonaws.com", "amazonaws.com.cn", "169.254.0.0/16"),
 }
+# Names of options and variables that select no object, and that may change each hour.
+_CREDENTIALS = (
+    r"(?i)access_key|account_key|master_key|customer_key|encryption_key|secret|bearer|sas_"
+    r"|(?:^|_)token$|credential_provider|expiration"
+)
 _ALLOW = "allow_redirects"  # an option of this package
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
@@ -81,17 +93,14 @@ class Origin(Protocol):
 
     Attributes:
         name: The object's name for messages.
+        place: A hash of all that selects the object: equal if another `Origin` of this process
+            reads the same object, and only then.
+        is_known: True if `place` has the same meaning in all processes.
     """
 
     name: str
-
-    @property
-    def is_in_memory(self) -> bool:
-        """True if only this process can read the object; ETags are then not unique."""
-
-    @property
-    def place(self) -> str:
-        """The object's place, without secrets; equal in all processes unless `is_in_memory`."""
+    place: str
+    is_known: bool
 
     async def version(self) -> Version:
         """Requests the present version of the object."""
@@ -115,19 +124,8 @@ class StoreOrigin:
     store: Store
     key: str
     name: str
-    endpoint: str = ""
-
-    @property
-    def is_in_memory(self) -> bool:
-        """True for a `MemoryStore`: objects in two of these stores may have the same ETag."""
-        return type(self.store).__name__ == "MemoryStore"
-
-    @property
-    def place(self) -> str:
-        """The store, its endpoint and the key."""
-        url = getattr(self.store, "url", None)
-        store = repr(self.store) if url is None else unsigned_url(url)
-        return "\n".join((store, self.endpoint, self.key))
+    place: str
+    is_known: bool
 
     async def version(self) -> Version:
         """Requests the version, by `HEAD`."""
@@ -205,19 +203,11 @@ class FileSystemOrigin:
     system: Any
     path: str
     name: str
+    place: str
+    is_known: bool
 
     def __post_init__(self) -> None:
         self._lock = Lock()
-
-    @property
-    def is_in_memory(self) -> bool:
-        """False, also for fsspec's files in memory: these have no ETag."""
-        return False
-
-    @property
-    def place(self) -> str:
-        """The URL."""
-        return self.name
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
@@ -272,10 +262,77 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        # `found.config` is not read: obstore may panic when it shows a store's configuration.
-        endpoints = [str(it) for name, it in (options or {}).items() if "endpoint" in name.lower()]
-        return StoreOrigin(found, key, name, "\n".join(endpoints))
-    return FileSystemOrigin(*open_file_system(url, options), name)
+        return StoreOrigin(found, key, name, *_place_of_object(url, store, options))
+    return FileSystemOrigin(*open_file_system(url, options), name, *_place_of_file(url, options))
+
+
+def _place_of_object(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
+    """`Origin.place` and `Origin.is_known` of an object that obstore reads.
+
+    A store of the caller does not tell which server it asks: this may depend on environment
+    variables of the time when the store was made.
+    """
+    kind = type(store).__name__
+    if kind == "LocalStore":
+        return _place(kind, str(getattr(store, "prefix", "")), url)
+    if store is not None and kind != "HTTPStore":
+        return _place(kind, id(store), url)[0], False
+    groups = _grouped(_without_redirects(options)[1])
+    client = getattr(store, "client_options", groups.get("client_options")) or {}
+    headers = {name.lower(): it for name, it in client.get("default_headers", {}).items()}
+    for name in ("authorization", "cookie"):
+        headers.pop(name, None)
+    if is_web(url, store):
+        address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
+        return _place(unsigned_url(address), key, headers)
+    variables = _environment("^" + "|^".join(_VARIABLES[scheme_of(url)]))
+    settings = [groups.get("config", {}), variables]
+    settings = [
+        {name: it for name, it in each.items() if not re.search(_CREDENTIALS, name)}
+        for each in settings
+    ]
+    # In Google's cloud, the file of an account may name the server.
+    paths = [it for each in settings for it in each.values() if isinstance(it, str)]
+    files = [_content(it) for it in paths if scheme_of(url) == "gs"]
+    return _place(url, headers, settings, files)
+
+
+def _content(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(1 << 20)).hexdigest()
+    except (OSError, ValueError):
+        return None
+
+
+def _place_of_file(url: str, options: Options | None) -> tuple[str, bool]:
+    """`Origin.place` and `Origin.is_known` of a file that fsspec reads."""
+    from fsspec.config import conf
+
+    # File systems have variables of their own; those that look as if they name a server count.
+    variables = _environment("ENDPOINT|EMULATOR|PROFILE|REGION|ACCOUNT|CONNECTION|HOST$|URL$")
+    return _place(url, dict(options or {}), conf, variables)
+
+
+def _environment(pattern: str) -> dict[str, str]:
+    return {name: it for name, it in os.environ.items() if re.search(pattern, name)}
+
+
+def _place(*parts: object) -> tuple[str, bool]:
+    """A hash of values, and whether it has the same meaning in all processes."""
+    unknown: list[object] = []
+
+    def shown_other(value: object) -> str:
+        if not isinstance(value, bytes | timedelta):
+            unknown.append(value)
+        return repr(value)
+
+    try:
+        text = json.dumps(parts, default=shown_other, sort_keys=True)
+    except (TypeError, ValueError):  # keys that are no strings, or a cycle
+        text = repr(parts)
+        unknown.append(parts)
+    return hashlib.sha256(text.encode()).hexdigest(), not unknown
 
 
 def is_of_store(url: str, store: Store | None) -> bool:

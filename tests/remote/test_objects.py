@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -276,23 +275,6 @@ def test_a_store_of_the_callers_own_is_read_by_key() -> None:
         assert file.read(5, 10) == CONTENT[5:15]
     with pytest.raises(ValueError, match="expected store or storage_options, found both"):
         open_object("models/m.onnxa", store=store, storage_options={"timeout": "1s"})
-
-
-def test_stores_have_their_own_cache_keys(server: WebServer) -> None:
-    from obstore.store import S3Store
-
-    for path in ("/one/m.onnxa", "/two/m.onnxa"):
-        server.files[path] = CONTENT
-    options: dict[str, Any] = {"skip_signature": True, "allow_http": True}
-    keys = set()
-    for host in ("127.0.0.1", "localhost"):
-        options["AWS_ENDPOINT_URL"] = server.url("").replace("127.0.0.1", host)
-        for url in ("s3://one/m.onnxa", "s3://two/m.onnxa"):
-            keys.add(open_object(url, storage_options=options).cache_key())
-    assert len(keys - {None}) == 4
-    # A store of which obstore itself can't show the configuration.
-    store = S3Store("one", endpoint=server.url(""), skip_signature=True, allow_http=True)
-    assert open_object("m.onnxa", store=store).cache_key() is not None
 
 
 def test_other_schemes_are_read_by_fsspec() -> None:
