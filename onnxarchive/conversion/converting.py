@@ -290,7 +290,7 @@ def convert_silently(
             left_out=default.left_out,
             saved_nbytes=plan.saved_nbytes,
             shared_nbytes=plan.shared_nbytes,
-            warnings=tuple(warning for found in opened.values() for warning in found.warnings),
+            warnings=tuple(note for found in opened.values() for note in found.notes()),
         )
 
 

@@ -30,7 +30,6 @@ from onnxarchive.sources.remote_place import RemotePlace
 from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_copy, open_model
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import streamed
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.spooling import spool
 
@@ -69,6 +68,7 @@ def open_source(
         ObjectChangedError: A remote file changed while it was read.
         OSError: A file cannot be opened.
     """
+    local: str | os.PathLike[str] | None = None
     with contextlib.ExitStack() as resources:
         if is_remote(path, access):
             file = resources.enter_context(open_remote(os.fspath(path), **access))
@@ -80,10 +80,8 @@ def open_source(
                 yield _source(archive, verify_checksum)
                 return
             open_location = partial(open_beside, os.fspath(path), **access)
-            copy = _copy(file, temporary)
-            naming_kind = partial(recognised, MemoryFile(copy), expected="a model")
             opened = open_copy(
-                copy,
+                _copy(file, temporary),
                 RemotePlace(open_location, resources, temporary),
                 verify_checksum=verify_checksum,
                 temporary=temporary,
@@ -92,8 +90,8 @@ def open_source(
         else:
             name = os.fsdecode(path)
             resources.enter_context(with_path(name))
-            naming_kind = partial(recognised, path, expected="a model")
-            with naming_kind(), with_path(name):
+            local = path
+            with recognised(local, expected="a model"), with_path(name):
                 archive = None if os.path.isdir(path) else _open_archive(path, resources)
             if archive is not None:
                 yield _source(archive, verify_checksum)
@@ -107,7 +105,7 @@ def open_source(
                 follow_links=follow_links,
             )
         # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
-        with naming_kind(), with_path(name):
+        with recognised(local, expected="a model"), with_path(name):
             source = resources.enter_context(opened)
         yield source
 

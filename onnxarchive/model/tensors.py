@@ -54,6 +54,7 @@ LENGTH = "length"
 CHECKSUM = "checksum"
 _MAX_SHOWN_PAIRS = 8  # in a message
 EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
+UINT8_MAX: Final = 0xFF
 # Stricter than int(), which accepts blanks, underscores and the digits of other scripts.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -268,6 +269,11 @@ def held_fields(tensor: onnx.TensorProto) -> list[str]:
     return [field for field in DATA_FIELDS if has_field(tensor, field)]
 
 
+def data_fields(tensor: onnx.TensorProto) -> list[str]:
+    """The data fields of a tensor that are not empty."""
+    return [field for field in held_fields(tensor) if field != "raw_data" or tensor.raw_data]
+
+
 def misplaced(tensor: onnx.TensorProto) -> str | None:
     """The message for data that contradicts `data_location`; None if there is none.
 
@@ -281,10 +287,9 @@ def misplaced(tensor: onnx.TensorProto) -> str | None:
                 "it, or clear external_data"
             )
         return None
-    held = [field for field in held_fields(tensor) if field != "raw_data" or tensor.raw_data]
-    if not held:
+    fields = ", ".join(data_fields(tensor))
+    if not fields:
         return None
-    fields = ", ".join(held)
     return (
         f"expected no data beside data_location EXTERNAL, found {fields}; to store the data in "
         "these fields, clear external_data and set data_location to DEFAULT; to keep the external "
@@ -488,6 +493,27 @@ def checked(
             f"{last:#04x}",
             entry=entry,
         )
+
+
+def clear_tail(tensor: onnx.TensorProto, data_type: DataType) -> bool:
+    """Clears the unused bits in the last byte of a tensor in the model; True if one was set."""
+    used = last_byte_mask(tensor.dims, data_type)
+    if tensor.HasField("raw_data"):
+        data = tensor.raw_data
+        if len(data) != data_type.nbytes(tensor.dims) or not data[-1] & ~used:
+            return False
+        tensor.raw_data = data[:-1] + bytes([data[-1] & used])
+        return True
+    numbers = tensor.int32_data  # bytes of packed elements; 6-bit codes are packed later
+    if data_type.bit_width == 6 or not numbers or not numbers[-1] & UINT8_MAX & ~used:
+        return False
+    numbers[-1] &= used
+    return True
+
+
+def last_byte_mask(dims: Sequence[int], data_type: DataType) -> int:
+    """The bits of the last byte of a tensor's raw data that hold elements."""
+    return UINT8_MAX >> data_type.tail_bits(dims)
 
 
 def set_location(

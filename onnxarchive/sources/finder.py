@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx
 
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown, without_traceback
 from onnxarchive.model import tensors, weights
 from onnxarchive.model.initializers_at_once import IN_MODEL, SmallInitializers, find_small
 from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
+from onnxarchive.sources.recognition import (
+    HEAD_SIZE,
+    HTML_PAGE,
+    LFS_POINTER,
+    Kind,
+    ends_early,
+    kind_of_head,
+)
 from onnxarchive.sources.serialized import Serialized
 from onnxarchive.storage.beneath import OutsideError
 from onnxarchive.storage.file_data import FileData
@@ -28,6 +36,9 @@ _BASEPATH = frozenset({"basepath"})
 # archive of any size. These limits allow shared constants, and layers with the same weights.
 _SHARED_NBYTES = 1 << 28
 _MAX_SHARING = 32
+_MAX_POINTER_SIZE = 1 << 10  # a Git LFS pointer has fewer bytes
+_MAX_LISTED = 20  # faults in a message
+_MAX_NAMED = 3  # tensors of one fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +50,16 @@ class Found:
         data: The bytes of its external tensors.
         locations: The locations of all files that the `Finder` has found data in so far.
         small: The model's small initializers.
+        warnings: Sentences about external data that was left out.
+        cleared: Names of tensors in the model whose unused bits were cleared, by path as text.
     """
 
     model: onnx.ModelProto
     data: Mapping[Path, Data]
     locations: set[str]
     small: SmallInitializers
+    warnings: tuple[str, ...]
+    cleared: dict[str, str]
 
 
 class Finder:
@@ -67,12 +82,13 @@ class Finder:
         self._verify_checksum = verify_checksum
         self._elsewhere = elsewhere
         self._checksums: dict[DataFile, str] = {}
+        self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._locations: set[str] = set()
         self._held: dict[str, int] = {}  # size of each file in which data was found
         self._needed = 0  # sum of the sizes of the data
 
     def find(self, serialized: Serialized) -> Found:
-        """Finds the bytes of every external tensor, or reports all that are missing.
+        """Finds the bytes of every external tensor, or reports what is missing.
 
         Args:
             serialized: The model. Unless `serialized.small` is None,
@@ -89,21 +105,28 @@ class Finder:
             small = find_small(serialized.model, but_of_nbytes=len(_TORCH_PLACEHOLDER))
             self.find_files(small)
         data = FoundData(small)
-        problems: list[ArchiveFormatError] = []
+        faults = _Faults()
+        idle: list[TensorRef] = []
+        cleared: dict[str, str] = {}
         for ref in _not_in_files(serialized.model, small):
+            if _drop_idle_pairs(ref.tensor):
+                idle.append(ref)
             try:
                 found = self._data(ref, serialized)
+            except OutsideError as error:  # one remedy helps all tensors
+                raise OutsideError(f"{ref}: {error.message}", rule=error.rule) from None
             except ArchiveFormatError as error:
-                message = f"{ref}: {error.message.removeprefix(f'{ref}: ')}"
-                if isinstance(error, OutsideError):  # one remedy helps all tensors
-                    raise OutsideError(message, rule=error.rule) from None
-                problems.append(type(error)(message, rule=error.rule))
+                faults.add(ref, error)
             else:
                 if found is not None:
                     data.others[ref.path] = found
-        _require_none(problems)
+                elif _clear_tail(ref.tensor):
+                    cleared[ref.where] = ref.name
+        faults.require_none()
         self._require_held()
-        return Found(serialized.model, data, self._locations, small)
+        note = f"external_data was left out beside data in the model: {_list(idle)}"
+        warnings = (note,) if idle else ()
+        return Found(serialized.model, data, self._locations, small, warnings, cleared)
 
     def find_files(self, small: SmallInitializers) -> bool:
         """Finds the files of small tensors; returns True if every tensor's data is found."""
@@ -115,9 +138,10 @@ class Finder:
 
     def _file_of(self, location: str) -> FileData | None:
         """The `FileData` of a location; None if `Place.find` fails or finds no `FileData`."""
-        with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
+        with contextlib.suppress(ArchiveFormatError):  # reported with the tensors
             file = self._place.find(location)
             if isinstance(file, FileData):
+                self._require_data(file, location)
                 self._add(location, file)
                 return file
         return None
@@ -125,14 +149,15 @@ class Finder:
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
+        location = tensors.location(tensor)
+        if location is not None and location.startswith(weights.SPAN_LOCATION):
+            return serialized.data(ref, location)
         fault = tensors.misplaced(tensor)
         if fault is not None:
             raise ArchiveFormatError(fault)
         if tensor.data_location == tensors.EXTERNAL:
             reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # else `Report()` would have raised an error
-            if reference.location.startswith(weights.SPAN_LOCATION):
-                return serialized.data(ref, reference.location)
             return self._in_file(ref, reference)
         if _is_torch_placeholder(ref, self._place):
             tensors.set_location(tensor, ref.name)
@@ -149,21 +174,23 @@ class Finder:
             if self._elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
                     return self._elsewhere(ref)
-            raise ArchiveFormatError(f"expected {nbytes} bytes in {location!r}, found no such file")
-        if reference.length not in (None, nbytes):
+            raise _FileError(
+                f"expected {offset + nbytes} bytes in {location!r}, found no such file; copy this "
+                "file along with the model",
+                location,
+                offset + nbytes,
+            )
+        # Some writers state a length of 0 for "unknown".
+        if reference.length and reference.length != nbytes:
             raise ArchiveFormatError(
                 f"expected length {nbytes} for {data_type.name} of shape "
                 f"{list(ref.tensor.dims)}, found {reference.length} in external_data"
             )
+        self._require_data(file, location, offset, nbytes)
         if is_alone and file.nbytes != nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes in {location!r}, which torch.onnx wrote for this tensor "
                 f"alone, found {file.nbytes}"
-            )
-        if offset + nbytes > file.nbytes:
-            raise ArchiveFormatError(
-                f"expected {nbytes} bytes from offset {offset} of {location!r}, found a file of "
-                f"{file.nbytes} bytes"
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
@@ -185,6 +212,31 @@ class Finder:
                 f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
                 f"found {self._needed} bytes: too many tensors name the same bytes; let the nodes "
                 "share one initializer, or use onnx.load and onnxarchive.save with dedupe=True"
+            )
+
+    def _require_data(
+        self, file: DataFile, location: str, offset: int = 0, nbytes: int = 0
+    ) -> None:
+        """Refuses a file that ends before a tensor's data does, or that only stands for the data.
+
+        The first bytes of a file are read only if the file is too short or very small.
+        """
+        end = offset + nbytes
+        is_short = end > file.nbytes
+        if not is_short and file.nbytes > _MAX_POINTER_SIZE:
+            return
+        if location not in self._kinds:
+            head = b"".join(file.part(0, min(file.nbytes, HEAD_SIZE)))
+            self._kinds[location] = kind_of_head(head, file.nbytes)
+        kind = self._kinds[location]
+        if kind in (LFS_POINTER, HTML_PAGE) or (is_short and kind is not None):
+            raise ArchiveFormatError(f"expected data in {location!r}, found {kind}")
+        if is_short:
+            raise _FileError(
+                f"expected {nbytes} bytes from offset {offset} of {location!r}, found a file "
+                f"of {file.nbytes} bytes, which {ends_early(end - file.nbytes)}",
+                location,
+                end,
             )
 
     def _verify(self, file: DataFile, location: str, expected: str) -> None:
@@ -253,16 +305,108 @@ class FoundData(Mapping[Path, Data]):
         return sum(1 for _ in self)
 
 
-def _require_none(problems: list[ArchiveFormatError]) -> None:
-    """Raises all problems of a model in one error."""
-    if not problems:
-        return
-    kinds = {type(problem) for problem in problems}
-    kind = kinds.pop() if len(kinds) == 1 else ArchiveFormatError
-    messages = [problem.message for problem in problems]
-    if len(messages) == 1:
-        raise kind(messages[0], rule=problems[0].rule)
-    raise kind("\n  ".join([f"{len(messages)} tensors have faulty data:", *messages]))
+class _FileError(ArchiveFormatError):
+    """A data file is missing, or ends before the end of a tensor's data.
+
+    Attributes:
+        location: The location of the file.
+        end: Offset of the end of the tensor's data in the file, in bytes.
+    """
+
+    def __init__(self, message: str, location: str, end: int) -> None:
+        super().__init__(message)
+        self.location = location
+        self.end = end
+
+
+@dataclass(slots=True)
+class _Fault:
+    """A fault that one or several tensors have.
+
+    Attributes:
+        error: The error of one of these tensors; a `_FileError` is that of the last in the file.
+        refs: The tensors.
+        end: Offset of the end of the data of the last tensor, after a `_FileError`.
+    """
+
+    error: ArchiveFormatError
+    refs: list[TensorRef] = field(default_factory=list)
+    end: int = 0
+
+    def __str__(self) -> str:
+        message = self.error.message.removeprefix(f"{self.refs[0]}: ")
+        return f"{_list(self.refs)}: {message}"
+
+
+class _Faults:
+    """The faults of a model's tensors; a file that many tensors lack is one fault."""
+
+    def __init__(self) -> None:
+        self._faults: dict[object, _Fault] = {}
+
+    def add(self, ref: TensorRef, error: ArchiveFormatError) -> None:
+        """Adds the error of one tensor."""
+        error = without_traceback(error)
+        key, end = error.message, 0
+        if isinstance(error, _FileError):
+            key, end = error.location, error.end
+        fault = self._faults.setdefault((type(error), key), _Fault(error))
+        fault.refs.append(ref)
+        if end > fault.end:
+            fault.error, fault.end = error, end
+
+    def require_none(self) -> None:
+        """Raises all faults in one error.
+
+        Raises:
+            ChecksumError: All faults are about checksums.
+            ArchiveFormatError: There are faults of other kinds.
+        """
+        faults = list(self._faults.values())
+        if not faults:
+            return
+        kinds = {type(fault.error) for fault in faults}
+        kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
+        if len(faults) == 1:
+            raise kind(str(faults[0]), rule=faults[0].error.rule)
+        count = sum(len(fault.refs) for fault in faults)
+        lines = [f"{count:,} tensors have faulty data:", *map(str, faults[:_MAX_LISTED])]
+        if len(faults) > _MAX_LISTED:
+            lines.append(f"and {len(faults) - _MAX_LISTED:,} more faults")
+        raise kind("\n  ".join(lines))
+
+
+def _list(refs: Sequence[TensorRef]) -> str:
+    """Describes tensors by their number and some of their names."""
+    if len(refs) == 1:
+        return str(refs[0])
+    names = [shown(ref.name) for ref in refs[:_MAX_NAMED]]
+    return f"{len(refs):,} tensors ({', '.join(names)}{', ...' * (len(refs) > _MAX_NAMED)})"
+
+
+def _drop_idle_pairs(tensor: onnx.TensorProto) -> bool:
+    """Clears `external_data` beside data in the message; True if there was any."""
+    if len(tensor.external_data) == 0:
+        return False
+    if tensor.data_location != tensors.EXTERNAL:
+        is_idle = len(tensors.data_fields(tensor)) > 0
+        if is_idle:
+            tensor.ClearField("external_data")
+        return is_idle
+    # The data of a large tensor was taken out of the message; see `weights.strip_weights`.
+    spans = (it for it in tensors.locations(tensor) if it.startswith(weights.SPAN_LOCATION))
+    span = next(spans, None)
+    if span is None or len(tensor.external_data) == 1:
+        return False
+    tensors.set_location(tensor, span)
+    return True
+
+
+def _clear_tail(tensor: onnx.TensorProto) -> bool:
+    """Clears the unused bits of a tensor in the model; True if any was set."""
+    data_type = tensors.array_type(tensor)
+    has_tail = data_type is not None and data_type.is_packed and data_type.tail_bits(tensor.dims)
+    return bool(data_type is not None and has_tail and tensors.clear_tail(tensor, data_type))
 
 
 def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:

@@ -22,7 +22,7 @@ from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
-_HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
+HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
 _WHITESPACE = "\t\n\r\f"
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 _TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
@@ -57,15 +57,16 @@ class Kind(NamedTuple):
         return f"{self.name}; {self.help}" if self.help else self.name
 
 
+LFS_POINTER = Kind("a Git LFS pointer", "'git lfs pull' fetches the file")
+HTML_PAGE = Kind("an HTML page", "its address is not that of the file itself, or needs a login")
 # Kinds by a pattern of the first bytes.
 _KINDS = [
-    (re.compile(pattern, re.DOTALL), Kind(name, help))
-    for pattern, name, help in (
-        (rb"version https://git-lfs", "a Git LFS pointer", "'git lfs pull' fetches the file"),
+    (re.compile(pattern, re.DOTALL), Kind(*kind))
+    for pattern, *kind in (
+        (rb"version https://git-lfs", *LFS_POINTER),
         (
             rb"(?i:(\xef\xbb\xbf)?\s*(<!--.{,1024}?-->\s*)?<(!doctype html|html|head|body))",
-            "an HTML page",
-            "its address is not that of the file itself, or needs a login",
+            *HTML_PAGE,
         ),
         (rb"GGUF", "a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}"),
         (rb".{4}ORTM", "an ORT format model", "convert the .onnx from which it was made"),
@@ -123,7 +124,7 @@ def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator
         kind = None
         if isinstance(source, RandomAccessFile):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
-                kind = kind_of_head(source.read(0, _HEAD_SIZE), source.size)
+                kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
         elif isinstance(source, str | os.PathLike):
             kind = kind_of(source)
         if kind is None or (kind.is_source and expected == "a model"):
@@ -159,7 +160,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
         if os.path.isdir(path):
             return _directory(os.listdir(os.fsdecode(path)), name)
         with MappedFile(path) as file:
-            head = file.read(0, _HEAD_SIZE)
+            head = file.read(0, HEAD_SIZE)
             if head.startswith(_ZIP):
                 return _zip([it.name for it in foreign.read_zip(file.view()).entries], convert)
             view = file.view()

@@ -10,14 +10,14 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.buffers.data import Data, Stored
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.errors import ArchiveFormatError, without_traceback
 from onnxarchive.model import proto, tensors, weights, wire
 from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.initializers_at_once import SmallInitializers, take_out
 from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.places import DataFile
-from onnxarchive.sources.recognition import ends_early
+from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
 
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
 
@@ -88,13 +88,23 @@ def _strip(file: DataFile) -> weights.Stripped:
             "its tensors as external data",
             rule="MODEL-2",
         )
-    try:
+    with _recognised(file):
         return weights.strip_weights(file.view)
-    except ArchiveFormatError:
-        missing = wire.missing_nbytes(file.view)
-        if not missing:
+
+
+@contextlib.contextmanager
+def _recognised(file: DataFile) -> Iterator[None]:
+    """Replaces an error about a file's bytes by one that names the kind of the file, if known."""
+    try:
+        yield
+    except ArchiveFormatError as error:
+        view = file.view
+        found: object = kind_of_head(bytes(view[:HEAD_SIZE]), len(view))
+        missing = wire.missing_nbytes(view)
+        if found is None and not missing:
             raise
-    raise ArchiveFormatError(f"expected a whole model, found one that {ends_early(missing)}")
+        message = f"expected a model, found {found or f'one that {ends_early(missing)}'}"
+        raise ArchiveFormatError(message, rule=error.rule) from without_traceback(error)
 
 
 def parse_file(file: DataFile) -> Serialized:
@@ -105,15 +115,21 @@ def parse_file(file: DataFile) -> Serialized:
             messages.
     """
     stripped = _strip(file)
-    view = file.view
     _require_messages([stripped.model])
-    if wire.occurrences(stripped.model, "graph") > 1:
+    with _recognised(file):
+        model = _parse(stripped.model, file.nbytes)
+    proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
+    return Serialized(model, file, file.view, stripped.spans)
+
+
+def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
+    if wire.occurrences(data, "graph") > 1:
         raise ArchiveFormatError(
             "expected one graph, found several, which protobuf would merge; the file is two models "
             "in one"
         )
     try:
-        model = onnx.ModelProto.FromString(stripped.model)
+        model = onnx.ModelProto.FromString(data)
     except DecodeError as error:
         raise ArchiveFormatError(
             f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
@@ -121,11 +137,9 @@ def parse_file(file: DataFile) -> Serialized:
         ) from None
     if not model.HasField("graph"):
         raise ArchiveFormatError(
-            f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
-            ".onnx"
+            f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
         )
-    proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
-    return Serialized(model, file, view, stripped.spans)
+    return model
 
 
 def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:

@@ -16,9 +16,17 @@ from typing import TypeAlias
 
 import onnx
 
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data, Stored
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, with_path
-from onnxarchive.model import keys, wire
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    LockedError,
+    Report,
+    with_path,
+)
+from onnxarchive.model import dtypes, keys, tensors, wire
 from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
@@ -70,6 +78,8 @@ class Source:
         further: Further models by id, without assets.
         small: The small initializers, which may have been taken out of `model`; None if they were
             not determined.
+        cleared: Names of tensors whose unused bits were cleared, by path as text; of tensors
+            outside the model, those that were read so far.
     """
 
     model: onnx.ModelProto
@@ -81,10 +91,61 @@ class Source:
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
     small: SmallInitializers | None = None
+    cleared: dict[str, str] = field(default_factory=dict)
 
     def resolve(self, ref: TensorRef) -> Data:
-        """The bytes of an external tensor of the model."""
-        return self.data[ref.path]
+        """The bytes of an external tensor of the model; unused bits of the last byte are zero."""
+        data = self.data[ref.path]
+        data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
+        if data_type.is_packed and data_type.tail_bits(ref.tensor.dims):
+            used = tensors.last_byte_mask(ref.tensor.dims, data_type)
+            return _WithClearedTail(data, ref, used, self.cleared)
+        return data
+
+    def notes(self) -> tuple[str, ...]:
+        """The warnings, and after the data was read also one about cleared bits."""
+        if not self.cleared:
+            return self.warnings
+        names = [name for _, name in sorted(self.cleared.items())]
+        note = f"unused bits in the last byte were cleared: {_listing(names)}"
+        return (*self.warnings, note)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithClearedTail:
+    """The bytes of a tensor, with zeros in the unused bits of the last byte.
+
+    Attributes:
+        data: The bytes as stored.
+        ref: The tensor.
+        used: The used bits of the last byte.
+        cleared: Receives path and name of the tensor if an unused bit is set.
+    """
+
+    data: Data
+    ref: TensorRef
+    used: int
+    cleared: dict[str, str]
+    crc32: None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        checksum = Crc32()
+        for piece in checksum(self.data):
+            if checksum.nbytes != self.nbytes or not piece or not piece[-1] & ~self.used:
+                yield piece
+                continue
+            self.cleared[self.ref.where] = self.ref.name
+            yield piece[:-1]
+            yield memoryview(bytes([piece[-1] & self.used]))
+        if self.data.crc32 not in (None, checksum.value):
+            raise ChecksumError(
+                f"{self.ref}: expected CRC-32 {self.data.crc32:#010x}, found "
+                f"{checksum.value:#010x}; its source is damaged"
+            )
 
 
 @contextlib.contextmanager
@@ -215,13 +276,8 @@ class _Opening:
         found = self._found(model, place, self._taken_from)
         used = found.locations | {os.path.basename(self._path)}
         others, left_out = self._others(place, used, {})
-        return Source(
-            found.model,
-            found.data,
-            files=(self._path, *place.paths),
-            others=others,
-            left_out=left_out,
-            small=found.small,
+        return replace(
+            _source(found), files=(self._path, *place.paths), others=others, left_out=left_out
         )
 
     def remote_copy(self, view: memoryview, place: Place) -> Source:
@@ -229,8 +285,8 @@ class _Opening:
         if is_zip(view):
             return self._zip(view)
         found = self._found(Stored(view), place)
-        warnings = (_NOT_SEARCHED,) * self._other_files
-        return Source(found.model, found.data, warnings=warnings, small=found.small)
+        warnings = (*found.warnings, *(_NOT_SEARCHED,) * self._other_files)
+        return replace(_source(found), warnings=warnings)
 
     def directory(self) -> Source:
         """The source in a directory: the files of one model or of an unpacked archive."""
@@ -298,7 +354,7 @@ class _Opening:
         for other in others:
             other_found = self._found_in(place, other)
             used |= other_found.locations | {other}
-            further[keys.model_id(other)] = Source(other_found.model, other_found.data)
+            further[keys.model_id(other)] = _source(other_found)
         rest = [other for other in names if other not in used]
         named = [other for other in rest if other.startswith(ASSET_PREFIX)]
         keys.check_names([*named, MODEL_PROTO], Report())
@@ -309,15 +365,13 @@ class _Opening:
         unnamed = [other for other in rest if not other.startswith(ASSET_PREFIX)]
         warnings = () if self._other_files else _left_out(unnamed, _REMEDY)
         taken, left_out = self._others(place, used | set(named), assets)
-        return Source(
-            found.model,
-            found.data,
-            assets,
+        return replace(
+            _source(found),
+            assets=assets,
             others=taken,
             left_out=left_out,
-            warnings=warnings,
+            warnings=(*found.warnings, *warnings),
             further=further,
-            small=found.small,
         )
 
     def _others(
@@ -361,6 +415,16 @@ class _Opening:
             if taken is not None and taken.small is not None and finder.find_files(taken.small):
                 return finder.find(taken)
         return finder.find(parse_file(model))
+
+
+def _source(found: Found) -> Source:
+    return Source(
+        found.model,
+        found.data,
+        warnings=found.warnings,
+        small=found.small,
+        cleared=found.cleared,
+    )
 
 
 def _listed(place: Place, name: str) -> DataFile:

@@ -394,7 +394,7 @@ def test_names_that_are_no_utf_8_are_converted_and_printed(tmp_path: Path, capfd
 
 def test_a_failure_of_several_tensors_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "in").mkdir()
-    tensors = [external(raw_tensor(name, dims=(600,)), "missing.bin") for name in "ab"]
+    tensors = [external(raw_tensor(name, dims=(600,)), f"{name}.bin") for name in "ab"]
     (tmp_path / "in" / "m.onnx").write_bytes(model_of(*tensors).SerializeToString())
     assert run(tmp_path / "in", "--output-dir", tmp_path / "out") == 3
     output = capsys.readouterr().out

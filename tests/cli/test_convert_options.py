@@ -295,7 +295,7 @@ def test_what_is_left_out_is_told_on_standard_error(
 def test_all_problems_are_told_a_line_each(tmp_path: Path, target: Path, capsys: Captured) -> None:
     model = model_of(
         external(raw_tensor("a", TensorProto.INT8, (2000,)), "missing.bin"),
-        external(raw_tensor("evil\x1b[2J", dims=(600,)), "missing.bin"),
+        external(raw_tensor("evil\x1b[2J", dims=(600,)), "missing too.bin"),
     )
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     assert run(tmp_path / "m.onnx", target) == 3

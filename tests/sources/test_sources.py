@@ -351,7 +351,6 @@ def test_missing_data_is_named_with_its_tensor_and_directory(tmp_path: Path, mod
         ({"offset": 1 << 63, "length": 16}, "offset 9223372036854775808"),
         ({"length": 15}, "found 15"),
         ({"length": 17}, "found 17"),
-        ({"length": 0}, "found 0"),
         ({"length": 4096}, "found 4096"),
         ({"offset": "-1"}, "'-1'"),
         ({"offset": "1_6"}, "'1_6'"),
@@ -526,27 +525,29 @@ def test_every_tensor_without_data_is_named(tmp_path: Path, models: Path) -> Non
     )
     assert "4 tensors have faulty data" in message
     lines = message.splitlines()
-    assert len(lines) == 5
-    for line, name in zip(lines[1:], "abcd", strict=True):
-        assert f"tensor {name!r}" in line
+    assert len(lines) == 4
+    for line, name in zip(lines[1:], ("2 tensors ('a', 'd')", "tensor 'b'", "'c'"), strict=True):
+        assert name in line
     assert "good" not in message
 
 
-def test_a_thousand_tensors_without_data_are_all_named(tmp_path: Path) -> None:
-    message = _problem(
-        tmp_path, *(external(raw_tensor(f"w{index}"), "missing.bin") for index in range(1000))
-    )
-    assert "1000 tensors have faulty data" in message
-    assert len(message.splitlines()) == 1001
-    assert "'w999'" in message
+def test_faults_of_a_thousand_tensors_are_counted(tmp_path: Path, models: Path) -> None:
+    tensors = [external(raw_tensor(f"w{index}"), "data.bin", length=15) for index in range(1000)]
+    message = _problem(tmp_path, *tensors)
+    assert "1,000 tensors (" in message
+    for tensor in tensors:
+        tensor.dims[:] = [5]
+        tensor.external_data[1].value = tensor.name[1:]
+    lines = _problem(tmp_path, *tensors).splitlines()
+    assert "998 tensors have faulty data" in lines[0]
+    assert len(lines) == 22
+    assert lines[-1] == "  and 978 more faults"
 
 
 def test_data_of_the_wrong_content_is_refused_with_its_tensor(tmp_path: Path, models: Path) -> None:
     (models / "ones.bin").write_bytes(b"\xff" * 4096)
     mask = raw_tensor("layer/mask", TensorProto.BOOL, (2000,))
     assert "'layer/mask'" in _problem(tmp_path, external(mask, "ones.bin"))
-    packed = raw_tensor("layer/int4", TensorProto.INT4, (4001,))
-    assert "'layer/int4'" in _problem(tmp_path, external(packed, "ones.bin"))
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
