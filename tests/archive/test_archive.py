@@ -969,7 +969,7 @@ def test_a_view_of_a_closed_archive_holds_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     views = []
     for prefetch in (None, "populate", "willneed"):
-        with onnxarchive.open(path, prefetch=prefetch) as archive:  # type: ignore[call-overload]
+        with onnxarchive.open(path, prefetch=prefetch) as archive:
             views.append(archive.tensors["w"])
     assert len(os.listdir("/proc/self/fd")) == before
     assert len({view.tobytes() for view in views}) == 1

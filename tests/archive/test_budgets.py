@@ -141,7 +141,8 @@ def test_tensors_that_need_far_more_bytes_than_a_source_has_are_refused(
     source = _sharing(tmp_path, (1 << 29) // nbytes, nbytes, form)
     before = sorted(os.listdir(tmp_path))
     expected = rf"at most \d+ bytes in files of {nbytes} bytes, found \d+ bytes: too many tensors"
-    for options in ({}, {"dry_run": True}, {"dedupe": True}):
+    every: list[dict[str, Any]] = [{}, {"dry_run": True}, {"dedupe": True}]
+    for options in every:
         with pytest.raises(ArchiveFormatError, match=expected):
             onnxarchive.convert(source, tmp_path / "m.onnxa", **options)
     assert sorted(os.listdir(tmp_path)) == before

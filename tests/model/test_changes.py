@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 import pytest
 from models import run_python
@@ -148,7 +150,7 @@ def test_an_attribute_that_refers_to_one_of_a_function_is_described() -> None:
 
 def test_changes_within_a_part_repeat_its_name_in_short() -> None:
     def graph(value: int) -> onnx.NodeProto:
-        attributes = {f"a{number}": value for number in range(100)}
+        attributes: dict[str, Any] = {f"a{number}": value for number in range(100)}
         inner = helper.make_node("Op", [], ["y"], name="x" * 100_000, **attributes)
         return helper.make_node(
             "If", [], ["z"], then_branch=helper.make_graph([inner], "g", [], [])

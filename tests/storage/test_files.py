@@ -483,7 +483,7 @@ def test_the_file_that_has_the_path_when_it_is_locked_is_the_one_that_is_opened(
     other = source.with_name("other")
     other.write_bytes(b"another")
 
-    def late(descriptor: int, timeout: float | None) -> contextlib.AbstractContextManager[None]:
+    def late(descriptor: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
         if other.exists():
             other.replace(source)
         return lock(descriptor, timeout)

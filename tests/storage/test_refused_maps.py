@@ -103,10 +103,11 @@ CALLS: dict[str, Callable[[Path], object]] = {
 
 
 def cat(path: Path, name: str) -> bytes:
-    output = io.TextIOWrapper(io.BytesIO())
+    data = io.BytesIO()
+    output = io.TextIOWrapper(data, write_through=True)
     with contextlib.redirect_stdout(output):
         assert main(["cat", str(path), name]) == 0
-    return output.buffer.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return data.getvalue()
 
 
 def read(path: Path, **options: Any) -> object:
@@ -143,10 +144,11 @@ def test_a_map_that_nothing_can_replace_is_an_error_with_file_and_remedy(
 ) -> None:
     refuse_maps(monkeypatch, code)
     monkeypatch.setattr(files, "_MAX_COPIED", 100)  # for more than 2 GiB of a zip
-    for name, call in {
+    calls: dict[str, Callable[[], object]] = {
         "m.onnxa": lambda: onnxarchive.open(folder / "m.onnxa", prefetch="populate"),
         "m.zip": lambda: onnxarchive.convert(folder / "m.zip", folder / "a"),
-    }.items():
+    }
+    for name, call in calls.items():
         with pytest.raises(OSError, match=remedy) as caught:
             call()
         assert (caught.value.errno, caught.value.filename) == (code, str(folder / name))
