@@ -70,8 +70,9 @@ class Conversion:
             option.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
-        warnings: Messages about files and bytes of the source that were left out and, after
-            `convert_many`, about file attributes that were lost.
+        warnings: Messages about files, bytes and `external_data` of the source that were left out,
+            about unused bits that were cleared (not after a dry run) and, after `convert_many`,
+            about file attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None without an error, and
             for some errors of `convert_many`, such as two models with the same target.
@@ -120,7 +121,9 @@ def convert(
     Sources are recognised by content, not by extension. Weights are streamed. The source is not
     changed. In a zip or a directory, files that no tensor uses are left out, unless they are below
     `assets/` or `other_files` is True. A warning lists the files that were left out; the warning
-    for a directory omits system files and subfolders. A `.onnx` that `onnxarchive.link` wrote is
+    for a directory omits system files and subfolders. Other warnings tell of unused bits in the
+    last byte of a packed tensor, which were cleared, and of `external_data` beside data in the
+    model, which was left out. A `.onnx` that `onnxarchive.link` wrote is
     read as any `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
     No data file is read from outside the source's directory, even if somebody renames files at the

@@ -490,7 +490,7 @@ def checked(
         report.broken(
             "TENSOR-4",
             f"{ref}: expected zero in the {tail_bits} unused high bits of the last byte, found "
-            f"{last:#04x}",
+            f"{last:#04x}; 'onnxarchive convert' clears these bits",
             entry=entry,
         )
 

@@ -220,7 +220,8 @@ def _model(view: memoryview, convert: str) -> Kind | None:
 
 def ends_early(missing: int) -> str:
     """Describes a file that lacks this many bytes at its end, or more."""
-    return f"ends at least {missing:,} bytes too early; {_INTERRUPTED}"
+    unit = "byte" if missing == 1 else "bytes"
+    return f"ends at least {missing:,} {unit} too early; {_INTERRUPTED}"
 
 
 def _zip_after_stub(view: memoryview) -> Kind | None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
+from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
 from onnxarchive.storage.file_data import FileData
 
 MAX_HEADER_NBYTES: Final = 100_000_000  # limit of the library
@@ -108,8 +109,11 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
                 )
             end = next_end
         if start + end != whole.nbytes:
+            missing = start + end - whole.nbytes
+            remedy = f": it {ends_early(missing)}" if missing > 0 else ""
             raise ArchiveFormatError(
                 f"expected a file of {start + end} bytes, as its header says, found {whole.nbytes}"
+                f"{remedy}"
             )
         return {
             name: SafetensorsTensor(
@@ -126,9 +130,11 @@ def _header_nbytes(whole: FileData) -> int:
     rest = whole.nbytes - _SIZE_NBYTES
     given = int.from_bytes(whole.part(0, _SIZE_NBYTES).read(), "little") if rest >= 0 else 0
     if not 2 <= given <= min(rest, MAX_HEADER_NBYTES):
+        head = whole.part(0, min(whole.nbytes, HEAD_SIZE)).read()
+        found = kind_of_head(head, whole.nbytes) or f"{given} in a file of {whole.nbytes} bytes"
         raise ArchiveFormatError(
-            f"expected a safetensors file, whose first 8 bytes are the size of its header, found "
-            f"{given} in a file of {whole.nbytes} bytes"
+            "expected a safetensors file, whose first 8 bytes are the size of its header, found "
+            f"{found}"
         )
     return given
 

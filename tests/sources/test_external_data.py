@@ -17,6 +17,7 @@ from written import files_below, write_model
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 
+VECTORS = Path(__file__).parents[2] / "conformance" / "vectors"
 DATA = "m.onnx_data"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 64000\n"
 PAGE = b"<!doctype html>\n<html><body>Log in</body></html>\n"
@@ -215,6 +216,32 @@ def test_without_unused_bits_there_is_no_note(source: Callable[[Path], str], fol
     ]
     write_model(folder / "m.onnx", model_of(*given))
     assert loaded(source(folder), folder, size_threshold=0) == model_of(*clean)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint2", "float6", "float4"])
+def test_unused_bits_of_an_archive_are_cleared_as_its_error_says(tmp_path: Path, name: str) -> None:
+    archive = VECTORS / f"unused-bits-{name}.onnxa"
+    (finding,) = onnxarchive.check(archive, full=True)
+    assert finding.rule == "TENSOR-4"
+    assert "'onnxarchive convert' clears these bits" in finding.message
+    with pytest.warns(UserWarning, match="unused bits"):
+        onnxarchive.convert(archive, tmp_path / "m.onnxa", size_threshold=0)
+    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
+
+
+def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
+    tensor = raw_tensor("w", TensorProto.INT4, (4001,))
+    onnxarchive.save(model_of(tensor), tmp_path / "m.onnxa")
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        entry = archive.entries["w"]
+    data = bytearray((tmp_path / "m.onnxa").read_bytes())
+    data[entry.data_offset + entry.nbytes - 1] ^= 0xF0
+    (tmp_path / "m.onnxa").write_bytes(data)
+    for size_threshold in (0, 1 << 20):
+        with pytest.raises(ChecksumError, match="its source is damaged"):
+            onnxarchive.convert(
+                tmp_path / "m.onnxa", tmp_path / "new.onnxa", size_threshold=size_threshold
+            )
 
 
 def test_of_a_damaged_zip_no_bits_are_cleared(folder: Path, tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ def test_a_model_that_is_cut_short_lacks_a_number_of_bytes(tmp_path: Path, at: f
     model.graph.doc_string = "d" * 5000
     data = onnx.ModelProto(ir_version=model.ir_version, graph=model.graph).SerializeToString()
     cut = data[: int(len(data) * at) if at > 0 else -1]
-    found = f"ends at least {len(data) - len(cut):,} bytes too early; its download or copy may"
+    unit = "byte" if at == -1 else "bytes"
+    found = f"ends at least {len(data) - len(cut):,} {unit} too early; its download or copy may"
     path = tmp_path / "m.onnx"
     path.write_bytes(cut)
     folder = tmp_path / "folder"

@@ -138,7 +138,8 @@ def test_what_cannot_be_taken_is_refused_before_any_is_written(
 
 A = entry(0, 4)
 FAULTS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "expected a safetensors file.*found 0 in a file of 0 bytes"),
+    "empty": (b"", "expected a safetensors file.*found an empty file; its download"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "found a Git LFS pointer"),
     "cut": (b"\0" * 7, "file of 7 bytes"),
     "another file": (b"PK\3\4" + bytes(100), "expected a safetensors file"),
     "a header longer than the file": (file_of({"a": A}, b"")[:-1], "expected a safetensors file"),
@@ -176,7 +177,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
         file_of({"a": A, "b": entry(2, 6)}, bytes(6)),
         "'b': .*from 4, without gap or overlap, found 2",
     ),
-    "cut data": (file_of({"a": A}, bytes(3)), "expected a file of .* bytes, as its header"),
+    "cut data": (file_of({"a": A}, bytes(3)), "ends at least 1 byte too early; its download"),
     "more data": (file_of({"a": A}, bytes(5)), "expected a file of .* bytes, as its header"),
     "no boolean": (file_of({"a": entry(0, 1, "BOOL")}, b"\2"), "tensor 'a'.*0 and 1, found 2"),
 }
