@@ -239,7 +239,7 @@ class CachedFile(RandomAccessFile):
             self.local.write(self._marks_offset + begin, bytes([_SET]) * (end - begin))
 
     def _sync(self) -> None:
-        sync(self.local)
+        sync(self.local, "choose a cache on another file system")
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.

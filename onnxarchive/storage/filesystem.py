@@ -17,8 +17,8 @@ except ImportError:  # Windows
 
 # Errors of a full disk.
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-# Errors of systems that cannot sync directories.
-_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
+# Errors of file systems that cannot sync files or directories.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 
@@ -64,8 +64,13 @@ def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | No
         )
 
 
-def sync(file: MappedFile) -> None:
+def sync(file: MappedFile, remedy: str | None = None) -> None:
     """Syncs a file to its device, through the caches of the system and of the drive.
+
+    Args:
+        file: The file.
+        remedy: What to do, for the error of a file system that cannot sync; None to go on there,
+            where nothing can be done to survive a power failure.
 
     Raises:
         OSError: The device failed, or the file system cannot sync; the error names the file.
@@ -75,8 +80,12 @@ def sync(file: MappedFile) -> None:
         with contextlib.suppress(OSError):  # a file system without it
             fcntl.fcntl(file.fileno(), full)
             return
-    with naming(file.path, "cannot be synced to its device"):
-        os.fsync(file.fileno())
+    try:
+        with naming(file.path, "cannot be synced to its device", f"; {remedy}" if remedy else ""):
+            os.fsync(file.fileno())
+    except OSError as error:
+        if remedy is not None or error.errno not in _NO_SYNC:
+            raise
 
 
 def sync_directory(directory: str) -> None:
@@ -94,7 +103,7 @@ def sync_directory(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_SYNC:
+        if error.errno not in (*_NO_SYNC, errno.EBADF):
             raise
     finally:
         os.close(descriptor)

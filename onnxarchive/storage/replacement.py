@@ -29,7 +29,7 @@ from onnxarchive.storage.filesystem import sync, sync_directory
 
 _NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
-    "; nothing is changed; choose another path, such as one on another file system",
+    "; it is unchanged; choose another path, such as one on another file system",
 )
 # Errors of a target that is missing, may not be opened, or (EBADF, NFS) may not be written.
 _NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LOCKS)

@@ -168,7 +168,7 @@ def change_end(
         log = PositionalWriter(file, copy_offset, logged_size)
         for piece in _log(file, edit):
             log.write(piece)
-        sync(file)
+        sync(file, "copy=True (--copy) writes a new file instead of changing this one")
         edit = replace(edit, copy_offset=copy_offset)
         target = PositionalWriter(file, offset, new_size)
         write(target)

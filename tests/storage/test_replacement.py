@@ -764,7 +764,7 @@ def test_an_empty_directory_is_empty_again_if_a_file_cannot_be_moved(
     assert names(tmp_path) == []
     if isinstance(caught.value, OSError):
         assert caught.value.filename == str(tmp_path)
-        assert "cannot be renamed into place: No; nothing is changed" in str(caught.value)
+        assert "cannot be renamed into place: No; it is unchanged" in str(caught.value)
 
 
 def test_an_empty_directory_that_another_process_fills_is_left_to_it(tmp_path: Path) -> None:
