@@ -14,6 +14,7 @@ import onnx
 import pytest
 from models import model_of, raw_tensor
 from obstore.store import MemoryStore
+from remote_files import Remote, data_of, opened
 
 import onnxarchive
 from onnxarchive.archive import rewriting
@@ -130,15 +131,14 @@ def test_an_edit_in_place_needs_syncs_and_a_copy_does_not(
     onnxarchive.load(archive)
 
 
-def test_a_cache_needs_syncs(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_with(archive)
+def test_a_cache_needs_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = data_of(1000)
     refuse(monkeypatch, "fsync", errno.EINVAL)
-    with pytest.raises(
-        OSError, match=r"cannot be synced .*; choose a cache on another file system"
+    with (
+        opened(tmp_path / "cache", Remote(data)) as file,
+        pytest.raises(OSError, match=r"cannot be synced .*; choose a cache on another file"),
     ):
-        onnxarchive.open("m.onnxa", store=store, cache=tmp_path / "cache")
+        file.fetch([(0, 1000)])
 
 
 # Renaming
