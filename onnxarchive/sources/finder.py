@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import onnx
 
@@ -41,6 +43,9 @@ _MAX_LISTED = 20  # faults in a message
 _MAX_NAMED = 3  # tensors of one fault
 
 
+_Range: TypeAlias = tuple[str, int, int]  # path of a file, offset and size in bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Result of `Finder.find`.
@@ -63,7 +68,7 @@ class Found:
 
 
 class Finder:
-    """Finds the bytes of external tensors.
+    """Finds the bytes of external tensors of one or several models.
 
     Args:
         place: The place of the files: a directory, a zip or a remote folder.
@@ -85,7 +90,8 @@ class Finder:
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._locations: set[str] = set()
         self._held: dict[str, int] = {}  # size of each file in which data was found
-        self._needed = 0  # sum of the sizes of the data
+        # For each model, its small initializers, and the ranges of its other tensors.
+        self._models: list[tuple[SmallInitializers, Counter[_Range]]] = []
 
     def find(self, serialized: Serialized) -> Found:
         """Finds the bytes of every external tensor, or reports what is missing.
@@ -104,6 +110,7 @@ class Finder:
         if small is None:
             small = find_small(serialized.model, but_of_nbytes=len(_TORCH_PLACEHOLDER))
             self.find_files(small)
+        self._models.append((small, Counter()))
         data = FoundData(small)
         faults = _Faults()
         idle: list[TensorRef] = []
@@ -195,7 +202,7 @@ class Finder:
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
         self._add(location, file)
-        self._needed += nbytes
+        self._models[-1][1][plain(location), offset, nbytes] += 1
         return file.part(offset, nbytes)
 
     def _add(self, location: str, file: DataFile) -> None:
@@ -207,11 +214,19 @@ class Finder:
         """Refuses tensors that need far more bytes than the files have."""
         held = sum(self._held.values())
         limit = _SHARED_NBYTES + _MAX_SHARING * held
-        if self._needed > limit:
+        models = self._models
+        if sum(sum(small.sizes) + _nbytes(others) for small, others in models) <= limit:
+            return
+        # Models share equal tensors with each other, but a model needs each of its own.
+        ranges: Counter[_Range] = Counter()
+        for small, others in models:
+            ranges |= others + Counter(_ranges(small))
+        if _nbytes(ranges) > limit:
             raise ArchiveFormatError(
                 f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
-                f"found {self._needed} bytes: too many tensors name the same bytes; let the nodes "
-                "share one initializer, or use onnx.load and onnxarchive.save with dedupe=True"
+                f"found {_nbytes(ranges)} bytes: too many tensors name the same bytes; let the "
+                "nodes share one initializer, or use onnx.load and onnxarchive.save with "
+                "dedupe=True"
             )
 
     def _require_data(
@@ -260,6 +275,20 @@ def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[
         else:
             yield tensors.main_initializer(initializers[index], index)
     yield from tensors.walk_others(model)
+
+
+def _ranges(small: SmallInitializers) -> Iterator[_Range]:
+    """The ranges of the small initializers whose data is in a file."""
+    locations = small.locations
+    for number, offset, nbytes in zip(
+        small.location_numbers, small.offsets, small.sizes, strict=True
+    ):
+        if number != IN_MODEL:
+            yield locations[number], offset, nbytes
+
+
+def _nbytes(ranges: Counter[_Range]) -> int:
+    return sum(nbytes * count for (_, _, nbytes), count in ranges.items())
 
 
 def _is_found(small: SmallInitializers, row: int) -> bool:

@@ -255,6 +255,7 @@ class _Opening:
         self._elsewhere = elsewhere
         self._other_files = other_files
         self._taken_from = taken_from
+        self._finder: Finder | None = None  # of all models of the source
 
     def file(self) -> Source:
         """The source in a file: a `.onnx`, or a zip that another tool made."""
@@ -409,7 +410,9 @@ class _Opening:
         return self._found(file, place)
 
     def _found(self, model: DataFile, place: Place, taken_from: int | None = None) -> Found:
-        finder = Finder(place, self._verify_checksum, self._elsewhere)
+        if self._finder is None:
+            self._finder = Finder(place, self._verify_checksum, self._elsewhere)
+        finder = self._finder
         if taken_from is not None:
             taken = parse_taking_out(model, taken_from)
             if taken is not None and taken.small is not None and finder.find_files(taken.small):

@@ -148,6 +148,22 @@ def test_tensors_that_need_far_more_bytes_than_a_source_has_are_refused(
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_the_models_of_a_source_may_share_its_bytes(tmp_path: Path, is_shared: bool) -> None:
+    source, target = _sharing(tmp_path, 30, 5 << 20, "directory"), tmp_path / "m.onnxa"
+    default = onnx.load(source / "m.onnx", load_external_data=False)
+    os.remove(source / "m.onnx")
+    for number, name in enumerate(["", "_a", "_b", "_c"]):
+        for tensor in default.graph.initializer:
+            tensor.dims[0] -= 0 if is_shared else number * 100
+        (source / f"__MODEL_PROTO{name}").write_bytes(default.SerializeToString())
+    if is_shared:
+        assert onnxarchive.convert(source, target, dry_run=True).tensors == 30
+        return
+    with pytest.raises(ArchiveFormatError, match="too many tensors name the same bytes"):
+        onnxarchive.convert(source, target)
+
+
 @pytest.mark.parametrize("form", ["onnx", "zip", "directory"])
 def test_a_few_tensors_may_name_the_same_bytes(tmp_path: Path, form: str) -> None:
     source = _sharing(tmp_path, 40, 5000, form)
