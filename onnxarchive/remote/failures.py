@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import ssl
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onnxarchive.errors import ObjectChangedError, shown
 from onnxarchive.remote.redirects import NOWHERE, REMEDY, RefusedRedirectError
@@ -59,11 +60,11 @@ def failure(error: BaseException, name: str) -> Exception:
         error: The error raised by the library.
         name: The object's name for messages.
     """
-    cause: BaseException | None = error
-    while cause is not None:  # fsspec may report any error as a missing file
-        if isinstance(cause, RefusedRedirectError):
-            return OSError(errno.EIO, f"the server redirects{REMEDY}", name)
-        cause = cause.__cause__ or cause.__context__
+    chain = [error]  # fsspec may report any error as a missing file
+    while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):
+        chain.append(cause)
+    if any(isinstance(it, RefusedRedirectError) for it in chain):
+        return OSError(errno.EIO, f"the server redirects{REMEDY}", name)
     kind, status = type(error).__name__, status_of(error)
     if kind == "PreconditionError":
         return changed(name)
@@ -102,16 +103,25 @@ def failure(error: BaseException, name: str) -> Exception:
             return OSError(errno.EIO, reason, name)
     if status is not None:
         return OSError(errno.EIO, f"the server answered with HTTP status {status}", name)
-    if isinstance(error, OSError) and error.errno is not None:
-        return OSError(error.errno, os.strerror(error.errno), name)
+    # Errors of TLS and of names of hosts have numbers of their own.
+    number: Any = getattr(error, "errno", None)
+    if number in errno.errorcode and not isinstance(error, ssl.SSLError):
+        return OSError(number, os.strerror(number), name)
     return OSError(errno.EIO, f"the request failed ({kind})", name)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """True for errors and for panics of obstore; False for Ctrl-C and the like."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def attempt(name: str, call: Callable[[], _Made]) -> _Made:
     """Calls a library; `failure` converts its errors."""
     try:
         return call()
-    except Exception as error:
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         problems = [failure(error, name)]
     # After `pop`, no variable refers to the error. A variable would complete a reference cycle
     # (error, traceback, frame), and the cycle would keep the frames' files open.
@@ -122,6 +132,8 @@ async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
     """Awaits a call of a library; `failure` converts its errors."""
     try:
         return await call()
-    except Exception as error:
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         problems = [failure(error, name)]
     raise problems.pop()  # as in `attempt`

@@ -14,6 +14,7 @@ from onnxarchive.remote.stores import (
     is_web,
     open_file_system,
     open_store,
+    require_size,
 )
 from onnxarchive.remote.urls import shown_url
 
@@ -61,7 +62,7 @@ def list_objects(
     else:
         system, prefix = open_file_system(base, storage_options)
         files = attempt(name, lambda: system.find(prefix, detail=True))
-        listed = ((path, info["size"]) for path, info in files.items())
+        listed = ((path, require_size(info.get("size"), name)) for path, info in files.items())
     prefix = prefix.strip("/")
     for key, size in listed:
         path = key.lstrip("/").removeprefix(prefix).lstrip("/")
@@ -71,7 +72,7 @@ def list_objects(
 def _listed(store: Store, prefix: str, name: str) -> Iterator[tuple[str, int]]:
     import obstore
 
-    pages = iter(obstore.list(store, prefix or None))
+    pages = attempt(name, lambda: iter(obstore.list(store, prefix or None)))
     while page := attempt(name, lambda: next(pages, None)):
         for meta in page:
             yield meta["path"], meta["size"]

@@ -211,7 +211,9 @@ class FileSystemOrigin:
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
-        return await asked(self.name, lambda: _in_thread(self._version))
+        version = await asked(self.name, lambda: _in_thread(self._version))
+        require_size(version.size, self.name)
+        return version
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
         """Reads a range, then the file's attributes."""
@@ -237,7 +239,23 @@ class FileSystemOrigin:
             next((str(info[it]) for it in keys if info.get(it)), None)
             for keys in (_ETAG_KEYS, _TIME_KEYS)
         )
-        return Version(info["size"], etag, info.get("VersionId"), time)
+        return Version(info.get("size"), etag, info.get("VersionId"), time)
+
+
+def require_size(size: object, name: str) -> int:
+    """The size of a file of fsspec.
+
+    Raises:
+        OSError: The server states no size.
+    """
+    if not isinstance(size, int) or size < 0:
+        raise OSError(
+            errno.EIO,
+            "the server states no size; fetch the whole file with another tool, such as curl, and "
+            "open the copy",
+            name,
+        )
+    return size
 
 
 async def _in_thread(function: Callable[..., _Made], *arguments: object) -> _Made:
@@ -384,11 +402,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
-        keys = ", ".join(sorted(_names(options))) or "none"
-        problem = ValueError(
-            f"{name}: expected a URL and storage_options that obstore takes, found options "
-            f"{keys} ({type(error).__name__})"
-        )
+        fault = type(error).__name__
     else:
         if allows_redirects:
             return found, key
@@ -396,7 +410,11 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         client = groups.get("client_options", {})
         remake = lambda own: make(client_options=client | own)  # noqa: E731
         return keep_secrets(name, found, key, remake, hosts), key
-    raise problem
+    keys = ", ".join(sorted(_names(options))) or "none"
+    raise ValueError(
+        f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
+        f"({fault})"
+    )
 
 
 def _without_redirects(options: Options | None) -> tuple[bool, Options]:
@@ -465,14 +483,12 @@ def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
         # Cached instances would share credentials and listings.
         system, path = url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
-        problem: Exception = ImportError(str(error), name=error.name)
+        problems: list[Exception] = [ImportError(str(error), name=error.name)]
     except OSError as error:  # some file systems make requests at once
-        problem = failure(error, shown_url(url))
+        problems = [failure(error, shown_url(url))]
     except Exception as error:
-        problem = ValueError(
-            f"{shown_url(url)}: expected a URL and storage_options that fsspec takes "
-            f"({type(error).__name__})"
-        )
+        fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
+        problems = [ValueError(f"{shown_url(url)}: {fault}")]
     else:
         return system, str(path)
-    raise problem
+    raise problems.pop()  # as in `attempt`

@@ -189,7 +189,7 @@ class _FileSystemWriter(ObjectWriter):
 
         self.path = name
         # In a transaction, a file appears only after `commit`, if the file's class supports this.
-        system.start_transaction()
+        attempt(name, system.start_transaction)
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):

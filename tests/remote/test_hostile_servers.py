@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import http.client
 import itertools
 import re
+import socket
+import ssl
 import time
 import traceback
+import urllib.error
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from web_server import MODIFIED, Answer, Request, WebServer, serving
 
+import onnxarchive
 from onnxarchive import ObjectChangedError
+from onnxarchive.remote.listing import list_objects
 from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
 from onnxarchive.remote.writing import create_object
 
@@ -248,6 +255,91 @@ def test_a_misspelled_option_of_a_store_is_refused_by_name(
 ) -> None:
     message = f"storage_options that obstore takes, .*{re.escape(name)}"
     refused(lambda: open_object(url, storage_options=options), ValueError, message)
+
+
+class Panic(BaseException):
+    """As obstore's panics, which are no `Exception`."""
+
+
+Panic.__name__ = "PanicException"
+FOREIGN: list[Any] = [
+    RuntimeError("SECRET"),
+    KeyError("SECRET"),
+    Panic("SECRET"),
+    UnicodeDecodeError("utf-8", b"SECRET", 0, 1, "SECRET"),
+    TimeoutError("SECRET"),
+    http.client.BadStatusLine("SECRET"),
+    http.client.IncompleteRead(b"SECRET"),
+    ssl.SSLError(1, "SECRET"),
+    ssl.SSLCertVerificationError(1, "SECRET"),
+    socket.gaierror(-2, "SECRET"),
+    urllib.error.URLError("SECRET"),
+]
+
+
+class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Each call fails; the query of a URL is not sent."""
+
+    protocol = "failing"
+    error: BaseException = RuntimeError()
+    size: object = None
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def fail(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    cat_file = find = start_transaction = _open = fail
+
+    def info(self, path: str, **_: Any) -> Any:
+        return self.fail() if self.size is None else {"size": self.size, "type": "file"}
+
+
+fsspec.register_implementation("failing", Failing, clobber=True)
+FAILING = "failing://me:SECRET@host/m.onnxa?token=SECRET"
+
+
+@pytest.mark.parametrize("error", FOREIGN, ids=lambda it: type(it).__name__)
+def test_errors_of_libraries_become_errors_with_the_name_of_the_file(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Failing, "error", error)
+    for call in (
+        lambda: onnxarchive.open(FAILING),
+        lambda: onnxarchive.check(FAILING),
+        lambda: onnxarchive.convert(FAILING, tmp_path / "m.onnxa"),
+        lambda: onnxarchive.download(FAILING, tmp_path / "m.onnxa"),
+        lambda: create_object(FAILING),
+        lambda: list(list_objects(FAILING)),
+    ):
+        with pytest.raises(OSError, match=r"failing://host/m\.onnxa") as caught:
+            call()
+        assert type(caught.value) is OSError
+        assert "SECRET" not in f"{caught.value}{caught.value!r}"
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", ["", "5", -1, 5.0])
+def test_a_file_without_a_size_is_an_error(size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "size", size)
+    monkeypatch.setattr(Failing, "find", lambda *_, **__: {"m.onnxa": {"size": size}})
+    refused(lambda: open_object(FAILING), OSError, "states no size")
+    refused(lambda: list(list_objects(FAILING)), OSError, "states no size")
+
+
+def test_an_azure_store_whose_account_is_unknown_is_opened_and_listed(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from obstore.store import AzureStore
+
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url(""))
+    server.files["/bucket/m.onnxa"] = CONTENT
+    store = AzureStore("bucket", skip_signature=True, client_options={"allow_http": True})
+    assert open_object("m.onnxa", store=store).size == SIZE
 
 
 def test_what_fsspec_says_is_not_shown() -> None:
