@@ -298,13 +298,17 @@ def check_names(
 
 def _check_versions(names: Sequence[str | None], report: Report) -> None:
     """Reports names that are reserved for later versions of the format (VERSION-1)."""
+    origin = (
+        "this file was written for a later version of the format; upgrade onnxarchive to read it"
+    )
+    if MODEL_PROTO not in names:
+        origin = f"there is no {MODEL_PROTO}, so another tool may have made this zip"
     for name in names:
         if name is not None and name.startswith(RESERVED_PREFIX) and not is_model(name):
             report.broken(
                 "VERSION-1",
                 "expected only names of models to begin with two underscores, found "
-                f"{shown(name)}: this file was written for a later version of the format; upgrade "
-                "onnxarchive to read it",
+                f"{shown(name)}: {origin}",
                 entry=name,
             )
 

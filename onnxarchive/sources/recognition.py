@@ -215,7 +215,7 @@ def _model(view: memoryview, convert: str) -> Kind | None:
     missing = wire.missing_nbytes(view)
     if not missing:
         return None
-    return Kind(f"an ONNX model that {ends_early(missing)}", is_source=True)
+    return Kind(f"an ONNX model that {ends_early(missing)}")
 
 
 def ends_early(missing: int) -> str:

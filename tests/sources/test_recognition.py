@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         True,
     ),
     "stub.zip": (_stubbed_zip, "a zip after 10 other bytes", "unzip it", False),
-    "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", True),
+    "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", False),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
     "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
     "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),
