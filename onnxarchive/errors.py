@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 # Rules about checksums: CRC-32 and SHA-1.
@@ -48,12 +49,14 @@ __all__ = [
     "describe_error",
     "naming",
     "shown",
+    "shown_names",
     "with_path",
     "without_traceback",
 ]
 
 _Error = TypeVar("_Error", bound=BaseException)
 _MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number
+_MAX_NAMES = 16  # in a message
 
 
 class ArchiveError(Exception):
@@ -279,6 +282,12 @@ def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
         return form(value)
     unit = "characters" if isinstance(value, str) else "bytes"
     return f"{form(value[:count])}... ({len(value)} {unit})"
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """The first names for a message, with "..." for the others; "none" if there are none."""
+    first = [*map(shown, islice(names, _MAX_NAMES + 1))]
+    return ", ".join(first[:_MAX_NAMES] + ["..."] * (len(first) > _MAX_NAMES)) or "none"
 
 
 def _shown_numbers(numbers: Iterable[int]) -> str:

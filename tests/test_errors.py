@@ -15,6 +15,7 @@ from onnxarchive.errors import (
     Report,
     TensorNotFoundError,
     shown,
+    shown_names,
     with_path,
 )
 
@@ -94,6 +95,13 @@ def test_errors_survive_pickling_whole() -> None:
 )
 def test_a_value_of_a_file_is_shown_up_to_some_hundred_characters(value: Any, text: str) -> None:
     assert shown(value) == text
+
+
+def test_the_first_names_of_many_are_shown() -> None:
+    names = map(str, range(1_000_000))
+    assert shown_names(names) == f"{', '.join(repr(str(it)) for it in range(16))}, ..."
+    assert next(names) == "17"
+    assert [shown_names(it) for it in ([], ["a"], ["a", "b"])] == ["none", "'a'", "'a', 'b'"]
 
 
 def test_letters_can_be_shown_by_their_numbers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Collection, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from onnxarchive.errors import (
     Report,
     TensorNotFoundError,
     shown,
+    shown_names,
     with_path,
 )
 from onnxarchive.model import dtypes, tensors
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
-_MAX_SHOWN_IDS = 16
 _NO_ENTRY = -1  # index for an initializer whose data is in the model itself
 
 
@@ -298,15 +298,9 @@ def require_model(models: Collection[str], model: str) -> None:
     """
     if model not in models:
         raise ModelNotFoundError(
-            f"expected the id of a model, one of {shown_ids(models)}, found "
+            f"expected the id of a model, one of {shown_names(models)}, found "
             f"{shown(model) if isinstance(model, str) else repr(model)}"
         )
-
-
-def shown_ids(ids: Iterable[str]) -> str:
-    """The ids of models, for a message."""
-    listed = [repr(id) for id in islice(ids, _MAX_SHOWN_IDS + 1)]
-    return ", ".join(listed[:_MAX_SHOWN_IDS] + ["..."] * (len(listed) > _MAX_SHOWN_IDS))
 
 
 class NamedEntries(Mapping[str, Entry]):

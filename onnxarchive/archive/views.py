@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxarchive.archive.snapshot import Initializers, Snapshot, shown_ids
+from onnxarchive.archive.snapshot import Initializers, Snapshot
 from onnxarchive.archive.views_ahead import NONE
-from onnxarchive.errors import ArchiveFormatError, shown, with_path
+from onnxarchive.errors import ArchiveFormatError, shown, shown_names, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
@@ -231,7 +231,7 @@ class Models(Mapping[str, onnx.ModelProto]):
         return len(self._snapshot.model_ids)
 
     def __repr__(self) -> str:
-        return f"<models {shown_ids(self)} of {self._snapshot.file.path!r}>"
+        return f"<models {shown_names(self)} of {self._snapshot.file.path!r}>"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

@@ -19,7 +19,7 @@ from onnxarchive.cli.frame import DONE, pairs, say
 from onnxarchive.cli.parser import WORDS
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
-from onnxarchive.errors import shown
+from onnxarchive.errors import shown, shown_names
 from onnxarchive.model import proto, renaming
 
 
@@ -79,8 +79,9 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
         metadata = proto.metadata(model)
         for key in arguments.remove:
             if key not in metadata:
-                listed = ", ".join(map(shown, metadata)) or "none"
-                raise ValueError(f"--remove: no metadata {shown(key)}; there is {listed}")
+                raise ValueError(
+                    f"--remove: no metadata {shown(key)}; there is {shown_names(metadata)}"
+                )
             del metadata[key]
         metadata.update(new)
         proto.set_metadata(model, metadata)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from onnxarchive.errors import shown_names
 from onnxarchive.model import dtypes
 
 if TYPE_CHECKING:
@@ -84,10 +85,9 @@ def make_inputs(
     for noun, names, known in ("input", given, [*by_name]), ("open dimension", dims, [*open_dims]):
         for name in names:
             if name not in known:
-                listed = ", ".join(map(repr, sorted(known))) or "none"
                 raise ValueError(
-                    f"expected the name of an {noun} of the model ({noun}s: {listed}), found "
-                    f"{name!r}"
+                    f"expected the name of an {noun} of the model ({noun}s: "
+                    f"{shown_names(sorted(known))}), found {name!r}"
                 )
     inputs: dict[str, Input] = {}
     sizes: dict[str, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import shown, shown_names
 from onnxarchive.model.copying import copied
 from onnxarchive.model.walking import MAIN_GRAPH, GraphRef, Path, graphs
 
@@ -88,7 +88,7 @@ def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> Non
         if name in unknown:
             raise ValueError(
                 f"expected the name of an {kind} of the model ({kind}s: "
-                f"{', '.join(map(shown, known)) or 'none'}), found {shown(name)}"
+                f"{shown_names(known)}), found {shown(name)}"
             )
         if not new:
             raise ValueError(f"expected a new name for the {kind} {shown(name)}, found none")
