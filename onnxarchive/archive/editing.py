@@ -382,7 +382,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     Raises:
         ValueError: The file has several hard links, or `path` is a symbolic link.
     """
-    names = os.fstat(file.fileno()).st_nlink
+    names = file.status().st_nlink
     found = None
     if os.path.islink(path):
         found = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"

@@ -213,7 +213,7 @@ def _end(file: MappedFile) -> tuple[int, bytes]:
 
     Every edit changes them, since they hold the CRC-32s of all models.
     """
-    file.size = os.fstat(file.fileno()).st_size
+    file.size = file.status().st_size
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     with contextlib.suppress(ArchiveFormatError):
         bounds = locate(end, file.size, Report())

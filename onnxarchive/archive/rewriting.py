@@ -450,7 +450,7 @@ def changed_clone(
     except OSError:  # `write_anew`, if needed, raises it again
         return None
     try:
-        old = os.fstat(archive._local_file.fileno())
+        old = archive._local_file.status()
         is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
         if not (is_fit and clone(archive._local_file, replacement.fileno())):
             replacement.discard()

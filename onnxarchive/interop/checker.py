@@ -19,7 +19,7 @@ import onnx
 from onnxarchive.archive import opening
 from onnxarchive.archive.linked_models import is_unread, linked_model
 from onnxarchive.archive.rules import Finding
-from onnxarchive.errors import with_path
+from onnxarchive.errors import naming, with_path
 from onnxarchive.model import proto
 from onnxarchive.model.keys import model_entry
 
@@ -65,7 +65,10 @@ def check_model(
     """
     with opening.open(path, model=model) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
-    with tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory:
+    with (
+        naming("the system's temporary directory"),
+        tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory,
+    ):
         linked = os.path.join(directory, _MODEL)
         with open(linked, "xb") as file:
             file.write(serialized)

@@ -146,7 +146,7 @@ class CachedFile(RandomAccessFile):
             with contextlib.suppress(LockedError):
                 locking.keep_exclusive(file.fileno())  # so only one process writes the header
             try:
-                if not os.fstat(file.fileno()).st_size:
+                if not file.status().st_size:
                     self._begin(file)
                 is_there = file.is_at(path)  # another process may have removed the file
                 if is_there and self._is_valid(file):
@@ -338,7 +338,7 @@ class PartialFile(CachedFile):
 
     def _open(self, _: str) -> MappedFile:
         # Somebody else's partial file, say of a cloned repository, has another inode number.
-        self._header["inode"] = os.fstat(self.local.fileno()).st_ino
+        self._header["inode"] = self.local.status().st_ino
         if self._header["key"] is None or not self._is_valid(self.local):
             self.discard()
             self._begin(self.local)
@@ -554,7 +554,7 @@ def cached_archives(directory: str) -> list[CachedArchive]:
 
 def _cached_archive(path: str, size: int) -> CachedArchive:
     with MappedFile(path) as file:
-        used = os.fstat(file.fileno()).st_mtime
+        used = file.status().st_mtime
         header = _read_header(file, size)
         if any(header.get(key) != value for key, value in _FORMAT.items()):
             return CachedArchive(path, None, size, 0, used)

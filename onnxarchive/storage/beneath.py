@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.storage.files import kind_of
 from onnxarchive.storage.paths import is_below, leads_out
 
@@ -112,7 +112,7 @@ class Root:
             return
         descriptor = self._open(path, _LISTED)
         try:
-            with os.scandir(descriptor) as entries:
+            with naming(self._joined(path)), os.scandir(descriptor) as entries:
                 yield from entries
         finally:
             os.close(descriptor)

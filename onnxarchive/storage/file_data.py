@@ -141,7 +141,7 @@ class FileData:
 
     def _require_all(self, nbytes: int, file: MappedFile) -> None:
         if nbytes != self.nbytes:
-            size = os.fstat(file.fileno()).st_size
+            size = file.status().st_size
             raise ArchiveFormatError(
                 f"expected {self.nbytes} bytes at offset {self.offset}, found a file truncated to "
                 f"{size} bytes"

@@ -114,6 +114,11 @@ class MappedFile(RandomAccessFile):
         """This file."""
         return self
 
+    def status(self) -> os.stat_result:
+        """The present status of the file; an error names it."""
+        with naming(self.path):
+            return os.fstat(self.fileno())
+
     def set_path(self, path: str | os.PathLike[str]) -> None:
         """Sets `path` and `absolute_path`.
 
@@ -335,7 +340,7 @@ class MappedFile(RandomAccessFile):
                 reason = f"the file cannot be mapped ({error.strerror}); {remedy}"
                 raise OSError(error.errno, reason, self.path) from None
             except ValueError:  # truncated, perhaps again
-                size = min(size - 1, os.fstat(descriptor.number).st_size)
+                size = min(size - 1, self.status().st_size)
         return memoryview(b"")
 
     def paths(self) -> Iterator[str]:

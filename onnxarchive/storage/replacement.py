@@ -82,7 +82,7 @@ class _Temporary(Generic[_Made]):
                 # A killed process, or a process on another machine, had the same id.
                 self._finalizer.detach()
             except OSError:
-                self._finalizer.detach()  # nothing was created
+                self.remove()  # what may have been created
                 raise
 
     def keep(self) -> None:
@@ -130,7 +130,7 @@ class _Partial:
         self._process = os.getpid()
         probe = _Temporary(target, make_file, _unlink)
         with probe.made:
-            self.new_mode = stat.S_IMODE(os.fstat(probe.made.fileno()).st_mode)
+            self.new_mode = stat.S_IMODE(probe.made.status().st_mode)
         with contextlib.suppress(OSError):
             probe.remove()
         while True:
@@ -377,13 +377,14 @@ class Replacement:
 
     def _require_written(self) -> None:
         """Refuses a file that another process has changed."""
-        size = os.fstat(self.fileno()).st_size
+        size = self.written.status().st_size
         is_same = self.written.is_at(self._temporary.path)
         if not is_same or size != self.file.offset:
             raise ArchiveError(
-                f"{self._path}: expected the {self.file.offset} bytes that were written to "
+                f"expected the {self.file.offset} bytes that were written to "
                 f"{self._temporary.path}, found {size if is_same else 'another file or none'}; "
-                "another process has changed it"
+                "another process has changed it",
+                path=self._path,
             )
 
     def _rename(self) -> None:
@@ -465,7 +466,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         if is_there and os.listdir(target):
             raise FileExistsError(errno.EEXIST, "the directory is not empty")
         beside = os.path.join(target, "new") if is_there else target
-        temporary = _Temporary(beside, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
+        temporary = _Temporary(beside, os.mkdir, _remove_tree)
     try:
         yield temporary.path
         require_process(process)
@@ -481,6 +482,11 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
             error.filename = os.fspath(path) + error.filename[len(temporary.path) :]
         raise
     temporary.remove()
+
+
+def _remove_tree(path: str) -> None:
+    with contextlib.suppress(OSError):  # `ignore_errors` misses some
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_all(source: str, target: str) -> None:

@@ -1,0 +1,258 @@
+"""Each system call of each public function fails once: the error names a file, and nothing is left.
+
+`faults` tries more ways to fail on the calls that change an archive. Here only one call returns
+EIO, but it is any call of any function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import pytest
+from models import runnable_model
+from obstore.store import LocalStore
+
+import onnxarchive
+from onnxarchive.archive import rewriting
+from onnxarchive.errors import ArchiveError
+from onnxarchive.storage import locking
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+# Calls by name, in the module that has them.
+NAMES = {
+    os: (
+        *("open", "stat", "lstat", "fstat", "dup", "lseek", "read", "pread", "write", "pwrite"),
+        *("ftruncate", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir"),
+        *("listdir", "scandir", "readlink", "getcwd", "fchown", "chmod", "fchmod", "utime"),
+        *("getxattr", "setxattr", "listxattr", "removexattr", "statvfs", "fstatvfs"),
+    ),
+    mmap: ("mmap",),
+    fcntl: ("flock", "ioctl"),
+}
+
+
+class FailingCall:
+    """Counts system calls, and lets one of them fail.
+
+    Attributes:
+        counts: The number of calls, by name.
+        name: The name of the call that fails.
+    """
+
+    def __init__(self, name: str = "", at: int = -1) -> None:
+        self.counts: Counter[str] = Counter()
+        self.name = name
+        self._at = at
+
+    def _require(self, name: str, arguments: tuple[Any, ...]) -> None:
+        number = self.counts[name]
+        self.counts[name] += 1
+        if (name, number) == (self.name, self._at):
+            paths = [it for it in arguments[:2] if isinstance(it, str | os.PathLike)]
+            reason = "the system call failed"
+            raise OSError(errno.EIO, reason, *map(os.fspath, paths[:1]))
+
+    def _replaced(self, module: Any, name: str) -> Any:
+        original = getattr(module, name)
+        if isinstance(original, type):  # a class, of which others ask `isinstance`
+
+            class Map(original):  # type: ignore[misc, valid-type]
+                def __new__(cls, *arguments: Any, **options: Any) -> Any:
+                    self._require(name, arguments)
+                    return original.__new__(original, *arguments, **options)
+
+            return Map
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._require(name, arguments)
+            # Nothing waits for the disk.
+            return None if name == "fsync" else original(*arguments, **options)
+
+        return call
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catches the calls of this process while the block runs."""
+        with contextlib.ExitStack() as patches:
+            for module, names in NAMES.items():
+                for name in names:
+                    if hasattr(module, name):
+                        patches.enter_context(
+                            patch.object(module, name, self._replaced(module, name))
+                        )
+            yield
+
+
+def make_files(folder: Path) -> None:
+    """A model, with its weights inside and as external data, and an archive of it."""
+    model = runnable_model()
+    folder.mkdir()
+    onnx.save(model, folder / "m.onnx")
+    onnxarchive.save(model, folder / "m.onnxa", size_threshold=0, assets={"labels": b"cat" * 9})
+    (folder / "external").mkdir()
+    onnx.save(
+        model,
+        folder / "external" / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
+    shutil.make_archive(str(folder / "z"), "zip", folder / "external")
+    (folder / "old").write_bytes(b"old")
+    (folder / "empty").mkdir()
+    onnxarchive.link(folder / "m.onnxa", folder / "l.onnx")
+
+
+def read(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        archive.verify()
+        archive.fetch()
+        for name in archive.entries:
+            archive.read(name)
+        dict(archive.assets)
+
+
+def write(path: Path) -> None:
+    with onnxarchive.Writer(path) as writer:
+        writer.add("w", np.ones(3000, np.float32))
+        writer.add_asset("m", path.with_name("m.onnx"))
+        writer.finish(onnx.load(path.with_name("m.onnx"), load_external_data=False))
+
+
+def edit(path: Path) -> None:
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
+        archive.metadata["author"] = "Ada"
+
+
+def replace_model(path: Path, **options: Any) -> None:
+    with onnxarchive.open(path) as archive:
+        model = archive.model
+    model.doc_string = "changed"
+    onnxarchive.replace_model(path, model, **options)
+
+
+def in_place(call: Callable[[Path], object]) -> Callable[[Path], object]:
+    def edit_in_place(folder: Path) -> None:
+        with patch.object(rewriting, "clone", lambda *_: False):
+            call(folder)
+
+    return edit_in_place
+
+
+def replace_tensor(folder: Path) -> None:
+    with onnxarchive.open(folder / "m.onnxa") as archive:
+        name, array = next(iter(archive.tensors.items()))
+    onnxarchive.replace_tensor(folder / "m.onnxa", name, np.zeros_like(array))
+
+
+CALLS: dict[str, Callable[[Path], object]] = {
+    "open": lambda it: read(it / "m.onnxa"),
+    "open and prefetch": lambda it: onnxarchive.open(it / "m.onnxa", prefetch="populate").close(),
+    "load": lambda it: onnxarchive.load(it / "m.onnxa"),
+    "check": lambda it: onnxarchive.check(it / "m.onnxa", full=True),
+    "check_model": lambda it: onnxarchive.check_model(it / "m.onnxa"),
+    "diff": lambda it: onnxarchive.diff(it / "m.onnxa", it / "m.onnxa", full=True),
+    "session": lambda it: onnxarchive.session(it / "m.onnxa"),
+    "save": lambda it: onnxarchive.save(runnable_model(), it / "new"),
+    "save over a file": lambda it: onnxarchive.save(runnable_model(), it / "old"),
+    "Writer": lambda it: write(it / "new"),
+    "convert": lambda it: onnxarchive.convert(it / "m.onnx", it / "new"),
+    "convert external data": lambda it: onnxarchive.convert(it / "external", it / "new"),
+    "convert a zip": lambda it: onnxarchive.convert(it / "z.zip", it / "new"),
+    "convert an archive": lambda it: onnxarchive.convert(it / "m.onnxa", it / "new"),
+    "convert with dedupe": lambda it: onnxarchive.convert(it / "external", it / "new", dedupe=True),
+    "convert_many": lambda it: onnxarchive.convert_many([it / "external"], it / "many"),
+    "export": lambda it: onnxarchive.export(it / "m.onnxa", it / "new"),
+    "export external data": lambda it: onnxarchive.export(
+        it / "m.onnxa", it / "new", external_data="e.bin"
+    ),
+    "extract": lambda it: onnxarchive.extract(it / "m.onnxa", it / "new"),
+    "extract into a directory": lambda it: onnxarchive.extract(it / "m.onnxa", it / "empty"),
+    "link": lambda it: onnxarchive.link(it / "m.onnxa", it / "new"),
+    "check_link": lambda it: onnxarchive.check_link(it / "l.onnx"),
+    "infer_shapes": lambda it: onnxarchive.infer_shapes(it / "m.onnxa", it / "new"),
+    "transform": lambda it: onnxarchive.transform(
+        it / "m.onnxa", it / "new", lambda model: model, weights="loaded"
+    ),
+    "download": lambda it: onnxarchive.download("m.onnxa", it / "new", store=LocalStore(it)),
+    "open with a cache": lambda it: onnxarchive.open(
+        "m.onnxa", store=LocalStore(it), cache=it / "cache"
+    ).close(),
+    "replace_model": lambda it: replace_model(it / "m.onnxa"),
+    "replace_model in place": in_place(lambda it: replace_model(it / "m.onnxa")),
+    "replace_model with copy": lambda it: replace_model(it / "m.onnxa", copy=True),
+    "replace_tensor": replace_tensor,
+    "add_asset": in_place(lambda it: onnxarchive.add_asset(it / "m.onnxa", "a", b"new")),
+    "edit": in_place(lambda it: edit(it / "m.onnxa")),
+    "recover": lambda it: onnxarchive.recover(it / "m.onnxa"),
+}
+
+
+def failing(call: Callable[[Path], object], folder: Path, fault: FailingCall) -> str | None:
+    """Calls a function with one failing system call; returns what is wrong with its error."""
+    try:
+        with fault.caught(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = call(folder)
+    except ArchiveError as error:
+        return None if error.path is not None else f"no path: {error!r}"
+    except OSError as error:
+        is_named = isinstance(error.filename, str) and error.filename
+        is_temporary = re.search(r"\d+-\d+\.tmp", error.filename or "")
+        if is_named and (not is_temporary or fault.name == "unlink"):
+            return None
+        return f"no file name: {error!r}, {error.filename!r}"
+    except Exception as error:
+        return f"another error: {error!r}"
+    if isinstance(outcome, list):  # of `convert_many`, which returns messages
+        texts = [it.error for it in outcome if getattr(it, "error", None)]
+        return next((it for it in texts if str(folder) not in it), None)
+    return None
+
+
+@pytest.mark.skipif(fcntl is None, reason="POSIX's system calls")
+@pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_an_error_of_any_system_call_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object], is_every: bool
+) -> None:
+    """Without `sweep`, only the last call of each kind fails."""
+    monkeypatch.setattr(locking, "_PAUSE", 0)
+    original, folder = tmp_path / "original", tmp_path / "folder"
+    make_files(original)
+
+    def run(fault: FailingCall) -> str | None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        return failing(call, folder, fault)
+
+    counted = FailingCall()
+    assert run(counted) is None
+    problems = []
+    for name, count in counted.counts.items():
+        for at in range(count) if is_every else [count - 1]:
+            problem = run(FailingCall(name, at))
+            # Removing a directory takes several calls.
+            left = [it.name for it in folder.rglob(".*.tmp") if it.is_file() or name == "mkdir"]
+            if left and name != "unlink":
+                problem = problem or f"left {left}"
+            if problem is not None:
+                problems.append(f"{name} {at}: {problem}")
+    assert problems == []
