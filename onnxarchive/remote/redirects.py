@@ -45,6 +45,8 @@ def keep_secrets(
     key: str,
     make: Callable[[dict[str, Any]], Any] | None = None,
     hosts: Iterable[str] = (),
+    *,
+    has_token: bool = False,
 ) -> Any:
     """Makes sure that no redirect sends a user, a query or headers to another server.
 
@@ -57,6 +59,7 @@ def keep_secrets(
         key: The key of the object in it.
         make: Makes the same store with more options of the client; None for a store of the caller.
         hosts: The hosts that the store may reach, besides its own.
+        has_token: Whether the store itself sends a secret; through a proxy, redirects may get it.
 
     Returns:
         The store, or one that can reach no other hosts.
@@ -66,7 +69,8 @@ def keep_secrets(
     """
     url, client = getattr(store, "url", None), getattr(store, "client_options", None) or {}
     parts = urlsplit(url or "")
-    if not (parts.query or "@" in parts.netloc or client.get("default_headers")):
+    has_secret = bool(parts.query or "@" in parts.netloc or client.get("default_headers"))
+    if not (has_secret or has_token):
         return store
     from urllib.request import getproxies  # slow to import
 
@@ -75,8 +79,10 @@ def keep_secrets(
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
         problem = run(name, partial(_problem, parts._replace(path=path).geturl(), client))
+    elif has_secret and not can_confine:
+        problem = "it is unknown whether the store's server redirects"
     else:
-        problem = None if can_confine else "it is unknown whether the store's server redirects"
+        problem = None
     if problem is not None:
         raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
     if make is None or has_proxy:

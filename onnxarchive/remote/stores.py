@@ -56,6 +56,8 @@ _CREDENTIALS = (
     r"(?i)access_key|account_key|master_key|customer_key|encryption_key|secret|bearer|sas_"
     r"|(?:^|_)token$|credential_provider|expiration"
 )
+# Those that are sent in the URL or in a header which the next server of a redirect gets, too.
+_TOKENS = r"(?i)customer_key|encryption_key|sas_|(?:^|_)token$"
 _ALLOW = "allow_redirects"  # an option of this package
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
@@ -303,8 +305,7 @@ def _place_of_object(url: str, store: Store | None, options: Options | None) -> 
     if is_web(url, store):
         address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
         return _place(unsigned_url(address), key, headers)
-    variables = _environment("^" + "|^".join(_VARIABLES[scheme_of(url)]))
-    settings = [groups.get("config", {}), variables]
+    settings = [groups.get("config", {}), _environment(scheme_of(url))]
     settings = [
         {name: it for name, it in each.items() if not re.search(_CREDENTIALS, name)}
         for each in settings
@@ -328,12 +329,14 @@ def _place_of_file(url: str, options: Options | None) -> tuple[str, bool]:
     from fsspec.config import conf
 
     # File systems have variables of their own; those that look as if they name a server count.
-    variables = _environment("ENDPOINT|EMULATOR|PROFILE|REGION|ACCOUNT|CONNECTION|HOST$|URL$")
+    pattern = "ENDPOINT|EMULATOR|PROFILE|REGION|ACCOUNT|CONNECTION|HOST$|URL$"
+    variables = {name: it for name, it in os.environ.items() if re.search(pattern, name)}
     return _place(url, dict(options or {}), conf, variables)
 
 
-def _environment(pattern: str) -> dict[str, str]:
-    return {name: it for name, it in os.environ.items() if re.search(pattern, name)}
+def _environment(scheme: str) -> dict[str, str]:
+    """The environment variables that obstore reads for a store."""
+    return {name: it for name, it in os.environ.items() if name.startswith(_VARIABLES[scheme])}
 
 
 def _place(*parts: object) -> tuple[str, bool]:
@@ -393,12 +396,16 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         if scheme in WEB:
             _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
             # A key cannot have a query, so the store gets the complete URL, and the key is empty.
-            key, make = "", partial(obstore.store.HTTPStore, without_user(url), **groups)
+            key, has_token = "", False
+            make = partial(obstore.store.HTTPStore, without_user(url), **groups)
         else:
             bucket, _, key = url.partition("://")[2].partition("/")
-            allow_http = os.environ.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
-            if "client_options" in groups and allow_http:  # obstore then ignores the variable
-                groups["client_options"].setdefault("allow_http", allow_http)
+            settings = {**groups.get("config", {}), **_environment(scheme)}
+            has_token = any(re.search(_TOKENS, it) for it in settings)
+            allow_http = settings.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
+            if ("client_options" in groups or has_token) and allow_http:
+                # obstore ignores the variable if there are options of the client.
+                groups.setdefault("client_options", {}).setdefault("allow_http", allow_http)
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
@@ -409,7 +416,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         hosts = [] if scheme in WEB else _hosts(scheme, options)
         client = groups.get("client_options", {})
         remake = lambda own: make(client_options=client | own)  # noqa: E731
-        return keep_secrets(name, found, key, remake, hosts), key
+        return keep_secrets(name, found, key, remake, hosts, has_token=has_token), key
     keys = ", ".join(sorted(_names(options))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
@@ -422,14 +429,13 @@ def _without_redirects(options: Options | None) -> tuple[bool, Options]:
     others = dict(options or {})
     values = [str(others.pop(it)).lower() for it in options or {} if str(it).lower() == _ALLOW]
     if not {"true", "false"}.issuperset(values):
-        raise ValueError(f"expected {_ALLOW} to be true or false, found {shown(values[0])}")
+        raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
     return values == ["true"], others
 
 
 def _hosts(scheme: str, options: Options) -> list[str]:
     """The hosts that a store and its credentials come from."""
-    environment = [it for name, it in os.environ.items() if name.startswith(_VARIABLES[scheme])]
-    text = " ".join(map(str, (*options.values(), *environment)))
+    text = " ".join(map(str, (*options.values(), *_environment(scheme).values())))
     hosts = re.findall(r"://(?:[^/?#\s]*@)?(?:\[([\da-fA-F:]+)\]|([\w.-]+))", text)
     return [*_DOMAINS[scheme], *map("".join, hosts)]
 
@@ -446,7 +452,8 @@ def _grouped(options: Options) -> dict[str, Any]:
         elif key in _CLIENT_OPTIONS.split():
             groups.setdefault("client_options", {})[key] = value
         elif key in _RETRY_OPTIONS:
-            groups.setdefault("retry_config", {})[key] = value
+            is_text = key == "max_retries" and isinstance(value, str)  # on the command line
+            groups.setdefault("retry_config", {})[key] = int(value) if is_text else value
         else:
             groups.setdefault("config", {})[key] = value
     retry = groups.get("retry_config", {})

@@ -11,7 +11,7 @@ import pytest
 from commands import run
 from models import runnable_model
 from remote_archives import ASSETS, PATH, a_model, an_archive, arrays_of, require_equal
-from web_server import Answer, WebServer
+from web_server import Answer, WebServer, serving
 from written import files_below, saved
 
 import onnxarchive
@@ -223,3 +223,18 @@ def test_no_message_shows_a_password_with_slashes(
     assert "m.onnxa" in captured.err
     assert "SECRET" not in captured.out + captured.err
     assert "me:" not in captured.out + captured.err
+
+
+def test_a_redirect_of_a_secret_is_refused_unless_an_option_allows_it(
+    web: WebServer, url: str, capsys: Captured
+) -> None:
+    with serving({"/moved": ARCHIVE}) as other:
+        web.change = lambda *_: Answer(302, {"Location": other.url("/moved")})
+        assert run("ls", url, *ONCE) == 2
+        text = capsys.readouterr().err
+        assert f"the server redirects to '{other.url('')}'" in text
+        assert "--storage-option allow_redirects=true allows redirects" in text
+        assert "SECRET" not in text
+        assert not other.requests
+        assert run("ls", url, *ONCE, "--storage-option", "allow_redirects=true") == 0
+        assert other.requests

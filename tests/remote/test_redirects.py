@@ -369,6 +369,36 @@ def test_headers_for_a_store_do_not_leave_its_servers(
     refused(lambda: open_object(url, storage_options=options), "unknown whether")
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "variables"),
+    [
+        ("s3://bucket/m.onnxa", {"token": "SECRET"}, {}),
+        ("s3://bucket/m.onnxa", {}, {"AWS_SESSION_TOKEN": "SECRET"}),
+        ("az://bucket/m.onnxa", {"sas_key": "sv=1&sig=SECRET", "account_name": "me"}, {}),
+    ],
+)
+def test_tokens_of_a_store_do_not_leave_its_servers(
+    server: WebServer,
+    other: WebServer,
+    no_proxy: pytest.MonkeyPatch,
+    url: str,
+    options: dict[str, Any],
+    variables: dict[str, str],
+) -> None:
+    if url.startswith("s3:"):
+        variables = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "SECRET", **variables}
+    for name, value in {"AWS_ALLOW_HTTP": "true", "AZURE_ALLOW_HTTP": "true", **variables}.items():
+        no_proxy.setenv(name, value)
+    options = {**options, "endpoint": server.url(""), **ONCE}
+    server.files["/bucket/m.onnxa"] = CONTENT
+    with open_object(url, storage_options=options) as file:
+        assert file.read(0, 10) == CONTENT[:10]
+    assert all("SECRET" in f"{it.headers}{it.path}" for it in server.requests)
+    server.change = redirecting(other.url("/moved").replace("127.0.0.1", "localhost"))
+    refused(lambda: open_object(url, storage_options=options), "the server redirects")
+    assert not other.requests
+
+
 @pytest.mark.parametrize("chain", ["simplecache::{}/m.onnxa", "zip://m.onnxa::{}/m.onnxa.zip"])
 def test_a_chained_web_address_is_not_redirected_to_another_server(
     server: WebServer, other: WebServer, chain: str
