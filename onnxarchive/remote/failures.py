@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -103,6 +102,8 @@ def failure(error: BaseException, name: str) -> Exception:
             return OSError(errno.EIO, reason, name)
     if status is not None:
         return OSError(errno.EIO, f"the server answered with HTTP status {status}", name)
+    import ssl  # slow to import
+
     # Errors of TLS and of names of hosts have numbers of their own.
     number: Any = getattr(error, "errno", None)
     if number in errno.errorcode and not isinstance(error, ssl.SSLError):

@@ -8,19 +8,22 @@ client gets a proxy that does not exist for all other hosts: later redirects to 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import errno
 import re
-import ssl
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.background import run
 from onnxarchive.remote.urls import shown_url
+
+# asyncio, ssl and urllib.request are slow to import, and only few requests have secrets.
+if TYPE_CHECKING:
+    import asyncio
+    import ssl
 
 TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
 NOWHERE = "127.0.0.1:0"  # the proxy that does not exist: no server can have this port
@@ -72,7 +75,7 @@ def keep_secrets(
     has_secret = bool(parts.query or "@" in parts.netloc or client.get("default_headers"))
     if not (has_secret or has_token):
         return store
-    from urllib.request import getproxies  # slow to import
+    from urllib.request import getproxies
 
     has_proxy = "proxy_url" in client or any(it != "no" for it in getproxies())
     can_confine = make is not None and not has_proxy
@@ -128,6 +131,9 @@ async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
 
 async def _problem(url: str, client: Mapping[str, Any]) -> str | None:
     """Why requests may reach another server; None if they do not."""
+    import asyncio
+    import ssl
+
     try:
         async with asyncio.timeout(TIMEOUT):
             for _ in range(_MOST_REDIRECTS):
@@ -182,6 +188,8 @@ async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
 
 async def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, bytes]:
     """The status and the headers of the answer to a request for one byte."""
+    import asyncio
+
     proxy = _proxy(url, client)
     server = proxy or url
     headers: dict[str, str | bytes] = {
@@ -264,6 +272,8 @@ def authorization(url: SplitResult, name: str = "authorization") -> dict[str, st
 
 
 def _context(client: Mapping[str, Any]) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.create_default_context()
     if certificate := client.get("root_certificate"):
         text = certificate.decode() if isinstance(certificate, bytes) else certificate
