@@ -22,7 +22,8 @@ The rooms (subpackages), lowest first; each imports only from `errors` and the r
     storage      files: maps, locks, replacement, undo log
     remote       objects at URLs and in stores
     sources      models of other tools: .onnx, directories, zips
-    archive      archives: reading, checking, writing, editing, recovery
+    archive      archives: reading, checking, writing
+    editing      transactions over an archive, recovery
     conversion   converts from and to archives, compares archives
     interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
     cli          the command line
@@ -39,20 +40,8 @@ from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
-    from onnxarchive.archive.editable import EditableArchive as EditableArchive
-    from onnxarchive.archive.editing import (
-        add_asset as add_asset,
-        change_assets as change_assets,
-        change_model as change_model,
-        remove_asset as remove_asset,
-        remove_model as remove_model,
-        rename_model as rename_model,
-        replace_model as replace_model,
-        replace_tensor as replace_tensor,
-    )
     from onnxarchive.archive.opening import load as load, open as open
     from onnxarchive.archive.reading import Archive as Archive
-    from onnxarchive.archive.recovery import Recovery as Recovery, recover as recover
     from onnxarchive.archive.rules import Finding as Finding, check as check
     from onnxarchive.archive.saving import save as save
     from onnxarchive.archive.streaming import Writer as Writer
@@ -69,6 +58,8 @@ if _TYPE_CHECKING:
         diff as diff,
     )
     from onnxarchive.conversion.downloading import download as download
+    from onnxarchive.editing.recovery import Recovery as Recovery, recover as recover
+    from onnxarchive.editing.transaction import Edit as Edit, edit as edit
     from onnxarchive.errors import (
         ArchiveError as ArchiveError,
         ArchiveFormatError as ArchiveFormatError,
@@ -96,12 +87,8 @@ __version__ = "0.1.0"
 
 # Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
-    "archive.editable": "EditableArchive",
-    "archive.editing": "add_asset change_assets change_model remove_asset remove_model "
-    "rename_model replace_model replace_tensor",
     "archive.opening": "load open",
     "archive.reading": "Archive",
-    "archive.recovery": "Recovery recover",
     "archive.rules": "Finding check",
     "archive.saving": "save",
     "archive.streaming": "Writer",
@@ -109,6 +96,8 @@ _NAMES = {
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",
     "conversion.downloading": "download",
+    "editing.transaction": "Edit edit",
+    "editing.recovery": "Recovery recover",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",

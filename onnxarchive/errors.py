@@ -139,7 +139,8 @@ class UnsupportedFeatureError(ArchiveError):
 
     Example:
         try:
-            onnxarchive.open(b"bytes", "r+")
+            with onnxarchive.edit("https://example.com/model.onnxa") as edit:
+                edit.metadata["author"] = "Ada"
         except onnxarchive.UnsupportedFeatureError as error:
             print(error)
     """

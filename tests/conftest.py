@@ -22,7 +22,7 @@ from models import copying_clone, runnable_model
 from web_server import WebServer, serving
 
 import onnxarchive
-from onnxarchive.archive import rewriting
+from onnxarchive.storage import filesystem
 
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
@@ -131,20 +131,26 @@ def web() -> Iterator[WebServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def _unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets each test find out whether a device has clones."""
+    monkeypatch.setattr(filesystem, "devices_without_clones", set())
+
+
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """One of three ways to write an edited archive: in place, on a clone, or as a copy.
 
     Gives the arguments of an edit for this way."""
     clone = copying_clone if request.param == "on a clone" else no_clone
-    monkeypatch.setattr(rewriting, "clone", clone)
+    monkeypatch.setattr(filesystem, "clone", clone)
     return {"copy": request.param == "with copy"}
 
 
 @pytest.fixture
 def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits files in place, as on a file system without clones."""
-    monkeypatch.setattr(rewriting, "clone", no_clone)
+    monkeypatch.setattr(filesystem, "clone", no_clone)
 
 
 @pytest.fixture

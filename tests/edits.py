@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from models import model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.storage import files
 
 MODEL = "__MODEL_PROTO"
@@ -88,38 +87,75 @@ def new_model() -> onnx.ModelProto:
     return changed(weights(2), documented("new"))
 
 
-# Edits of an archive whose model is `weights(2)`
+# Edits of one thing
 
 
-def assign(path: Path, **options: Any) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        if options:
-            archive.replace_model(new_model(), **options)
-        else:
-            archive.model = new_model()
+def replace_model(path: Any, model: Any, *, name: str = "", **options: Any) -> None:
+    with onnxarchive.edit(path, **options) as edit:
+        edit.models[name] = model
 
 
-def edit_in_a_block(path: Path, **options: Any) -> None:
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit(**options) as model:
-        model.doc_string = "new"
+def remove_model(path: Any, name: str, **options: Any) -> None:
+    with onnxarchive.edit(path, **options) as edit:
+        del edit.models[name]
 
 
+def rename_model(path: Any, old: str, new: str, **options: Any) -> None:
+    with onnxarchive.edit(path, **options) as edit:
+        edit.models.rename(old, new)
+
+
+def change_model(
+    path: Any,
+    change: Callable[[onnx.ModelProto], onnx.ModelProto],
+    *,
+    name: str = "",
+    **options: Any,
+) -> None:
+    with onnxarchive.edit(path, model=name, **options) as edit:
+        edit.model = change(edit.model)
+
+
+def replace_tensor(path: Any, name: str, array: Any, **options: Any) -> None:
+    with onnxarchive.edit(path, **options) as edit:
+        edit.tensors[name] = array
+
+
+def change_assets(
+    path: Any, added: Mapping[str, Any], removed: Collection[str] = (), **options: Any
+) -> None:
+    with onnxarchive.edit(path, **options) as edit:
+        for name in removed:
+            del edit.assets[name]
+        for name, data in added.items():
+            edit.assets[name] = data
+
+
+def add_asset(path: Any, name: str, data: Any, **options: Any) -> None:
+    change_assets(path, {name: data}, **options)
+
+
+def remove_asset(path: Any, name: str, **options: Any) -> None:
+    change_assets(path, {}, [name], **options)
+
+
+def document(path: str | Path, text: str = "new", **options: Any) -> None:
+    """Changes the doc string of an archive's model."""
+    with onnxarchive.edit(path, **options) as edit:
+        edit.model.doc_string = text
+
+
+# Edits of an archive whose model is `weights(2)`, by what they change
 EDITS: dict[str, Callable[..., None]] = {
-    "replace_model": lambda path, **options: replace_model(path, new_model(), **options),
-    "change_model": lambda path, **options: change_model(
-        path, lambda model: new_model(), **options
-    ),
-    "replace_tensor": lambda path, **options: replace_tensor(
+    "models": lambda path, **options: replace_model(path, new_model(), **options),
+    "model": document,
+    "tensors": lambda path, **options: replace_tensor(
         path, "w0", np.ones(300, np.float32), **options
     ),
-    "add_asset": lambda path, **options: onnxarchive.add_asset(path, "new", b"asset", **options),
-    "EditableArchive": assign,
-    "edit": edit_in_a_block,
+    "assets": lambda path, **options: add_asset(path, "new", b"asset", **options),
 }
-# The edits that change a file in place if the file cannot be cloned.
-IN_PLACE = {
-    name: edit for name, edit in EDITS.items() if name not in ("replace_tensor", "add_asset")
-}
+# Edits that change a file in place if the file cannot be cloned, and give it `new_model`.
+IN_PLACE = {name: EDITS[name] for name in ("models", "model")}
 
 
 # Archives

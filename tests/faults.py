@@ -29,16 +29,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import edits
 import numpy as np
 import onnx
+from edits import remove_model, replace_model, replace_tensor
 from interruptions import interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import remove_model, replace_model, replace_tensor
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.storage import filesystem
 from onnxarchive.storage.files import MappedFile, write_at
 
 NAME = "model.onnxa"
@@ -100,7 +101,11 @@ def _cloned(edit: Edit) -> Edit:
             write_at(target, 0, source.read(0, source.size))
             return True
 
-        with patch.object(rewriting, "clone", clone):
+        devices: set[int] = set()
+        with (
+            patch.object(filesystem, "clone", clone),
+            patch.object(filesystem, "devices_without_clones", devices),
+        ):
             edit(path)
 
     return edit_clone
@@ -123,10 +128,11 @@ def _added(path: Path) -> None:
 
 
 def _assigned(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
-        archive.metadata["author"] = "Ada"
-        archive.model = _generation(2, weights=WEIGHTS + 1, padding=10_000)
-        archive.doc_string = "several"
+    with onnxarchive.edit(path) as edit:
+        edit.model = _generation(2, weights=WEIGHTS + 1, padding=10_000)
+        edit.metadata["author"] = "Ada"
+        edit.models["decoder"] = _generation(3)
+        edit.assets["new"] = bytes(2000)
 
 
 def _compacted(path: Path) -> None:
@@ -142,7 +148,11 @@ def _tensor(path: Path) -> None:
 
 
 def _assets(path: Path) -> None:
-    onnxarchive.change_assets(path, {"a": bytes(2000), "b": b"new"}, ["labels"])
+    edits.change_assets(path, {"a": bytes(2000), "b": b"new"}, ["labels"])
+
+
+def _new_assets(path: Path) -> None:
+    edits.change_assets(path, {"a": bytes(2000), "b": b"new"})
 
 
 def _further(path: Path) -> None:
@@ -166,7 +176,8 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "replace_model with a longer end": (_old, _longer),
     "replace_model with a new tensor": (_without_assets, _added),
     "replace_model with a new tensor after assets": (_old, _added),
-    "several assignments in a block of edit": (_old, _assigned),
+    "several changes": (_old, _assigned),
+    "several changes on a clone": (_old, _cloned(_assigned)),
     "replace_model on a clone": (_old, _cloned(_longer)),
     "replace_model with compact": (_old, _compacted),
     "replace_model with copy": (_old, _copied),
@@ -182,6 +193,8 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
+    "new assets": (_old, _new_assets),
+    "new assets on a clone": (_old, _cloned(_new_assets)),
     "change_assets": (_old, _assets),
     "change_assets on a clone": (_old, _cloned(_assets)),
 }
@@ -588,7 +601,7 @@ def main() -> None:
     """Tries all faults of one edit, and prints the outcomes."""
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
-    patch.object(rewriting, "clone", lambda *_: False).start()
+    patch.object(filesystem, "clone", lambda *_: False).start()
     scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from onnxarchive.archive import rewriting
+from onnxarchive.storage import filesystem
 
 TRAILER_SIZE = 96  # bytes of an undo log's trailer
 # States at which an edit may stop. A file system may write the last bytes of a log first.
@@ -69,7 +69,7 @@ def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
         ftruncate(descriptor, size)
 
     with (
-        patch.object(rewriting, "clone", lambda *_: False),
+        patch.object(filesystem, "clone", lambda *_: False),
         patch.object(os, "pwrite", watched_write),
         patch.object(os, "ftruncate", watched_truncation),
     ):

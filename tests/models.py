@@ -417,7 +417,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def copying_clone(source: MappedFile, target: int) -> bool:
-    """Replaces `rewriting.clone`: a copy instead of shared blocks."""
+    """Replaces `filesystem.clone`: a copy instead of shared blocks."""
     os.pwrite(target, source.read(0, source.size), 0)
     return True
 

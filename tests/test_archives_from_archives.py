@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -30,33 +31,23 @@ def _transform(**options: Any) -> Rewrite:
     return lambda path, target: onnxarchive.transform(path, target, _renamed, **options)
 
 
-def _replace_model(**options: Any) -> Rewrite:
-    def replace(_: Path, target: Path) -> None:
-        with onnxarchive.open(target) as archive:
-            model = _renamed(archive.model)
-        onnxarchive.replace_model(target, model, **options)
+def _edit(**options: Any) -> Rewrite:
+    def edit(_: Path, target: Path) -> None:
+        with onnxarchive.edit(target, **options) as edit:
+            edit.metadata["author"] = "Ada"
+            _renamed(edit.model)
 
-    return replace
+    return edit
 
 
 def _remove_model(_: Path, target: Path) -> None:
-    onnxarchive.replace_model(target, model_of(raw_tensor("w", dims=(600,), seed=3)), name="third")
-    onnxarchive.remove_model(target, "third", compact=True)
+    edits.replace_model(target, model_of(raw_tensor("w", dims=(600,), seed=3)), name="third")
+    edits.remove_model(target, "third", compact=True)
 
 
 def _rename_model(_: Path, target: Path) -> None:
-    onnxarchive.rename_model(target, "decoder", "other")
-    onnxarchive.rename_model(target, "other", "decoder")
-
-
-def _replace_tensor(name: str) -> Rewrite:
-    return lambda _, target: onnxarchive.replace_tensor(target, name, np.zeros(600, np.float32))
-
-
-def _edit(_: Path, target: Path) -> None:
-    with onnxarchive.open(target, mode="r+") as archive:
-        archive.metadata["author"] = "Ada"
-        archive.rename(inputs={"x": "tokens"})
+    edits.rename_model(target, "decoder", "other")
+    edits.rename_model(target, "other", "decoder")
 
 
 def _save_ir(path: Path, target: Path) -> None:
@@ -73,15 +64,15 @@ KEEPING_ALL: dict[str, Rewrite] = {
     "transform, external": _transform(weights="external"),
     "transform, loaded": _transform(weights="loaded"),
     "save": _save_ir,
-    "edit": _edit,
-    "replace_model": _replace_model(),
-    "replace_model, compact": _replace_model(compact=True),
-    "replace_model, copy": _replace_model(copy=True),
+    "edit": _edit(),
+    "edit, compact": _edit(compact=True),
+    "edit, copy": _edit(copy=True),
+    "edit of a tensor": lambda _, target: edits.replace_tensor(
+        target, "large", np.zeros(600, np.float32)
+    ),
+    "edit of assets": lambda _, target: edits.add_asset(target, "new", b"new"),
     "remove_model": _remove_model,
     "rename_model": _rename_model,
-    "replace_tensor": _replace_tensor("large"),
-    "add_asset": lambda _, target: onnxarchive.add_asset(target, "new", b"new"),
-    "change_assets": lambda _, target: onnxarchive.change_assets(target, {"new": b""}),
 }
 
 

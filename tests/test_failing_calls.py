@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -26,9 +27,8 @@ from models import runnable_model
 from obstore.store import LocalStore
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.errors import ArchiveError
-from onnxarchive.storage import locking
+from onnxarchive.storage import filesystem, locking
 
 try:
     import fcntl
@@ -136,21 +136,9 @@ def write(path: Path) -> None:
         writer.finish(onnx.load(path.with_name("m.onnx"), load_external_data=False))
 
 
-def edit(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
-        archive.metadata["author"] = "Ada"
-
-
-def replace_model(path: Path, **options: Any) -> None:
-    with onnxarchive.open(path) as archive:
-        model = archive.model
-    model.doc_string = "changed"
-    onnxarchive.replace_model(path, model, **options)
-
-
 def in_place(call: Callable[[Path], object]) -> Callable[[Path], object]:
     def edit_in_place(folder: Path) -> None:
-        with patch.object(rewriting, "clone", lambda *_: False):
+        with patch.object(filesystem, "clone", lambda *_: False):
             call(folder)
 
     return edit_in_place
@@ -159,7 +147,7 @@ def in_place(call: Callable[[Path], object]) -> Callable[[Path], object]:
 def replace_tensor(folder: Path) -> None:
     with onnxarchive.open(folder / "m.onnxa") as archive:
         name, array = next(iter(archive.tensors.items()))
-    onnxarchive.replace_tensor(folder / "m.onnxa", name, np.zeros_like(array))
+    edits.replace_tensor(folder / "m.onnxa", name, np.zeros_like(array))
 
 
 CALLS: dict[str, Callable[[Path], object]] = {
@@ -195,12 +183,15 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "open with a cache": lambda it: onnxarchive.open(
         "m.onnxa", store=LocalStore(it), cache=it / "cache"
     ).close(),
-    "replace_model": lambda it: replace_model(it / "m.onnxa"),
-    "replace_model in place": in_place(lambda it: replace_model(it / "m.onnxa")),
-    "replace_model with copy": lambda it: replace_model(it / "m.onnxa", copy=True),
-    "replace_tensor": replace_tensor,
-    "add_asset": in_place(lambda it: onnxarchive.add_asset(it / "m.onnxa", "a", b"new")),
-    "edit": in_place(lambda it: edit(it / "m.onnxa")),
+    "edit": lambda it: edits.document(it / "m.onnxa"),
+    "edit in place": in_place(lambda it: edits.document(it / "m.onnxa")),
+    "edit with copy": lambda it: edits.document(it / "m.onnxa", copy=True),
+    "edit with compact": lambda it: edits.document(it / "m.onnxa", compact=True),
+    "edit of a tensor": replace_tensor,
+    "edit of assets": in_place(lambda it: edits.add_asset(it / "m.onnxa", "a", b"new")),
+    "edit with another archive": lambda it: edits.replace_model(
+        it / "m.onnxa", it / "m.onnx", name="two"
+    ),
     "recover": lambda it: onnxarchive.recover(it / "m.onnxa"),
 }
 

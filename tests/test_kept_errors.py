@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -46,10 +47,7 @@ def _unfinished(path: Path) -> None:
 
 
 def _edit(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        model = archive.model
-    model.doc_string = "changed " * 100
-    onnxarchive.replace_model(path, model)
+    edits.document(path, "changed " * 100)
 
 
 FILES: dict[str, Callable[[Path], object]] = {
@@ -85,11 +83,9 @@ OTHERS: dict[str, Callable[..., object]] = {
     "check_link": lambda path, _: onnxarchive.check_link(path),
     "infer_shapes": lambda path, target: onnxarchive.infer_shapes(path, target),
     "recover": lambda path, _: onnxarchive.recover(path),
-    "add_asset": lambda path, _: onnxarchive.add_asset(path, "labels", b"l"),
-    "replace_model": lambda path, _: onnxarchive.replace_model(path, weight_model(1)),
-    "replace_tensor": lambda path, _: onnxarchive.replace_tensor(
-        path, "none", np.ones(3, np.float32)
-    ),
+    "add_asset": lambda path, _: edits.add_asset(path, "labels", b"l"),
+    "replace_model": lambda path, _: edits.replace_model(path, weight_model(1)),
+    "replace_tensor": lambda path, _: edits.replace_tensor(path, "none", np.ones(3, np.float32)),
     "the command check": lambda path, _: _command("check", path),
     "the command run": lambda path, _: _command("run", path),
 }

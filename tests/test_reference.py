@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 import onnxarchive
 
 # Classes that only functions instantiate.
-RESULTS = ("Archive", "EditableArchive", "TorchTensors")
+RESULTS = ("Archive", "Edit", "TorchTensors")
 
 
 def _documented() -> Iterator[tuple[str, Any]]:

@@ -494,4 +494,9 @@ def replace_model(place: Place) -> Step:
     with onnxarchive.open(place.archive) as archive:
         model.CopyFrom(archive.model)
     model.doc_string = os.urandom(32).hex()
-    return lambda: onnxarchive.replace_model(place.archive, model)
+
+    def replace() -> None:
+        with onnxarchive.edit(place.archive) as edit:
+            edit.model = model
+
+    return replace

@@ -1,12 +1,13 @@
 """Kills edits of an archive at random moments and checks the file afterwards.
 
 In each run two writer processes edit an archive of two models in several ways: a new model in
-place, with and without new tensors; several changes in a block of `edit`; a copy; a compaction; new
-data of a tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the
-archive. Every process reports the beginning and the end of each operation. One writer or both are
-killed (SIGKILL) at a random moment: in an edit, while waiting for the lock, or between edits. While
-the remaining processes go on, this process performs one of `RECOVERIES`, such as `recover`, an edit
-or a save. Then the remaining processes are killed, too, and this process performs `recover`.
+place, with and without new tensors; several changes in one edit; an asset that comes or goes; a
+copy; a compaction; new data of a tensor; a save of the whole archive; a recovery. Meanwhile a
+reader process reads the archive. Every process reports the beginning and the end of each operation.
+One writer or both are killed (SIGKILL) at a random moment: in an edit, while waiting for the lock,
+or between edits. While the remaining processes go on, this process performs one of `RECOVERIES`,
+such as `recover`, an edit or a save. Then the remaining processes are killed, too, and this process
+performs `recover`.
 
 Afterwards the directory must contain only the archive, and the archive must break no rule. There
 must be an order of all edits and reads in which each edit and read takes effect between its
@@ -42,9 +43,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model, replace_tensor
 from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.storage import undo
 from onnxarchive.storage.files import MappedFile
@@ -72,7 +72,8 @@ _TURNS_OF_A_RUN: Final = 1_000_000
 # Relative frequency of each edit.
 EDITS: Final = {
     "in place": 30,
-    "block of edit": 20,
+    "several": 20,
+    "asset": 10,
     "compact": 10,
     "copy": 10,
     "impatient": 5,
@@ -82,9 +83,9 @@ EDITS: Final = {
 }
 IMPATIENCE: Final = 0.01  # seconds that impatient edits wait for the lock
 # Operations of the parent after a kill of writers; each run performs one of them.
-RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "save", "nothing")
+RECOVERIES: Final = ("recover", "empty edit", "read", "compact", "copy", "save", "nothing")
 # Operations that do not change the `State` of an archive.
-_LOOKS: Final = ("read", "recover", "open for editing")
+_LOOKS: Final = ("read", "recover", "empty edit")
 
 BETWEEN: Final = "between edits"
 LOG: Final = "while an undo log was written"
@@ -291,6 +292,8 @@ class Operation:
             return state if self.seen in (None, state) else None
         if self.kind == "tensor":
             return state._replace(tensor=self.number)
+        if self.kind == "asset":
+            return state._replace(has_asset=not state.has_asset)
         if self.kind == "save":
             return saved(self.number)
         return state._replace(model=self.number)
@@ -302,27 +305,32 @@ class Operation:
                 return read_state(archive)
         if self.kind == "recover":
             recover(path)
-        elif self.kind == "open for editing":
-            onnxarchive.open(path, mode="r+").close()
+        elif self.kind == "empty edit":
+            with onnxarchive.edit(path, timeout=None):
+                pass
         elif self.kind == "save":
             saved(self.number).write(path)
         elif self.kind == "tensor":
-            replace_tensor(path, CHANGING, np.frombuffer(changing(self.number), np.uint8))
-        elif self.kind == "block of edit":
-            with onnxarchive.open(path, mode="r+") as archive, archive.edit():
-                archive.model = model_of(self.number, None)
-                archive.doc_string = "to be changed"
-                archive.metadata["number"] = "to be changed"
-                archive.doc_string = padding(self.number)
-                archive.metadata["number"] = str(self.number)
+            with onnxarchive.edit(path, timeout=None) as edit:
+                edit.tensors[CHANGING] = np.frombuffer(changing(self.number), np.uint8)
+        elif self.kind == "asset":
+            with onnxarchive.edit(path, timeout=None) as edit:
+                if ASSET in edit.assets:
+                    del edit.assets[ASSET]
+                else:
+                    edit.assets[ASSET] = asset()
+        elif self.kind == "several":
+            with onnxarchive.edit(path, timeout=None) as edit:
+                edit.model = model_of(self.number, None)
+                edit.model.doc_string = "to be changed"
+                edit.metadata["number"] = "to be changed"
+                edit.model.doc_string = padding(self.number)
+                edit.metadata["number"] = str(self.number)
         else:
-            replace_model(
-                path,
-                model_of(self.number, None),
-                compact=self.kind in ("compact", "copy"),
-                copy=self.kind == "copy",
-                timeout=IMPATIENCE if self.kind == "impatient" else None,
-            )
+            compact, copy = self.kind in ("compact", "copy"), self.kind == "copy"
+            timeout = IMPATIENCE if self.kind == "impatient" else None
+            with onnxarchive.edit(path, compact=compact, copy=copy, timeout=timeout) as edit:
+                edit.model = model_of(self.number, None)
         return None
 
 
@@ -505,10 +513,8 @@ def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
     if error == "UnfinishedEditError":  # a read or copy does not roll back an unfinished edit
         return may_be_unfinished and event.kind in ("read", "copy")
     if error == "ValueError":
-        return event.kind in ("in place", "impatient", "block of edit") and "--compact" in message
-    if error == "LockedError":
-        return event.kind == "impatient"
-    return (error, event.kind) == ("ArchiveError", "block of edit") and "open it again" in message
+        return event.kind in ("in place", "impatient", "several") and "--compact" in message
+    return error == "LockedError" and event.kind == "impatient"
 
 
 # The processes

@@ -1,4 +1,4 @@
-"""Archives: reading, checking, writing, editing and recovery.
+"""Archives: reading, checking and writing.
 
 Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the source of the
 archive: a file, bytes, a file object or a remote object. `contents` reads directory and models,
@@ -11,10 +11,9 @@ share. `writing` writes a plan; `small_items` fetches many small entries at once
 whole models; `streaming` saves one tensor after another, and `given_tensors` reads these tensors.
 `libraries` recognises objects of other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
-Editing: `editing` and `editable` lock an archive and start an edit; `rewriting` edits models,
-`entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves a
-model in memory whose external tensors have keys of an open archive as locations; `linked_models`
-makes models whose external tensors are in the archive's file or in a data file.
+`unfinished` finds the undo log of an interrupted edit. `referring` saves a model in memory whose
+external tensors have keys of an open archive as locations; `linked_models` makes models whose
+external tensors are in the archive's file or in a data file.
 
 This room imports only from `sources` and from the rooms below `sources`.
 """

@@ -156,6 +156,21 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
     return False
 
 
+def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+    """Checks models before they are written, as a reader of the archive will.
+
+    Args:
+        data: The bytes of each model by entry name, the default model first.
+        sizes: Size in bytes of each tensor's entry, by key.
+
+    Raises:
+        ArchiveFormatError: A model breaks a rule, or does not fit the entries.
+    """
+    names, nbytes = list(sizes), list(sizes.values())
+    entries = Entries(names, (), (), nbytes, ())
+    _models(data, Directory(entries, EMPTY.records, names, nbytes), names, Report())
+
+
 def _models(
     data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
 ) -> dict[str, CheckedModel]:

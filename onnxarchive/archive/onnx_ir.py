@@ -229,6 +229,11 @@ class SplitModel:
             return refuse_external(ref)
         return data_of(self.large[ref.path])
 
+    def entry(self, ref: TensorRef) -> tuple[Archive, str] | None:
+        """The archive and the key of a large tensor that an archive holds; else None."""
+        tensor = self.large[ref.path]
+        return (tensor.archive, tensor.key) if isinstance(tensor, ArchiveTensor) else None
+
     @property
     def origin(self) -> Archive | None:
         """The archive of the model, as in `_Origin`, or None."""

@@ -172,10 +172,10 @@ def opened_archive(
         try:
             yield file
         except ArchiveFormatError as error:
-            from onnxarchive.archive import recovery  # not needed to open a complete archive
+            from onnxarchive.archive import unfinished  # not needed to open a complete archive
 
             try:
-                recovery.require_finished(file)
+                unfinished.require_finished(file)
             except UnfinishedEditError:
                 without_traceback(error)
                 raise

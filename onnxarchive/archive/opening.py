@@ -1,9 +1,8 @@
-"""`open` opens an archive to read or edit it; `load` gives its complete model."""
+"""`open` opens an archive to read it; `load` gives its complete model."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Literal, Unpack, get_args, overload
+from typing import Literal, Unpack, get_args
 
 import onnx
 
@@ -15,38 +14,10 @@ from onnxarchive.errors import with_path
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile, Prefetch
 
-if TYPE_CHECKING:
-    from onnxarchive.archive.editable import EditableArchive
 
-
-@overload
 def open(
     source: Openable,
     mode: Literal["r"] = "r",
-    *,
-    model: str = ...,
-    timeout: float | None = ...,
-    max_model_nbytes: int = ...,
-    prefetch: Prefetch | None = ...,
-    **access: Unpack[Access],
-) -> Archive: ...
-
-
-@overload
-def open(
-    source: str | os.PathLike[str],
-    mode: Literal["r+"],
-    *,
-    model: str = ...,
-    timeout: float | None = ...,
-    max_model_nbytes: int = ...,
-    prefetch: Prefetch | None = ...,
-) -> EditableArchive: ...
-
-
-def open(
-    source: Openable,
-    mode: Literal["r", "r+"] = "r",
     *,
     model: str = "",
     timeout: float | None = locking.TIMEOUT,
@@ -71,13 +42,11 @@ def open(
             reads `http`, `https`, `s3`, `gs` and `az`; fsspec reads other schemes (`hf://`, ...).
             The archive uses a file object from one thread at a time; `close` leaves the file object
             open.
-        mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`). `"r+"` first rolls back
-            an edit that a crash interrupted.
+        mode: `"r"`. `onnxarchive.edit` changes an archive, `save` and `Writer` make one.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file. In mode `"r+"`, and in both
-            modes on Windows, `open` also waits while another process opens the file. None waits
-            without limit, 0 not at all.
+        timeout: Seconds to wait while another process edits the file, or on Windows opens it. None
+            waits without limit, 0 not at all.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.
@@ -97,17 +66,16 @@ def open(
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
-        The archive; with mode `"r+"` an `EditableArchive`.
+        The archive.
 
     Raises:
         ArchiveFormatError: The file is not an archive: its end records, its directory, its models
             or the local headers of its models break a rule of the specification.
-        UnfinishedEditError: An edit of the archive was interrupted, and `mode` is `"r"`.
+        UnfinishedEditError: An edit of the archive was interrupted.
         ModelNotFoundError: There is no model of this id.
-        LockedError: The archive stayed locked until `timeout`, and `mode` is `"r+"`, or the edit
-            in progress has made the archive unreadable.
+        LockedError: An edit in progress has made the archive unreadable, or this thread is editing
+            it.
         ObjectChangedError: A remote archive changed while it was opened.
-        UnsupportedFeatureError: `mode` is `"r+"`, and `source` is not a local file.
         ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not
             seekable or not binary.
         TypeError: `source` is of another type, or a keyword is unknown.
@@ -120,16 +88,13 @@ def open(
     """
     if prefetch not in (None, *get_args(Prefetch)):
         raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
-    if mode == "r+":
-        from onnxarchive.archive.editable import EditableArchive  # imports this module
-
-        path = openable.require_path(source, access)
-        archive: Archive = EditableArchive(path, max_model_nbytes, timeout, model)
-    elif mode == "r":
-        with openable.opened(source, timeout=timeout, **access) as file:
-            archive = Archive(file, max_model_nbytes, model)
-    else:
-        raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")
+    if mode != "r":
+        raise ValueError(
+            f"expected mode 'r', found {mode!r}; onnxarchive.edit changes an archive, save and "
+            "Writer make one"
+        )
+    with openable.opened(source, timeout=timeout, **access) as file:
+        archive = Archive(file, max_model_nbytes, model)
     if prefetch is not None and isinstance(archive._file, MappedFile):
         try:
             archive._file.prefetch(prefetch)
@@ -152,7 +117,7 @@ def load(
     in `raw_data`, and no `data_location`.
 
     The model does not remember its archive: `save(load(path), path)` replaces the whole file and
-    loses assets, other models and the alignment. `replace_model(path, model)` keeps them.
+    loses assets, other models and the alignment. `edit` keeps them: `edit.model = model`.
 
     Args:
         source: The archive, as in `open`.

@@ -10,9 +10,10 @@ in memory, verified by their CRC-32s.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -30,7 +31,6 @@ from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import (
     Assets,
     Models,
-    ReadOnlyMetadata,
     Tensors,
 )
 from onnxarchive.buffers import checksums
@@ -57,6 +57,9 @@ from onnxarchive.zipformat.entries import Records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_archives: weakref.WeakSet[Archive] = weakref.WeakSet()
 
 
 class Archive(Closing):
@@ -102,24 +105,13 @@ class Archive(Closing):
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
-        super().__setattr__("tensors", Tensors())
-        super().__setattr__("assets", Assets())
-        self._read(file)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name.startswith("_") or self._is_settable(name)):
-            raise AttributeError(
-                f"{self._path}: expected an attribute that can be assigned, found {name!r}; with "
-                "mode='r+' you can assign model, doc_string, domain, producer_name, "
-                "producer_version and items of metadata"
-            )
-        super().__setattr__(name, value)
-
-    @classmethod
-    def _is_settable(cls, name: str) -> bool:
-        # A property without a setter has `__set__`, too.
-        attribute = inspect.getattr_static(cls, name, None)
-        return hasattr(attribute, "__set__") and getattr(attribute, "fset", 1) is not None
+        with with_path(self._path), discarding_faults(file):
+            self._snapshot = snapshot = Snapshot(file, model, max_model_nbytes)
+        self.entries = snapshot.entries
+        self.models = Models(snapshot)
+        self.tensors = Tensors(snapshot)
+        self.assets = Assets(snapshot)
+        _archives.add(self)
 
     @property
     def path(self) -> str:
@@ -133,13 +125,6 @@ class Archive(Closing):
     def max_model_nbytes(self) -> int:
         """Limit in bytes on all models together, as given to `open`."""
         return self._max_model_nbytes
-
-    def _read(self, file: RandomAccessFile) -> None:
-        with with_path(self._path), discarding_faults(file):
-            snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
-        super().__setattr__("entries", snapshot.entries)
-        super().__setattr__("models", Models(snapshot))
-        self._snapshot = self.tensors._snapshot = self.assets._snapshot = snapshot
 
     @property
     def _file(self) -> RandomAccessFile:
@@ -193,9 +178,9 @@ class Archive(Closing):
     def metadata(self) -> Mapping[str, str]:
         """The model's metadata (`metadata_props`) by key; a repeated key has its last value.
 
-        Mode `"r+"` allows changing the metadata.
+        `onnxarchive.edit` changes the metadata.
         """
-        return ReadOnlyMetadata(self.path, proto.metadata(self._snapshot.model))
+        return MappingProxyType(proto.metadata(self._snapshot.model))
 
     @property
     def _records(self) -> Records:
@@ -239,15 +224,9 @@ class Archive(Closing):
         view, offset, nbytes = snapshot.locate(number)
         return view[offset : offset + nbytes]
 
-    @contextlib.contextmanager
-    def _settled(self) -> Iterator[Snapshot]:
-        """The current state; during the block, no edit by this object overwrites the models."""
-        yield self._snapshot
-
     def _read_model(self, name: str) -> memoryview:
-        with self._settled() as snapshot:
-            entry = snapshot.entries[name]
-            data = snapshot.file.read(entry.data_offset, entry.nbytes)
+        entry = self.entries[name]
+        data = self._file.read(entry.data_offset, entry.nbytes)
         if (len(data), checksums.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
         raise self._changed()
@@ -268,7 +247,7 @@ class Archive(Closing):
             yield
             return
         with contextlib.ExitStack() as resources:
-            from onnxarchive.archive import recovery  # not needed to open a complete archive
+            from onnxarchive.archive import unfinished  # not needed to open a complete archive
 
             is_edited = False
             try:
@@ -276,7 +255,7 @@ class Archive(Closing):
                 resources.callback(file.close)
                 if isinstance(file.lock_failure, LockedError):
                     raise file.lock_failure
-                recovery.require_finished(file)
+                unfinished.require_finished(file)
                 contents = read_contents(file, Report(), self._max_model_nbytes)
                 records = contents.directory.records
                 is_same = file.identity == snapshot.file.identity
@@ -427,12 +406,8 @@ class Archive(Closing):
             resources.callback(stream.stop)  # also after an error
             threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
             try:
-                with self._settled() as current:
-                    for number in models:
-                        if current is snapshot:
-                            verify(number)
-                        else:  # opening verified these models; an edit has replaced them since
-                            counter.add(entries.sizes[number])
+                for number in models:
+                    verify(number)
             except ArchiveFormatError:
                 with self._unedited(snapshot):  # an edit may have overwritten the models meanwhile
                     for number in models:
@@ -504,6 +479,12 @@ class Archive(Closing):
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
+
+
+def owner_of(model: onnx.ModelProto) -> Archive | None:
+    """The archive that gave this very object as one of its models, while the archive exists."""
+    owners = (archive for archive in _archives if archive._snapshot.has_given(model))
+    return next(owners, None)
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:

@@ -91,11 +91,14 @@ def archive_options(
             tensor other than an initializer.
     """
     models = list(models)
-    refs = chain.from_iterable(archive._refs_of(model).values() for model in models)
+    # The other refs are those of the main graph's initializers.
+    refs = chain.from_iterable(archive._refs_of(model).others.values() for model in models)
     outside_attributes = any(not ref.is_initializer for ref in refs)
     if size_threshold is None:
         inside, outside = -1, DEFAULT_SIZE_THRESHOLD
-        for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
+        for ref in chain.from_iterable(
+            tensors.walk(archive._snapshot.model_of(model)) for model in models
+        ):
             if not (ref.is_initializer or outside_attributes):
                 continue
             key = tensors.location(ref.tensor)

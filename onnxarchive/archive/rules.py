@@ -11,10 +11,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Unpack
 
-from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, Contents, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.openable import Access, Openable, files_of, opened
+from onnxarchive.archive.unfinished import require_finished
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model.keys import is_model
@@ -164,7 +164,7 @@ def check(
             return [Finding("FILE-1", None, error.message)]
     with opened(source, **access) as file:
         if isinstance(file, MappedFile):
-            recovery.require_finished(file)
+            require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
         counter = ProgressCounter(progress, sum(contents.directory.entries.sizes))
         if not full:

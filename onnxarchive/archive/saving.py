@@ -74,8 +74,8 @@ def save(
     copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets, other models and
-    the alignment. To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a
-    model from `onnxarchive.ir.load`.
+    the alignment. To keep them, assign the model in `onnxarchive.edit(path)`, or save a model from
+    `onnxarchive.ir.load`.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
@@ -129,7 +129,7 @@ def save(
     """
     split_threshold = DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold
     given = {
-        identifier: _prepared(found, split_threshold)
+        identifier: split(found, split_threshold)
         for identifier, found in with_further_models(model, models).items()
     }
     origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
@@ -172,8 +172,12 @@ def save(
         write_archive(plan, path, options, access=access)
 
 
-def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
-    """Splits a model of onnx_ir or PyTorch from its large tensors; a ModelProto is unchanged."""
+def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
+    """Splits a model of onnx_ir or PyTorch from its large tensors; a ModelProto is unchanged.
+
+    Raises:
+        TypeError: `model` is no model.
+    """
     if isinstance(model, onnx.ModelProto):
         return model
     if is_instance(model, "torch", "ONNXProgram"):

@@ -10,8 +10,7 @@ import numpy as np
 
 from onnxarchive.archive.reading import StreamedEntry
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Data, Stored
-from onnxarchive.model.deduplication import are_equal
+from onnxarchive.buffers.data import Data, Stored, are_equal
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData

@@ -43,7 +43,7 @@ _NO_ENTRY = -1  # index for an initializer whose data is in the model itself
 
 
 class Snapshot:
-    """State of an archive at the time it was opened; replaced after each edit.
+    """State of an archive at the time it was opened.
 
     The file is closed when nothing refers to this object any more.
 
@@ -92,11 +92,18 @@ class Snapshot:
         """The chosen model. It is shared: the caller must not change it."""
         return self._found.model
 
+    def model_of(self, model: str) -> onnx.ModelProto:
+        """The model with this id. It is shared: the caller must not change it."""
+        return self._contents.models[model].model
+
     def given_model(self, model: str) -> onnx.ModelProto:
         """The model with this id. If a caller changes it, `refs_of` still gives the old tensors."""
-        found = self._contents.models[model]
-        found.refs.keep()
-        return found.model
+        self._contents.models[model].refs.keep()
+        return self.model_of(model)
+
+    def has_given(self, model: onnx.ModelProto) -> bool:
+        """True if this object is one of the archive's models."""
+        return any(found.parsed.is_parsed_as(model) for found in self._contents.models.values())
 
     def refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model that are stored outside, by key."""
@@ -322,6 +329,9 @@ class NamedEntries(Mapping[str, Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.index_of[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index_of
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries.names)

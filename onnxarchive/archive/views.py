@@ -1,4 +1,4 @@
-"""`Mapping` classes: tensors (views of an archive's file), assets (copies), metadata and models."""
+"""`Mapping` classes: tensors (views of an archive's file), assets (copies) and models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     that says where these initializers are found.
     """
 
-    _snapshot: Snapshot  # the archive replaces it after each edit
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
 
     @property
     def _index(self) -> Initializers:
@@ -139,7 +140,8 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
 class Assets(Mapping[str, bytes]):
     """The assets of an archive by path; each is read when it is looked up."""
 
-    _snapshot: Snapshot  # the archive replaces it after each edit
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
 
     def __getitem__(self, path: str) -> bytes:
         """The asset with this path, as a copy.
@@ -178,37 +180,6 @@ class Assets(Mapping[str, bytes]):
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
-
-
-class ReadOnlyMetadata(Mapping[str, str]):
-    """The metadata of a model in an archive that is open for reading.
-
-    Args:
-        path: The path of the archive.
-        pairs: The metadata by key.
-    """
-
-    def __init__(self, path: str, pairs: Mapping[str, str]) -> None:
-        self._path = path
-        self._pairs = pairs
-
-    def __getitem__(self, key: str) -> str:
-        return self._pairs[key]
-
-    def __setitem__(self, key: str, value: str) -> None:
-        raise TypeError(
-            f"{self._path}: the archive is open for reading; onnxarchive.open(path, mode='r+') "
-            "allows changing metadata"
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pairs)
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def __repr__(self) -> str:
-        return repr(self._pairs)
 
 
 class Models(Mapping[str, onnx.ModelProto]):

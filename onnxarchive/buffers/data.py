@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias
+
+import numpy as np
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 PIECE_SIZE = 8 << 20  # largest size of a piece of data, in bytes
+_MAX_COMPARED = 1 << 20  # bytes compared at a time; numpy makes a boolean for each
 
 
 class SupportsWrite(Protocol):
@@ -118,3 +121,19 @@ class Pieces:
 
     def __iter__(self) -> Iterator[memoryview]:
         return itertools.chain.from_iterable(map(pieces, self.parts))
+
+
+def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
+    """True if the bytes are the same, even in different pieces."""
+    end = memoryview(b"")
+    firsts, others = filter(len, first), filter(len, second)
+    piece, other = next(firsts, end), next(others, end)
+    while piece and other:
+        size = min(len(piece), len(other), _MAX_COMPARED)
+        if not np.array_equal(
+            np.frombuffer(piece[:size], np.uint8), np.frombuffer(other[:size], np.uint8)
+        ):
+            return False
+        piece = piece[size:] or next(firsts, end)
+        other = other[size:] or next(others, end)
+    return not piece and not other

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import onnxarchive
-from onnxarchive.archive.editing import change_assets
 from onnxarchive.archive.reading import Archive, asset_pieces
-from onnxarchive.cli.editing import say_size
+from onnxarchive.cli.editing import edited, say_size
 from onnxarchive.cli.frame import DONE, StandardOutput, say
-from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.sources.other_files import is_hidden
@@ -30,29 +28,18 @@ def ls_command(arguments: argparse.Namespace) -> int:
 
 def add_command(arguments: argparse.Namespace) -> int:
     """Runs `assets add`."""
-    return _change(arguments, "add", named_assets(arguments.assets))
+    added = named_assets(arguments.assets)
+    with edited(arguments, "assets add") as changes:
+        for name, path in added.items():
+            changes.assets[name] = path
+    return say_size(arguments)
 
 
 def rm_command(arguments: argparse.Namespace) -> int:
     """Runs `assets rm`."""
-    return _change(arguments, "rm", {}, set(arguments.names))
-
-
-def _change(
-    arguments: argparse.Namespace,
-    action: str,
-    added: Mapping[str, str],
-    removed: Collection[str] = (),
-) -> int:
-    with progress_bar(f"assets {action}") as progress:
-        change_assets(
-            arguments.archive,
-            added,
-            removed,
-            copy=arguments.copy,
-            timeout=arguments.timeout,
-            progress=progress,
-        )
+    with edited(arguments, "assets rm") as changes:
+        for name in dict.fromkeys(arguments.names):
+            del changes.assets[name]
     return say_size(arguments)
 
 

@@ -3,114 +3,72 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import onnx
-
-from onnxarchive.archive.editing import (
-    change_model,
-    remove_model,
-    rename_model,
-    replace_model,
-)
-from onnxarchive.archive.recovery import recover
 from onnxarchive.cli.frame import DONE, pairs, say
 from onnxarchive.cli.parser import WORDS
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
+from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.transaction import Edit, edit
 from onnxarchive.errors import shown, shown_names
-from onnxarchive.model import proto, renaming
 
 
 def replace_model_command(arguments: argparse.Namespace) -> int:
     """Runs `replace-model`."""
-    with progress_bar("replace-model") as progress:
-        replace_model(
-            arguments.archive,
-            arguments.model,
-            name=arguments.name,
-            compact=arguments.compact,
-            copy=arguments.copy,
-            size_threshold=arguments.size_threshold,
-            timeout=arguments.timeout,
-            progress=progress,
-        )
+    with edited(arguments, "replace-model") as changes:
+        changes.models[arguments.name] = arguments.model
     return say_size(arguments)
 
 
 def remove_model_command(arguments: argparse.Namespace) -> int:
     """Runs `remove-model`."""
-    with progress_bar("remove-model") as progress:
-        remove_model(
-            arguments.archive,
-            arguments.id,
-            compact=arguments.compact,
-            copy=arguments.copy,
-            timeout=arguments.timeout,
-            progress=progress,
-        )
+    with edited(arguments, "remove-model") as changes:
+        del changes.models[arguments.id]
     return say_size(arguments)
 
 
 def rename_model_command(arguments: argparse.Namespace) -> int:
     """Runs `rename-model`."""
-    rename_model(
-        arguments.archive,
-        arguments.old,
-        arguments.new,
-        copy=arguments.copy,
-        timeout=arguments.timeout,
-    )
+    with edited(arguments, "rename-model") as changes:
+        changes.models.rename(arguments.old, arguments.new)
     return say_size(arguments)
 
 
 def set_metadata_command(arguments: argparse.Namespace) -> int:
     """Runs `set-metadata`."""
     new = pairs("KEY=VALUE", arguments.pairs)
-
-    def change(model: onnx.ModelProto) -> onnx.ModelProto:
+    with edited(arguments, "set-metadata") as changes:
         for field in WORDS:
             value = getattr(arguments, field)
             if value:
-                setattr(model, field, value)
+                setattr(changes.model, field, value)
             elif value is not None:
-                model.ClearField(field)
-        metadata = proto.metadata(model)
+                changes.model.ClearField(field)
         for key in arguments.remove:
-            if key not in metadata:
+            if key not in changes.metadata:
                 raise ValueError(
-                    f"--remove: no metadata {shown(key)}; there is {shown_names(metadata)}"
+                    f"--remove: no metadata {shown(key)}; there is {shown_names(changes.metadata)}"
                 )
-            del metadata[key]
-        metadata.update(new)
-        proto.set_metadata(model, metadata)
-        return model
-
-    return _change(arguments, change)
-
-
-def rename_command(arguments: argparse.Namespace) -> int:
-    """Runs `rename`."""
-    inputs = pairs("--input OLD=NEW", arguments.input)
-    outputs = pairs("--output OLD=NEW", arguments.output)
-    if not (inputs or outputs):
-        raise ValueError("rename needs --input OLD=NEW or --output OLD=NEW")
-    return _change(arguments, lambda model: renaming.renamed(model, inputs, outputs))
-
-
-def _change(
-    arguments: argparse.Namespace, change: Callable[[onnx.ModelProto], onnx.ModelProto]
-) -> int:
-    change_model(
-        arguments.archive,
-        change,
-        name=arguments.model,
-        compact=arguments.compact,
-        copy=arguments.copy,
-        timeout=arguments.timeout,
-    )
+            del changes.metadata[key]
+        changes.metadata.update(new)
     return say_size(arguments)
+
+
+@contextlib.contextmanager
+def edited(arguments: argparse.Namespace, command: str) -> Iterator[Edit]:
+    """Edits the archive, with those options of `edit` that the command has."""
+    names = ("model", "compact", "copy", "size_threshold", "timeout")
+    options = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    if command == "replace-model":  # its argument `model` is the new model
+        del options["model"]
+    with (
+        progress_bar(command) as progress,
+        edit(arguments.archive, progress=progress, **options) as changes,
+    ):
+        yield changes
 
 
 def say_size(arguments: argparse.Namespace) -> int:

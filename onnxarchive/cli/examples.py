@@ -23,7 +23,6 @@ EXAMPLES: Final = {
     "assets rm": "assets rm model.onnxa labels.txt",
     "assets cat": "assets cat model.onnxa labels.txt",
     "set-metadata": "set-metadata model.onnxa author=Ada",
-    "rename": "rename model.onnxa --input x=tokens",
     "recover": "recover model.onnxa",
     "run": "run model.onnxa --repeat 5",
     "view": "view model.onnxa --model decoder",

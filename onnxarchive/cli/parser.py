@@ -385,21 +385,6 @@ def _add_set_metadata(commands: Any) -> None:
     _add_edit_options(command)
 
 
-def _add_rename(commands: Any) -> None:
-    command = _add(
-        commands,
-        "rename",
-        "editing",
-        "Rename inputs and outputs of a model in an archive wherever they are used.",
-    )
-    for kind in ("input", "output"):
-        command.add_argument(
-            f"--{kind}", action="append", default=[], metavar="OLD=NEW", help=f"rename an {kind}"
-        )
-    _add_model(command, "change this model")
-    _add_edit_options(command)
-
-
 def _add_recover(commands: Any) -> None:
     command = _add(
         commands,
@@ -594,7 +579,6 @@ _COMMANDS: Final = {
     "rename-model": _add_rename_model,
     "assets": _add_assets,
     "set-metadata": _add_set_metadata,
-    "rename": _add_rename,
     "recover": _add_recover,
     "run": _add_run,
     "view": _add_view,

@@ -9,7 +9,7 @@ file itself, and exchanges the file's bytes with the serializer. So
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
 - the model is the default one; `onnxarchive.load(path, model="decoder")` loads another. Saving
   writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses other
-  models and assets. `onnxarchive.replace_model(path, model)` keeps them;
+  models and assets. `onnxarchive.edit` keeps them;
 - saving overwrites an existing file in place. `onnxarchive.save` replaces the file, so views of the
   old file stay valid, and after a failure the old file is unchanged;
 - `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate

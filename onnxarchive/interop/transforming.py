@@ -26,7 +26,6 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import copied
-from onnxarchive.model.renaming import defined_names
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
@@ -336,7 +335,7 @@ class _HiddenWeights:
 
 def _hidable(archive: Archive) -> dict[str, TensorRef]:
     """The initializers that `transform` can hide behind inputs of the main graph, by key."""
-    everywhere = Counter(name for graph in _graphs(archive.model) for name in defined_names(graph))
+    everywhere = Counter(name for graph in _graphs(archive.model) for name in _defined_names(graph))
     main = Counter(_initializer_names(archive.model.graph))
 
     def is_hidable(ref: TensorRef) -> bool:
@@ -434,7 +433,7 @@ def _require_dropped(
     2. The result has a new input of the weight's type and shape. This new input is probably the
        weight's input with another name.
     """
-    defined = {name for graph in _graphs(model) for name in defined_names(graph)}
+    defined = {name for graph in _graphs(model) for name in _defined_names(graph)}
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}
     for value in new_inputs:
@@ -491,3 +490,12 @@ def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
         for name, number in Counter(_initializer_names(graph)).items()
         if number > 1
     }
+
+
+def _defined_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of a graph's inputs, initializers and node outputs, without its subgraphs."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield from node.output

@@ -19,10 +19,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-import numpy as np
 import onnx
 
 from onnxarchive.buffers.checksums import Crc32, crc32
+from onnxarchive.buffers.data import are_equal
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import unknown_fields, with_locations
 from onnxarchive.model.tensors import TensorRef
@@ -33,7 +33,6 @@ _Data = TypeVar("_Data", bound=Iterable[memoryview])
 _Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
 _BEGINNING = 1 << 12  # bytes that are compared first
-_MAX_COMPARED = 1 << 20  # bytes compared at a time; numpy makes a boolean for each
 # The only operator of ONNX that names values in its attributes (ai.onnx.preview.training).
 _GRADIENT = "Gradient"
 
@@ -336,22 +335,6 @@ def _sha256(data: Iterable[memoryview]) -> bytes:
     for piece in data:
         digest.update(piece)
     return digest.digest()
-
-
-def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
-    """True if the bytes are the same, even in different pieces."""
-    end = memoryview(b"")
-    pieces, others = filter(len, first), filter(len, second)
-    piece, other = next(pieces, end), next(others, end)
-    while piece and other:
-        size = min(len(piece), len(other), _MAX_COMPARED)
-        if not np.array_equal(
-            np.frombuffer(piece[:size], np.uint8), np.frombuffer(other[:size], np.uint8)
-        ):
-            return False
-        piece = piece[size:] or next(pieces, end)
-        other = other[size:] or next(others, end)
-    return not piece and not other
 
 
 def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path]]:

@@ -29,6 +29,10 @@ class ParsedLater:
             self._data = b""
         return self._found[""]
 
+    def is_parsed_as(self, model: onnx.ModelProto) -> bool:
+        """True if `model` is this very object; does not parse it."""
+        return self._found.get("") is model
+
 
 class InitializersParsedLater(Sequence[onnx.TensorProto]):
     """The initializers of the main graph of a `ParsedLater`; `len` does not parse the model."""

@@ -274,6 +274,18 @@ def data_fields(tensor: onnx.TensorProto) -> list[str]:
     return [field for field in held_fields(tensor) if field != "raw_data" or tensor.raw_data]
 
 
+def has_data(tensor: onnx.TensorProto) -> bool:
+    """True if a tensor has a data field; the fields are named, since this is called for each."""
+    return tensor.HasField("raw_data") or bool(
+        tensor.float_data
+        or tensor.int32_data
+        or tensor.string_data
+        or tensor.int64_data
+        or tensor.double_data
+        or tensor.uint64_data
+    )
+
+
 def misplaced(tensor: onnx.TensorProto) -> str | None:
     """The message for data that contradicts `data_location`; None if there is none.
 

@@ -141,8 +141,8 @@ def not_a_file(found: object) -> UnsupportedFeatureError:
     """The error for a URL, bytes or a file object if only a local file is allowed."""
     kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
     return UnsupportedFeatureError(
-        f"expected a local file, found {kind}; 'onnxarchive download' copies a remote archive to a "
-        "file",
+        f"expected a local file, found {kind}; onnxarchive.download copies a remote archive to a "
+        "file, and onnxarchive.save writes a changed one back",
         path=shown_url(found) if is_url(found) else None,
     )
 

@@ -19,6 +19,7 @@ except ImportError:  # Windows
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # Errors of file systems that cannot sync files or directories.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+devices_without_clones: set[int] = set()  # devices on which a clone has failed in this process
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 
@@ -32,13 +33,17 @@ def clone(source: MappedFile, target: int) -> bool:
     Returns:
         True if the file was cloned; else the new file is unchanged.
     """
-    if fcntl is None or not hasattr(fcntl, "ioctl"):
-        return False
     try:
         fcntl.ioctl(target, _CLONE, source.fileno())
     except OSError:  # the errors for "not supported" differ
+        devices_without_clones.add(source.identity[0])
         return False
     return True
+
+
+def may_clone(source: MappedFile) -> bool:
+    """False if this system or the device of a file has no clones, as far as is known."""
+    return hasattr(fcntl, "ioctl") and source.identity[0] not in devices_without_clones
 
 
 def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:

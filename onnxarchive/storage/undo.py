@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError
+from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import require_space, sync
 
@@ -188,7 +188,7 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
     try:
         restore(file, edit)
     except OSError as second:
-        raise ArchiveError(
+        raise UnfinishedEditError(
             f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
             f"remove the cause, then run 'onnxarchive recover'",
             path=file.path,

@@ -9,19 +9,22 @@ import numpy as np
 import onnx
 import pytest
 from edits import (
+    add_asset,
     added,
+    change_model,
     changed,
     new_model,
     no_clone,
+    replace_model,
+    replace_tensor,
     require,
     weights,
 )
 from models import copying_clone, model_of
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
-from onnxarchive.archive.recovery import Recovery, recover
+from onnxarchive.editing.recovery import Recovery, recover
+from onnxarchive.storage import filesystem
 
 BROKEN_OFF: dict[str, Callable[..., None]] = {
     "replace_model": lambda path, progress: replace_model(
@@ -36,9 +39,7 @@ BROKEN_OFF: dict[str, Callable[..., None]] = {
     "replace_tensor": lambda path, progress: replace_tensor(
         path, "w1", np.zeros(300, np.float32), progress=progress
     ),
-    "EditableArchive": lambda path, progress: onnxarchive.open(path, mode="r+").replace_model(
-        new_model(), progress=progress
-    ),
+    "add_asset": lambda path, progress: add_asset(path, "new", b"data", progress=progress),
 }
 
 
@@ -52,7 +53,7 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
     clone: Callable[..., bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rewriting, "clone", clone)
+    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
     calls: list[tuple[int, int]] = []

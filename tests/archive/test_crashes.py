@@ -21,13 +21,13 @@ if not hasattr(os, "fork"):
 import faults
 
 import onnxarchive
-from onnxarchive.archive import editable, editing, rewriting
+from onnxarchive.editing import changes, commit, transaction
 from onnxarchive.storage import files, filesystem, locking, replacement, undo
 
 pytestmark = pytest.mark.sweep
 
 # Where files are written, locked and closed.
-MODULES = (editable, editing, files, filesystem, locking, replacement, rewriting, undo)
+MODULES = (changes, commit, transaction, files, filesystem, locking, replacement, undo)
 
 
 @pytest.mark.parametrize("name", faults.EDITS)
@@ -82,7 +82,7 @@ class Interrupt:
 def test_an_interrupt_between_any_two_lines_leaves_the_old_or_the_new_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting, "clone", lambda *_: False)
+    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
     path = tmp_path / "m.onnxa"
     before, change = faults.EDITS["replace_model with a longer end"]
 
@@ -105,7 +105,7 @@ def test_an_interrupt_between_any_two_lines_leaves_the_old_or_the_new_archive(
             run(Interrupt(at))
         gc.collect()
         found.append(path.read_bytes())
-        with onnxarchive.open(path, mode="r+", timeout=0):  # nobody holds its lock
+        with onnxarchive.edit(path, timeout=0):  # nobody holds its lock
             pass
     gc.unfreeze()
     assert whole.count > 500

@@ -16,12 +16,17 @@ from edits import (
     EDITS,
     IN_PLACE,
     NAME,
+    add_asset,
     added,
+    change_model,
     changed,
+    document,
     new_model,
     posix,
     referring,
     removed,
+    replace_model,
+    replace_tensor,
     require,
     weights,
 )
@@ -30,10 +35,9 @@ from models import copying_clone, model_of
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
-from onnxarchive.archive.recovery import Recovery, recover
+from onnxarchive.editing.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.storage import filesystem
 
 CALLS: dict[str, Callable[[Path], object]] = {
     "replace_model": lambda path: replace_model(path, weights(1)),
@@ -41,7 +45,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "replace_model with copy": lambda path: replace_model(path, weights(1), copy=True),
     "change_model": lambda path: change_model(path, lambda model: model),
     "replace_tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
-    "open": lambda path: onnxarchive.open(path, mode="r+"),
+    "add_asset": lambda path: add_asset(path, "new", b""),
 }
 
 
@@ -182,33 +186,14 @@ def test_a_read_only_file_is_changed_only_as_a_copy(own_path: Path) -> None:
             edit(path)
         assert caught.value.filename == str(path)
     require(path, before)
-    with onnxarchive.open(path, mode="r+") as archive:  # it may be read
-        assert archive.model == referring(path)
-        archive.replace_model(new_model(), copy=True)
-        assert archive.doc_string == "new"
-        with pytest.raises(PermissionError) as caught:  # as the copy may
-            archive.doc_string = "newer"
-        assert caught.value.filename == str(path)
+    document(path, copy=True)
+    with pytest.raises(PermissionError) as caught:  # the copy is read-only, too
+        document(path, "newer")
+    assert caught.value.filename == str(path)
     require(path, saved(new_model()))
     replace_model(path, weights(2), copy=True)
     require(path, before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
-
-
-@pytest.mark.usefixtures("nobody", "no_clones")
-def test_a_file_that_could_only_be_read_when_it_was_opened_is_not_edited_in_its_place(
-    own_path: Path,
-) -> None:
-    path = own_path
-    onnxarchive.save(weights(2), path)
-    before = path.read_bytes()
-    path.chmod(0o444)
-    with onnxarchive.open(path, mode="r+") as archive:
-        path.chmod(0o644)
-        with pytest.raises(PermissionError, match="open it again") as caught:
-            archive.doc_string = "new"
-        assert caught.value.filename == str(path)
-    require(path, before)
 
 
 @posix
@@ -250,7 +235,7 @@ def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
 
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
-    monkeypatch.setattr(rewriting, "clone", copying_clone)
+    monkeypatch.setattr(filesystem, "clone", copying_clone)
     monkeypatch.setattr(os, "replace", refuse)
     for edit in IN_PLACE.values():
         inode = path.stat().st_ino
@@ -263,7 +248,7 @@ def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
         assert (caught.value.errno, caught.value.filename) == (number, str(path))
         require(path, before)
     with pytest.raises(OSError, match=r"\.onnxa"):
-        EDITS["replace_tensor"](path)
+        EDITS["tensors"](path)
     require(path, before)
 
 
@@ -311,8 +296,7 @@ def test_any_path_will_do(
     given = name if is_relative else path
     replace_model(given, new_model())
     require(path, saved(new_model()))
-    with onnxarchive.open(given, mode="r+") as archive:
-        archive.doc_string = "newer"
+    document(given, "newer")
     replace_tensor(given, "w0", np.zeros(300, np.float32))
     replace_model(given, changed(referring(path), removed(1)), compact=True)
     assert onnxarchive.check(path, full=True) == []

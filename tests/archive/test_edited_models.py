@@ -11,22 +11,24 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edits import added, changed, documented, no_clone
+from edits import (
+    added,
+    change_model,
+    changed,
+    documented,
+    no_clone,
+    remove_model,
+    rename_model,
+    replace_model,
+    replace_tensor,
+)
 from models import external, raw_tensor
 from several_models import A, B, C, entries_of, floats, keys_of, of, require_loads
 from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ModelNotFoundError, TensorNotFoundError
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import (
-    change_model,
-    remove_model,
-    rename_model,
-    replace_model,
-    replace_tensor,
-)
-from onnxarchive.storage import undo
+from onnxarchive.storage import filesystem, undo
 
 D = raw_tensor("", dims=(300,), seed=7).raw_data
 ENCODER, DECODER = of(a=A, b=B), of(z=A, c=C)
@@ -98,17 +100,17 @@ def test_a_model_that_refers_to_the_archive_is_added(pair: Path, way: dict[str, 
     before = weights_of(pair)
     onnx_path = pair.with_name("past.onnx")
     with onnxarchive.open(pair, model="decoder") as archive:
-        own = archive.model
-        replace_model(pair, changed(own, added("n")), name="past", **way)
-    require_kept(
-        pair, before, {"": ENCODER, "decoder": DECODER, "past": changed(DECODER, added("n"))}
-    )
+        replace_model(pair, archive.model, name="past", **way)
+        assert keys_of(pair, "past") == {"z": "a", "c": "c"}
+        with pytest.raises(ValueError, match="an external tensor of this archive, found one of an"):
+            replace_model(pair, changed(archive.model), name="other", **way)
+    require_kept(pair, before, {"": ENCODER, "decoder": DECODER, "past": DECODER})
     onnx_path.write_bytes(of(x=A, w=D).SerializeToString())
     replace_model(pair, onnx_path, name="from_file", **way)
     onnx_path.unlink()
     assert keys_of(pair, "from_file") == {"x": "a", "w": "w"}
     with pytest.raises(ArchiveFormatError, match="expected a key of the archive"):
-        replace_model(pair, of_external("nowhere"), name="past", **way)
+        replace_model(pair, of_external("nowhere"), **way)
 
 
 def of_external(location: str) -> onnx.ModelProto:
@@ -123,10 +125,8 @@ def test_the_n_th_equal_tensor_of_an_added_model_takes_the_n_th_equal_entry(path
     assert keys_of(path, "three") == {"x": "a", "y": "a2", "z": "z"}
     # A tensor keeps the entry that it names; another one does not take that.
     with onnxarchive.open(path) as archive:
-        second = archive.model.graph.initializer[1]
-        model = of(new=A)
-        model.graph.initializer.append(second)
-        replace_model(path, model, name="two")
+        archive.model.graph.initializer[0].CopyFrom(floats("new", A))
+        replace_model(path, archive.model, name="two")
     assert keys_of(path, "two") == {"new": "a", "a2": "a2"}
     assert onnxarchive.check(path, full=True) == []
 
@@ -226,7 +226,7 @@ def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: dict[str, Any]) 
 
 def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
     before = pair.read_bytes()
-    error = "other than the default one, got .*; replace_model"
+    error = "other than the default one, got .*; assign another model"
     with pytest.raises(ValueError, match=error):
         remove_model(pair, "")
     with pytest.raises(ValueError, match=error):
@@ -288,60 +288,63 @@ def test_a_tensor_of_one_model_is_replaced_where_it_lies(
         replace_tensor(pair, "z" if not model else "b", ONES, model=model, **way)
 
 
-# EditableArchive
+# In an edit
 
 
-def test_an_archive_that_is_open_with_a_further_model_edits_that_one(
-    pair: Path, no_clones: None
-) -> None:
+def test_an_edit_of_a_further_model_changes_that_one(pair: Path, no_clones: None) -> None:
     before = weights_of(pair)
-    with onnxarchive.open(pair, "r+", model="decoder") as archive:
-        archive.metadata["author"] = "Ada"
-        archive.doc_string = "of the decoder"
-        with archive.edit() as model:
-            assert [it.name for it in model.graph.initializer] == ["z", "c"]
-            archive.producer_name = "test"
-        assert (archive.model_id, archive.doc_string) == ("decoder", "of the decoder")
-        archive.model = changed(archive.model, added("n"))
-        archive.replace_tensor("c", np.frombuffer(D, np.float32))
-        assert archive.tensors["c"].tobytes() == D
-        assert archive.models[""].doc_string == ""
-        archive.rename(inputs={}, outputs={})
-        archive.replace_model(changed(ENCODER, documented("default")), name="")
-        archive.replace_model(of(q=A), name="third")
-        archive.rename_model("decoder", "renamed")
-        assert (archive.model_id, archive.metadata["author"]) == ("renamed", "Ada")
-        archive.rename_model("third", "fourth")
-        with pytest.raises(ValueError, match="the model 'renamed' is open"):
-            archive.remove_model("renamed")
-        archive.remove_model("fourth")
-        assert list(archive.models) == ["", "renamed"]
-        archive.doc_string = "at the end"
-    with onnxarchive.open(pair) as archive:
-        assert archive.model.doc_string == "default"
-        assert archive.models["renamed"].doc_string == "at the end"
-        assert archive.models["renamed"].producer_name == "test"
-    unchanged = before[: before.index(B) + len(B)]
-    assert weights_of(pair).startswith(unchanged)
+    with onnxarchive.edit(pair, model="decoder") as edit:
+        edit.metadata["author"] = "Ada"
+        edit.model.doc_string = "of the decoder"
+        assert [it.name for it in edit.model.graph.initializer] == ["z", "c"]
+        added("n")(edit.model)
+        edit.tensors["c"] = np.frombuffer(D, np.float32)
+        assert edit.tensors["c"].tobytes() == D
+        assert edit.models[""].doc_string == ""
+        edit.models[""] = changed(ENCODER, documented("default"))
+        edit.models["third"] = of(q=A)
+        edit.models.rename("decoder", "renamed")
+        assert edit.model is edit.models["renamed"]
+        assert edit.metadata["author"] == "Ada"
+        edit.models.rename("third", "fourth")
+        assert list(edit.models) == ["", "fourth", "renamed"]
+    expected = changed(DECODER, documented("of the decoder"), added("n"))
+    expected.metadata_props.add(key="author", value="Ada")
+    expected.graph.initializer[1].CopyFrom(floats("c", D))
+    assert weights_of(pair)[: len(before)] != before  # the elements of c
+    for model, full in (("renamed", expected), ("fourth", of(q=A))):
+        assert onnxarchive.load(pair, model=model) == full
+    assert onnxarchive.load(pair) == changed(ENCODER, documented("default"))
     assert onnxarchive.check(pair, full=True) == []
     assert os.listdir(pair.parent) == [pair.name]
 
 
-def test_a_removal_by_another_is_noticed(pair: Path) -> None:
-    with onnxarchive.open(pair, "r+", model="decoder") as archive:
-        remove_model(pair, "decoder", compact=True, copy=True)
-        with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened"):
-            archive.doc_string = "new"
-        with pytest.raises(ModelNotFoundError):
-            onnxarchive.open(pair, "r+", model="decoder")
-    assert onnxarchive.check(pair, full=True) == []
+def test_a_model_that_was_deleted_is_not_found(pair: Path) -> None:
+    with onnxarchive.edit(pair, model="decoder", compact=True) as edit:
+        del edit.models["decoder"]
+        assert list(edit.models) == [""]
+        for use in (
+            lambda: edit.model,
+            lambda: edit.metadata["author"],
+            lambda: edit.tensors.__setitem__("c", ONES),
+            lambda: edit.models.pop("decoder"),
+            lambda: edit.models.rename("decoder", "other"),
+        ):
+            with pytest.raises(ModelNotFoundError, match="one of '', found 'decoder'"):
+                use()
+    with pytest.raises(ModelNotFoundError), onnxarchive.edit(pair, model="decoder"):
+        pass
+    assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
 
 
-def test_a_changed_further_model_that_is_not_assigned_is_warned_of(pair: Path) -> None:
-    archive = onnxarchive.open(pair, "r+", model="decoder")
-    archive.model.doc_string = "lost"
-    with pytest.warns(UserWarning, match="was changed in memory and not assigned"):
-        archive.close()
+def test_a_model_of_the_edit_that_gets_another_id_is_copied(pair: Path) -> None:
+    before = weights_of(pair)
+    with onnxarchive.edit(pair) as edit:
+        edit.models["past"] = edit.models["decoder"]
+        added("n")(edit.models["past"])
+        assert edit.models["past"] is not edit.models["decoder"]
+    models = {"": ENCODER, "decoder": DECODER, "past": changed(DECODER, added("n"))}
+    require_kept(pair, before, models)
 
 
 # Limits
@@ -350,7 +353,7 @@ def test_a_changed_further_model_that_is_not_assigned_is_warned_of(pair: Path) -
 def test_an_end_that_is_too_large_for_an_undo_log_is_written_to_a_new_file(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting, "clone", no_clone)
+    monkeypatch.setattr(filesystem, "clone", no_clone)
     end_nbytes = pair.stat().st_size - len(weights_of(pair))
     inode = pair.stat().st_ino
     monkeypatch.setattr(undo, "MAX_END_NBYTES", end_nbytes)
@@ -361,10 +364,15 @@ def test_an_end_that_is_too_large_for_an_undo_log_is_written_to_a_new_file(
     require_loads(pair, {"": ENCODER, "decoder": DECODER})
 
 
-def test_an_edit_keeps_to_the_limit_that_the_archive_was_opened_with(pair: Path) -> None:
+def test_an_edit_keeps_to_its_limit(pair: Path) -> None:
     total = sum(map(len, raw_models(pair).values()))
-    with onnxarchive.open(pair, "r+", max_model_nbytes=total + 100) as archive:
-        archive.doc_string = "x" * 90
-        with pytest.raises(ArchiveFormatError, match=f"at most {total + 100} bytes in all"):
-            archive.replace_model(of(w=A), name="third")
+    with onnxarchive.edit(pair, max_model_nbytes=total + 100) as edit:
+        edit.model.doc_string = "x" * 90
+    for compact in (False, True):
+        with (
+            pytest.raises(ArchiveFormatError, match=f"at most {total + 100} bytes in all"),
+            onnxarchive.edit(pair, max_model_nbytes=total + 100, compact=compact) as edit,
+        ):
+            edit.models["third"] = of(w=A)
+    with onnxarchive.open(pair) as archive:
         assert list(archive.models) == ["", "decoder"]

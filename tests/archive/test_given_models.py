@@ -16,6 +16,7 @@ from edits import (
     other_bytes,
     referring,
     removed,
+    replace_model,
     require,
     weights,
 )
@@ -24,7 +25,6 @@ from onnx import TensorProto
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model
 from onnxarchive.errors import ArchiveFormatError
 
 
@@ -153,20 +153,40 @@ def test_a_model_file_with_its_data_beside_it_is_taken(
     require(path, saved(new))
 
 
-def test_another_archive_is_no_model_but_what_is_exported_from_it(
-    path: Path, tmp_path: Path
+@pytest.mark.parametrize("form", ["path", "archive", "its model"])
+def test_the_tensors_of_another_archive_are_copied_or_refused(
+    path: Path, tmp_path: Path, form: str
 ) -> None:
+    """Two siblings have the same keys, and a model of one never gets the weights of the other."""
     onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
     before = path.read_bytes()
-    other = changed(weights(2), documented("new"))
+    other = changed(weights(2), other_bytes, documented("new"))
     onnxarchive.save(other, tmp_path / "other.onnxa", assets={"other": b"dog"})
-    # Its writer may wait for this archive, as a model, at the same time.
-    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"other.onnxa: expected a .onnx or a"):
-        replace_model(path, tmp_path / "other.onnxa")
-    require(path, before)
-    onnxarchive.export(tmp_path / "other.onnxa", tmp_path / "other.onnx")
-    replace_model(path, tmp_path / "other.onnx")
-    require(path, saved(other, assets={"labels": b"cat"}))
+    with onnxarchive.open(tmp_path / "other.onnxa") as archive:
+        if form == "its model":
+            for name in ("", "two"):
+                with pytest.raises(ValueError, match=r"one of .*other.onnxa; assign the open"):
+                    replace_model(path, archive.model, name=name)
+            require(path, before)
+            return
+        given = archive if form == "archive" else tmp_path / "other.onnxa"
+        replace_model(path, given, name="two")
+        assert onnxarchive.load(path) == weights(2)
+        assert onnxarchive.load(path, model="two") == other
+        replace_model(path, given, compact=True)
+    require(path, saved(other, models={"two": other}, assets={"labels": b"cat"}))
+
+
+def test_an_archive_at_a_path_is_waited_for_as_long_as_said(path: Path, tmp_path: Path) -> None:
+    """Its editor may wait for this archive at the same time."""
+    onnxarchive.save(weights(2), path)
+    onnxarchive.save(weights(1), tmp_path / "other.onnxa")
+    with (
+        onnxarchive.edit(tmp_path / "other.onnxa"),
+        pytest.raises(onnxarchive.LockedError, match=r"other\.onnxa"),
+    ):
+        replace_model(path, tmp_path / "other.onnxa", timeout=0)
+    require(path, saved(weights(2)))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +213,10 @@ def test_the_model_given_is_not_changed(path: Path) -> None:
 def test_another_kind_of_model_is_refused(path: Path, model: Any) -> None:
     onnxarchive.save(weights(1), path)
     before = path.read_bytes()
-    message = f"^expected an onnx.ModelProto or the path of a .onnx, found {type(model)}$"
+    message = (
+        "^expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
+        f"{type(model)}$"
+    )
     with pytest.raises(TypeError, match=message):
         replace_model(path, model)
     require(path, before)

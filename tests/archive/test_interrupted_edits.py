@@ -17,12 +17,12 @@ from typing import Any
 
 import onnx
 import pytest
+from edits import replace_model
 from interruptions import Interrupted, interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="tools of POSIX")
@@ -101,8 +101,9 @@ class Case:
     next: str
 
 
-def open_to_edit(path: Path) -> None:
-    onnxarchive.open(path, mode="r+").close()
+def edit_nothing(path: Path) -> None:
+    with onnxarchive.edit(path):
+        pass
 
 
 def read(path: Path) -> None:
@@ -122,7 +123,7 @@ def replace(path: Path, base: bytes) -> None:
 
 NEXT: dict[str, Callable[[Path, bytes], object]] = {
     "recover": lambda path, base: recover(path),
-    'open "r+"': lambda path, base: open_to_edit(path),
+    "edit": lambda path, base: edit_nothing(path),
     "open": lambda path, base: read(path),
     "replace_model": replace,
     "save": lambda path, base: onnxarchive.save(SAVED, path),

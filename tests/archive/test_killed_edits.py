@@ -152,17 +152,6 @@ def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, c
     assert len(kill_edits.unfounded(said(text))) == count
 
 
-def test_the_refusal_of_an_archive_that_has_been_changed_since_has_a_cause(path: Path) -> None:
-    State(70, 3, True).write(path)
-    with onnxarchive.open(path, mode="r+") as archive:
-        State(71, 3, True).write(path)
-        with pytest.raises(onnxarchive.ArchiveError) as caught, archive.edit():
-            pass
-    begun = Event("A", "begin", 5, "block of edit")
-    refused = Event("A", "refused", 5, "block of edit", ["ArchiveError", str(caught.value)])
-    assert kill_edits.unfounded([begun, refused]) == []
-
-
 def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
     state = State(70, 3, True)
     path = tmp_path / "model.onnxa"

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from edits import replace_model
 from models import model_of
 from onnx import TensorProto
 from sparse_files import GIB
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage.files import MappedFile, PositionalWriter
@@ -225,7 +225,7 @@ def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int
 MEASURED = """
     import json, os, sys
     import onnx, onnxarchive
-    from onnxarchive.archive.editing import replace_model
+    from edits import replace_model
 
     path, model_path = sys.argv[1:]
 

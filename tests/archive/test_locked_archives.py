@@ -14,13 +14,13 @@ import lock_calls
 import numpy as np
 import onnx
 import pytest
+from edits import add_asset, document, replace_model
 from interruptions import PHASES, Interrupted, interrupt
 from models import documented_model, runnable_model
 from obstore.store import LocalStore
 
 import onnxarchive
 from onnxarchive import LockedError, UnfinishedEditError
-from onnxarchive.archive.editing import change_model, replace_model
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.storage import locking
 from onnxarchive.storage.replacement import Replacement
@@ -130,9 +130,8 @@ CHANGING: dict[str, Callable[[Path], object]] = {
         "other.onnxa", path, store=LocalStore(path.parent)
     ),
     "recover": onnxarchive.recover,
-    "open to edit": lambda path: model_of(path, mode="r+"),
-    "replace_model": lambda path: replace_model(path, runnable_model()),
-    "add_asset": lambda path: onnxarchive.add_asset(path, "labels", b"cat"),
+    "edit": document,
+    "edit of assets": lambda path: add_asset(path, "labels", b"cat"),
 }
 
 
@@ -162,22 +161,19 @@ def test_who_may_only_read_a_file_can_replace_it_and_excludes_editors_meanwhile(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return open_file(path, flags, *mode)
 
-    def edit(model: onnx.ModelProto) -> onnx.ModelProto:
+    monkeypatch.setattr(os, "open", refuse)
+    with onnxarchive.edit(archive, copy=True) as edit:
         with pytest.raises(LockedError):
-            in_a_thread(lambda: replace_model(archive, model, copy=True, timeout=0))
+            in_a_thread(lambda: document(archive, copy=True, timeout=0))
         with monkeypatch.context() as patches:
             patches.setattr(os, "open", open_file)
             with pytest.raises(LockedError):
-                in_a_thread(lambda: replace_model(archive, model, timeout=0))
+                in_a_thread(lambda: document(archive, timeout=0))
         in_a_thread(lambda: model_of(archive, timeout=0))
-        model.doc_string = "new"
-        return model
-
-    monkeypatch.setattr(os, "open", refuse)
-    change_model(archive, edit, copy=True)
+        edit.model.doc_string = "new"
     assert model_of(archive).doc_string == "new"
     monkeypatch.undo()
-    replace_model(archive, runnable_model(), timeout=0)
+    document(archive, timeout=0)
 
 
 def test_who_locks_a_new_file_does_not_stop_its_writer(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -18,14 +19,15 @@ from edits import (
     documented,
     no_clone,
     referring,
+    replace_model,
+    replace_tensor,
     weights,
 )
 from models import copying_clone, raw_tensor, runnable_model
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
+from onnxarchive.storage import filesystem
 
 if sys.platform == "win32":
     pytest.skip("editors are stopped at flock", allow_module_level=True)
@@ -39,16 +41,20 @@ class State(NamedTuple):
     doc_string: str
     metadata: frozenset[str]
     tensors: tuple[bytes, ...]
+    assets: frozenset[str] = frozenset()
 
 
 def state_of(path: Path) -> State:
     assert onnxarchive.check(path, full=True) == []
     assert os.listdir(path.parent) == [path.name]
     model = onnxarchive.load(path)
+    with onnxarchive.open(path) as archive:
+        assets = frozenset(archive.assets)
     return State(
         model.doc_string,
         frozenset(pair.key for pair in model.metadata_props),
         tuple(tensor.raw_data for tensor in model.graph.initializer),
+        assets,
     )
 
 
@@ -63,24 +69,20 @@ def marked(state: State, name: str) -> State:
     return state._replace(metadata=state.metadata | {name})
 
 
-def assign(path: Path, name: str, model: onnx.ModelProto) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        archive.metadata[name] = "1"
-
-
-def edit_in_a_block(path: Path, name: str, model: onnx.ModelProto) -> None:
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit() as edited:
+def set_metadata(path: Path, name: str, model: onnx.ModelProto) -> None:
+    with onnxarchive.edit(path) as edit:
+        edit.metadata[name] = "1"
         stop()
-        edited.metadata_props.add(key=name, value="1")
 
 
-def change(path: Path, name: str, model: onnx.ModelProto) -> None:
-    def mark(found: onnx.ModelProto) -> onnx.ModelProto:
+def add_asset(path: Path, name: str, model: onnx.ModelProto) -> None:
+    with onnxarchive.edit(path) as edit:
         stop()
-        found.metadata_props.add(key=name, value="1")
-        return found
+        edit.assets[name.lower()] = b"1"
 
-    change_model(path, mark)
+
+def with_asset(state: State, name: str) -> State:
+    return state._replace(assets=state.assets | {name.lower()})
 
 
 def transform(path: Path, name: str, model: onnx.ModelProto) -> None:
@@ -127,12 +129,13 @@ def saved_state(state: State, name: str) -> State:
 
 
 EDITORS: dict[str, Editor] = {
-    "assignment": Editor(assign, marked),
-    "edit": Editor(edit_in_a_block, marked),
-    "change_model": Editor(change, marked),
+    "metadata": Editor(set_metadata, marked),
+    "assets": Editor(add_asset, with_asset),
     "transform": Editor(transform, marked),
-    "replace_model": Editor(replace, lambda state, name: State(name, frozenset(), state.tensors)),
-    "replace_tensor": Editor(replace_own_tensor, with_own_tensor),
+    "model": Editor(
+        replace, lambda state, name: state._replace(doc_string=name, metadata=frozenset())
+    ),
+    "tensors": Editor(replace_own_tensor, with_own_tensor),
     "save": Editor(save, saved_state),
 }
 
@@ -167,7 +170,7 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, Any], None],
 ) -> None:
-    monkeypatch.setattr(rewriting, "clone", clone)
+    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(weights(2), path)
     content, start, model = path.read_bytes(), state_of(path), referring(path)
     editors = {"A": EDITORS[one], "B": EDITORS[other]}
@@ -199,8 +202,7 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
 
 
 def set_doc_string(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        archive.doc_string = "by another"
+    edits.document(path, "by another")
 
 
 def save_again(path: Path) -> None:
@@ -256,7 +258,7 @@ def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edite
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rewriting, "clone", clone)
+    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(runnable_model(), path)
     given = path
     if way == "a symbolic link":

@@ -8,13 +8,14 @@ import pickle
 import shutil
 from pathlib import Path
 
+import edits
 import numpy as np
 import pytest
 from models import model_of, raw_tensor, run_python
 from written import saved
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, EditableArchive, ModelNotFoundError
+from onnxarchive import ArchiveFormatError, ModelNotFoundError
 
 
 @pytest.fixture
@@ -56,25 +57,15 @@ def test_it_has_a_file_of_its_own(path: Path) -> None:
 def test_it_is_the_archive_that_has_the_path_then(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         pickled = pickle.dumps(archive)
-    onnxarchive.replace_tensor(path, "w", np.ones(300, np.float32))
+    edits.replace_tensor(path, "w", np.ones(300, np.float32))
     with pickle.loads(pickled) as again:
         assert again.tensors["w"].tolist() == [1] * 300
-
-
-def test_an_editable_archive_is_one_again(path: Path) -> None:
-    with onnxarchive.open(path, "r+", model="decoder") as archive:
-        pickled = pickle.dumps(archive)
-    with pickle.loads(pickled) as again:
-        assert isinstance(again, EditableArchive)
-        again.doc_string = "edited"
-    with onnxarchive.open(path, model="decoder") as archive:
-        assert archive.model.doc_string == "edited"
 
 
 def test_what_fails_says_so(path: Path) -> None:
     with onnxarchive.open(path, model="decoder", max_model_nbytes=1000) as archive:
         pickled = pickle.dumps(archive)
-    onnxarchive.remove_model(path, "decoder", compact=True)
+    edits.remove_model(path, "decoder", compact=True)
     with pytest.raises(ModelNotFoundError, match=r"m\.onnxa.*'decoder'"):
         pickle.loads(pickled)
     onnxarchive.save(model_of(raw_tensor("w", dims=(2000,))), path, size_threshold=10**6)

@@ -18,16 +18,15 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 import pytest
+from edits import replace_model, replace_tensor
 from models import model_of, raw_tensor
 from mounts import attempt, mounted
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import replace_model, replace_tensor
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError
-from onnxarchive.storage import undo
+from onnxarchive.storage import filesystem, undo
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import clone
 
@@ -159,7 +158,7 @@ changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys()
 
 def in_place(path: Path, change: Callable[[Path, bool], None]) -> None:
     """Makes a change as it is made where blocks cannot be shared."""
-    with patch.object(rewriting, "clone", return_value=False):
+    with patch.object(filesystem, "clone", return_value=False):
         change(path, False)
 
 
@@ -204,8 +203,8 @@ def test_a_clone_needs_no_undo_log(
 
     monkeypatch.setattr(undo, "change_end", refuse)
     change(archive, False)
-    with onnxarchive.open(archive, mode="r+") as opened:
-        opened.metadata["author"] = "Ada"
+    with onnxarchive.edit(archive) as edit:
+        edit.metadata["author"] = "Ada"
     assert os.listdir(archive.parent) == ["model.onnxa"]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -21,6 +22,7 @@ from edits import (
     referring,
     removed,
     renamed,
+    replace_model,
     require,
     require_kept,
     reversed_tensors,
@@ -49,8 +51,7 @@ from outcomes import came, requires
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import replace_model
+from onnxarchive.storage import filesystem
 
 # What is written is what `save` would write, if the entries lie as it would put them
 
@@ -272,7 +273,7 @@ def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_giv
         for tensor, stored in zip(every_tensor(new), every_tensor(expected_model), strict=True)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewriting, "clone", copying_clone if kind == "on a clone" else no_clone)
+        patch.setattr(filesystem, "clone", copying_clone if kind == "on a clone" else no_clone)
         try:
             replace_model(path, new, copy=kind == "with copy", **stated)
         except ValueError as error:
@@ -499,12 +500,12 @@ def test_attributes_stay_in_a_model_beside_one_that_has_them_outside(tmp_path: P
         model.graph.node.append(helper.make_node("Constant", [], ["constant"], value=value))
     path = tmp_path / "m.onnxa"
     onnxarchive.save(models[0], path)
-    onnxarchive.replace_model(path, models[1], name="decoder", convert_attribute=True)
+    edits.replace_model(path, models[1], name="decoder", convert_attribute=True)
     with onnxarchive.open(path) as archive:
         before = list(archive.entries)
         assert "value" in before
     models[0].doc_string = "changed"
-    onnxarchive.replace_model(path, models[0])
+    edits.replace_model(path, models[0])
     with onnxarchive.open(path) as archive:
         assert list(archive.entries) == before
 
@@ -515,5 +516,5 @@ def test_compacting_keeps_small_tensors_of_another_model_outside(tmp_path: Path)
     decoder.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "small"))
     onnxarchive.save(runnable_model(), path, models={"decoder": decoder}, size_threshold=0)
     before = path.read_bytes()
-    onnxarchive.replace_model(path, runnable_model(), compact=True)
+    edits.replace_model(path, runnable_model(), compact=True)
     assert path.read_bytes() == before

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edits import MODEL, entries_of, no_clone, referring, require, weights, with_array, written
+from edits import (
+    MODEL,
+    entries_of,
+    no_clone,
+    referring,
+    replace_tensor,
+    require,
+    weights,
+    with_array,
+    written,
+)
 from models import (
     attribute,
     copying_clone,
@@ -24,16 +34,15 @@ from onnx import TensorProto
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import replace_tensor
 from onnxarchive.errors import TensorNotFoundError
+from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.writer import ZipWriter
 
 
 @pytest.fixture(params=["in a new file", "on a clone", "with copy"])
 def tensor_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     clone = copying_clone if request.param == "on a clone" else no_clone
-    monkeypatch.setattr(rewriting, "clone", clone)
+    monkeypatch.setattr(filesystem, "clone", clone)
     return {"copy": request.param == "with copy"}
 
 

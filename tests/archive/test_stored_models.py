@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -75,7 +76,7 @@ def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(
 ) -> None:
     for read in (
         lambda: onnxarchive.open(pair, model=id),
-        lambda: onnxarchive.open(pair, "r+", model=id),
+        lambda: edits.document(pair, model=id),
         lambda: onnxarchive.load(pair, model=id),
     ):
         with pytest.raises(ModelNotFoundError) as caught:
@@ -94,7 +95,7 @@ def test_a_limit_bounds_the_sizes_of_all_models_together(pair: Path) -> None:
     assert onnxarchive.check(pair, max_model_nbytes=total) == []
     for read in (
         lambda: onnxarchive.open(pair, max_model_nbytes=total - 1),
-        lambda: onnxarchive.open(pair, "r+", max_model_nbytes=total - 1),
+        lambda: edits.document(pair, max_model_nbytes=total - 1),
         lambda: onnxarchive.load(pair, model="decoder", max_model_nbytes=total - 1),
     ):
         with pytest.raises(ArchiveFormatError, match=f"at most {total - 1} bytes .* {total}"):
@@ -361,7 +362,7 @@ def test_no_weight_of_an_archive_is_read_to_find_those_that_are_equal(
 ) -> None:
     with uncompared():
         onnxarchive.convert(pair, pair.with_name("again"), dry_run=True)
-        onnxarchive.replace_model(pair, further_model(), name="third")
+        edits.replace_model(pair, further_model(), name="third")
     assert summed == [] or max(summed) < 70_000  # of the new model alone
     assert onnxarchive.check(pair, full=True) == []
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import pytest
 import tqdm.auto
@@ -78,11 +79,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "verify": lambda path, **it: onnxarchive.open(path).verify(**it),
     "check": lambda path, **it: onnxarchive.check(path, full=True, **it),
     "diff": lambda path, **it: onnxarchive.diff(path, path, full=True, **it),
-    "replace_model": lambda path, **it: onnxarchive.replace_model(
-        path, model_of(), compact=True, **it
-    ),
-    "replace_tensor": lambda path, **it: onnxarchive.replace_tensor(path, "w", ARRAY, **it),
-    "add_asset": lambda path, **it: onnxarchive.add_asset(path, "a", b"new", **it),
+    "replace_model": lambda path, **it: edits.replace_model(path, model_of(), compact=True, **it),
+    "replace_tensor": lambda path, **it: edits.replace_tensor(path, "w", ARRAY, **it),
+    "add_asset": lambda path, **it: edits.add_asset(path, "a", b"new", **it),
     "transform": lambda path, **it: onnxarchive.transform(
         path, path, lambda model: model_of(raw_tensor("v", dims=(300,))), weights="loaded", **it
     ),

@@ -167,7 +167,6 @@ def test_errors_show_no_secret(
         ("set-metadata", "{url}", "a=b"),
         ("assets", "add", "{url}", "{file}"),
         ("assets", "rm", "{url}", "labels.txt"),
-        ("rename", "{url}", "--input", "x=y"),
         ("remove-model", "{url}", "further"),
         ("recover", "{url}"),
         ("convert", "{file}", "{url}"),

@@ -171,7 +171,7 @@ def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
     tried: list[int] = []
 
     def require_locked(self: LocalHeaders, number: int) -> None:
-        with pytest.raises(LockedError), onnxarchive.open(archive, mode="r+", timeout=0):
+        with pytest.raises(LockedError), onnxarchive.edit(archive, timeout=0):
             pass
         tried.append(number)
         require(self, number)

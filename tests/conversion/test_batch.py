@@ -470,7 +470,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
 def test_a_model_whose_name_does_not_say_so_is_found_while_it_is_edited(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
+    with onnxarchive.edit(path):
         assert [found for found, _ in find_models(tmp_path)] == [str(path)]
 
 
@@ -482,7 +482,7 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
     read = foreign.read_zip
 
     def read_locked(view: memoryview) -> Any:
-        with pytest.raises(LockedError), onnxarchive.open(path, mode="r+", timeout=0):
+        with pytest.raises(LockedError), onnxarchive.edit(path, timeout=0):
             pass
         return read(view)
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+import edits
 import onnx
 import pytest
 from models import external, mixed_model, model_of, normalised
@@ -140,10 +141,10 @@ def test_a_file_of_a_later_version_is_refused_with_the_advice_to_upgrade(
     target = tmp_path / "target"
     calls: list[Callable[[], object]] = [
         lambda: onnxarchive.open(path),
-        lambda: onnxarchive.open(path, "r+"),
+        lambda: edits.document(path),
         lambda: onnxarchive.load(path),
-        lambda: onnxarchive.replace_model(path, of(w=A)),
-        lambda: onnxarchive.replace_model(path, of(w=A), copy=True, compact=True),
+        lambda: edits.replace_model(path, of(w=A)),
+        lambda: edits.replace_model(path, of(w=A), copy=True, compact=True),
     ]
     for source in (path, tmp_path / "deflated.zip", tmp_path / "unzipped"):
         calls.append(partial(onnxarchive.convert, source, target))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import edits
 import onnx
 import pytest
 from models import external, model_of, normalised, raw_tensor, runnable_model
@@ -104,7 +105,7 @@ def in_another_order(path: Path) -> bytes:
     onnxarchive.save(model, path, assets=ASSETS)
     model.graph.initializer.sort(key=lambda it: it.name, reverse=True)
     model.graph.initializer.append(raw_tensor("new", dims=(3000,), seed=8))
-    onnxarchive.replace_model(path, model)
+    edits.replace_model(path, model)
     assert onnxarchive.check(path, full=True) == []
     return path.read_bytes()
 

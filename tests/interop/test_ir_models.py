@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -366,9 +367,9 @@ def test_models_of_onnx_ir_are_saved_together_with_others(path: Path) -> None:
         onnxarchive.ir.load(other, model="encoder")
     for model in loaded.values():
         model.doc_string = "changed"
-    onnxarchive.change_model(other, lambda model: model_of(), compact=True)
+    edits.change_model(other, lambda model: model_of(), compact=True)
     moved = onnxarchive.ir.load(other, model="decoder")
-    onnxarchive.replace_model(other, of(w=B))
+    edits.replace_model(other, of(w=B))
     with pytest.raises(onnxarchive.ArchiveError, match="changed since"):
         onnxarchive.save(of(w=A), other, models={"decoder": moved})
 

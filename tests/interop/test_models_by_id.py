@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -124,14 +125,14 @@ def test_a_further_model_that_is_added_removed_or_changed_breaks_no_other_link(
     added = further_model()
     added.graph.initializer.append(numpy_helper.from_array(X, "new"))
     added.graph.node.append(helper.make_node("Identity", ["new"], ["n"]))
-    onnxarchive.replace_model(archive, added, name="added")
+    edits.replace_model(archive, added, name="added")
     assert findings(links) == {"": [], "decoder": []}
     assert onnxarchive.load(archive, model="added") == added
-    onnxarchive.rename_model(archive, "added", "aaa")
+    edits.rename_model(archive, "added", "aaa")
     assert findings(links) == {"": [], "decoder": []}
     renamed = further_model()
     renamed.doc_string = "changed"
-    onnxarchive.replace_model(archive, renamed, name="decoder")
+    edits.replace_model(archive, renamed, name="decoder")
     expected = "expected the model of the archive, found one with another doc_string"
     found = findings(links)
     assert found[""] == []
@@ -141,7 +142,7 @@ def test_a_further_model_that_is_added_removed_or_changed_breaks_no_other_link(
 def test_a_link_of_a_model_that_is_gone_names_those_that_there_are(
     archive: Path, links: dict[str, Path]
 ) -> None:
-    onnxarchive.rename_model(archive, "decoder", "other")
+    edits.rename_model(archive, "decoder", "other")
     assert findings(links) == {
         "": [],
         "decoder": [

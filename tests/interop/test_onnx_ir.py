@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -571,7 +572,7 @@ print(growth(write))
 def _edited_by_another(path: Path) -> bytes:
     model = onnxarchive.open(path).model
     model.producer_name = "another"
-    onnxarchive.replace_model(path, model, copy=True)
+    edits.replace_model(path, model, copy=True)
     return path.read_bytes()
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from tarfile import TarInfo
 
+import edits
 import onnx
 import pytest
 from models import run_python, runnable_model
@@ -149,11 +150,11 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
 }
 OPENING: dict[str, Callable[[Path], object]] = {
     "open": onnxarchive.open,
-    "open for editing": lambda path: onnxarchive.open(path, mode="r+"),
+    "edit": edits.document,
     "load": onnxarchive.load,
     "session": onnxarchive.session,
     "extract": lambda path: onnxarchive.extract(path, path.with_name("extracted")),
-    "change_model": lambda path: onnxarchive.change_model(path, lambda model: model),
+    "change_model": lambda path: edits.change_model(path, lambda model: model),
 }
 
 

@@ -20,15 +20,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
 from models import copying_clone, model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.cli import main
 from onnxarchive.errors import AttributesWarning
+from onnxarchive.storage import filesystem
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="attributes as Linux has them")
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's owners and permissions")
@@ -107,17 +108,12 @@ def by_convert(path: Path) -> None:
 
 def by_clone(path: Path, write: Write) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewriting, "clone", copying_clone)
+        patch.setattr(filesystem, "clone", copying_clone)
         write(path)
 
 
-def by_edit(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        archive.doc_string = "new"
-
-
-replace = partial(onnxarchive.replace_model, model=model("new"))
-replace_tensor = partial(onnxarchive.replace_tensor, name="w", array=np.zeros(3000, np.float32))
+replace = partial(edits.replace_model, model=model("new"))
+replace_tensor = partial(edits.replace_tensor, name="w", array=np.zeros(3000, np.float32))
 
 WRITES: dict[str, Write] = {
     "save": lambda path: onnxarchive.save(model("new"), path),
@@ -125,14 +121,14 @@ WRITES: dict[str, Write] = {
     "convert": by_convert,
     "replace_model in place": replace,
     "replace_model with copy": partial(replace, copy=True),
-    "replace_model with compact": lambda path: onnxarchive.replace_model(
+    "replace_model with compact": lambda path: edits.replace_model(
         path, model("new", "v"), compact=True
     ),
     "replace_model on a clone": partial(by_clone, write=replace),
     "replace_tensor": replace_tensor,
     "replace_tensor on a clone": partial(by_clone, write=replace_tensor),
-    "an assignment": by_edit,
-    "an assignment on a clone": partial(by_clone, write=by_edit),
+    "an assignment": edits.document,
+    "an assignment on a clone": partial(by_clone, write=edits.document),
     "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
 # Those that write a new file also of what they cannot read.
@@ -146,7 +142,7 @@ def warmed(tmp_path: Path) -> None:
     """Whatever is imported late is imported now: another user may not read it."""
     if hasattr(os, "geteuid"):
         by_convert(tmp_path / "model.onnxa")
-        by_edit(tmp_path / "model.onnxa")
+        edits.document(tmp_path / "model.onnxa")
 
 
 # Kept attributes
@@ -310,7 +306,7 @@ def test_a_link_that_is_replaced_gets_the_attributes_of_what_it_led_to(path: Pat
     path.chmod(0o640)
     link = path.with_name("link.onnxa")
     link.symlink_to(path)
-    onnxarchive.replace_model(link, model("new"), copy=True)
+    edits.replace_model(link, model("new"), copy=True)
     assert not link.is_symlink()
     assert attributes_of(link) == attributes_of(path) == (OWNER, TEAM, 0o640, {})
 
@@ -462,7 +458,7 @@ def test_a_temporary_file_grants_nothing_that_the_file_does_not(
     with watch.watching(), supporting_descriptors():
         write(path)
     assert watch.grants == []
-    assert watch.moments or write in (replace, by_edit)
+    assert watch.moments or write in (replace, edits.document)
     assert attributes_of(path) == before
 
 
@@ -628,7 +624,7 @@ def test_in_a_directory_of_another_user_a_file_that_all_may_write_is_edited_in_i
     path.chmod(0o666)
     path.parent.chmod(0o755)
     with user(OTHER, OTHERS):
-        by_edit(path)
+        edits.document(path)
         with pytest.raises(PermissionError):
             onnxarchive.save(model("newer"), path)
     assert attributes_of(path) == (OWNER, TEAM, 0o666, {})
@@ -639,7 +635,7 @@ def test_in_a_directory_of_another_user_a_file_that_all_may_write_is_edited_in_i
 
 @root
 @linux
-@pytest.mark.parametrize("write", [replace, by_edit])
+@pytest.mark.parametrize("write", [replace, edits.document])
 @pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "of all"])
 @pytest.mark.parametrize("writer", [OWNER, MEMBER])
 def test_an_edit_changes_no_owner_and_no_group_where_a_clone_would(

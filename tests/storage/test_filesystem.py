@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from onnxarchive.storage import filesystem
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import clone, require_space
+from onnxarchive.storage.filesystem import clone, may_clone, require_space
 
 CONTENT = bytes(range(256)) * 64
 
@@ -44,10 +45,22 @@ def test_a_clone_has_all_bytes_or_there_is_none(
 
 
 def test_there_is_no_clone_on_a_system_without_ioctl(
-    source: MappedFile, descriptor: int, monkeypatch: pytest.MonkeyPatch
+    source: MappedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "fcntl", None)
+    assert not may_clone(source)
+
+
+def test_a_device_without_clones_is_tried_once(
+    source: MappedFile, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(filesystem.fcntl, "ioctl", refuse)
+    assert may_clone(source)
     assert not clone(source, descriptor)
+    assert not may_clone(source)
 
 
 # Free space

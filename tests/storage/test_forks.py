@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import edits
 import lock_calls
 import numpy as np
 import onnx
@@ -27,8 +28,8 @@ from models import copying_clone, model_of, raw_tensor, run_python
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.errors import ArchiveError
+from onnxarchive.storage import filesystem
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
@@ -99,17 +100,17 @@ def link(path: Path, chance: Chance) -> None:
 
 def replace(path: Path, chance: Chance, **options: Any) -> None:
     new = model("new" * 99, raw_tensor("v", TensorProto.UINT8, (NBYTES,), seed=9))
-    onnxarchive.replace_model(path, new, progress=chance, **options)
+    edits.replace_model(path, new, progress=chance, **options)
 
 
 def compact(path: Path, chance: Chance) -> None:
     new = model("new")
     new.graph.initializer.pop(0)
-    onnxarchive.replace_model(path, new, compact=True, progress=chance)
+    edits.replace_model(path, new, compact=True, progress=chance)
 
 
 def replace_tensor(path: Path, chance: Chance) -> None:
-    onnxarchive.replace_tensor(path, "w1", np.zeros(NBYTES, np.uint8), progress=chance)
+    edits.replace_tensor(path, "w1", np.zeros(NBYTES, np.uint8), progress=chance)
 
 
 def change(path: Path, chance: Chance) -> None:
@@ -118,24 +119,22 @@ def change(path: Path, chance: Chance) -> None:
         chance()
         return found
 
-    onnxarchive.change_model(path, changed)
+    edits.change_model(path, changed)
 
 
 def edit(path: Path, chance: Chance) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        with archive.edit():
-            chance()
-            archive.doc_string = "new" * 99
-            chance()
+    with onnxarchive.edit(path) as edit:
         chance()
+        edit.model.doc_string = "new" * 99
+        chance()
+    chance()
 
 
 def assign(path: Path, chance: Chance) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
+    with onnxarchive.edit(path, progress=chance) as edit:
+        edit.metadata["author"] = "Ada"
         chance()
-        archive.metadata["author"] = "Ada"
-        chance()
-        archive.replace_model(model("new" * 99), progress=chance)
+        edit.model = model("new" * 99)
 
 
 def transform(path: Path, chance: Chance) -> None:
@@ -159,7 +158,7 @@ def on_a_clone(write: Write) -> Write:
     """A write on a file system that shares blocks."""
 
     def written(path: Path, chance: Chance) -> None:
-        with patch.object(rewriting, "clone", copying_clone):
+        with patch.object(filesystem, "clone", copying_clone):
             write(path, chance)
 
     return written
@@ -347,7 +346,7 @@ def require_written(path: Path, forks: Forks, expected: dict[str, bytes]) -> Non
     assert forks.count
     assert contents(path.parent) == expected
     # Children that end at last live yet, and have whatever they share open.
-    onnxarchive.replace_model(path, model("last"), compact=True, timeout=0)
+    edits.replace_model(path, model("last"), compact=True, timeout=0)
     after = contents(path.parent)
     forks.finish()
     assert contents(path.parent) == after

@@ -17,17 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import edits
 import lock_calls
 import numpy as np
 import onnx
 import pytest
 from byte_locks import LOCKED_BYTE, lock_bytes_alone
+from edits import replace_model
 from models import documented_model, run_python
 from processes import started
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import LockedError
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
@@ -292,17 +293,16 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def read_model(path: Path, mode: Any = "r") -> str:
-    with onnxarchive.open(path, mode=mode) as archive:
+def read_model(path: Path) -> str:
+    with onnxarchive.open(path) as archive:
         return str(archive.model.doc_string)
 
 
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path, mode: str) -> None:
+def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path) -> None:
     other = archive.with_name("other")
     onnxarchive.save(documented_model("newer and longer"), other)
     with held("exclusive", archive) as holder:
-        waiting = Waiting(lambda: read_model(archive, mode))
+        waiting = Waiting(lambda: read_model(archive))
         waiting.require_waiting()
         with open(archive, "r+b") as file:  # what the holder of the lock would do
             file.write(other.read_bytes())
@@ -314,7 +314,7 @@ def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path, mode: 
 def test_readers_open_an_archive_at_once_and_keep_no_lock(archive: Path) -> None:
     with held("shared", archive):
         assert read_model(archive) == "old"
-    with onnxarchive.open(archive) as first, onnxarchive.open(archive, mode="r+") as second:
+    with onnxarchive.open(archive) as first, onnxarchive.open(archive) as second:
         assert is_free(archive)
         assert first.model == second.model
 
@@ -361,17 +361,12 @@ def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(archive
 
 WRITER = """
     import sys
-    import onnx
-    from onnxarchive.archive.editing import change_model
+    import onnxarchive
 
     path, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     for number in range(count):
-        def changed(model):
-            onnx.helper.set_model_props(
-                model, {**{p.key: p.value for p in model.metadata_props}, f"{name}{number}": "x"}
-            )
-            return model
-        change_model(path, changed)
+        with onnxarchive.edit(path) as edit:
+            edit.metadata[f"{name}{number}"] = "x"
 """
 
 
@@ -391,15 +386,15 @@ def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
 
 OPENING: dict[str, Callable[[Path], object]] = {
     "open": lambda path: onnxarchive.open(path),
-    "open to edit": lambda path: onnxarchive.open(path, mode="r+"),
+    "edit": lambda path: edits.document(path),
     "load": lambda path: onnxarchive.load(path),
     "check": lambda path: onnxarchive.check(path),
     "save": lambda path: onnxarchive.save(documented_model("other"), path),
     "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
     "export": lambda path: onnxarchive.export(path, path.with_name("other")),
     "replace_model": lambda path: replace_model(path, documented_model("other")),
-    "replace_tensor": lambda path: onnxarchive.replace_tensor(path, "w", [1.0]),
-    "change_model": lambda path: onnxarchive.change_model(path, lambda it: it),
+    "replace_tensor": lambda path: edits.replace_tensor(path, "w", [1.0]),
+    "change_model": lambda path: edits.change_model(path, lambda it: it),
     "recover": recover,
     "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
@@ -428,11 +423,11 @@ def test_an_interrupt_that_comes_with_the_lock_leaves_none(
 def test_a_thread_that_edits_an_archive_does_not_wait_for_itself(
     archive: Path, act: Callable[[Path], object]
 ) -> None:
-    with onnxarchive.open(archive, mode="r+") as opened, opened.edit():
+    with onnxarchive.edit(archive) as edit:
         with pytest.raises(LockedError, match="finish the edit first") as caught:
             act(archive)
         assert caught.value.path == str(archive)
-        opened.doc_string = "new"
+        edit.model.doc_string = "new"
     assert read_model(archive) == "new"
     assert os.listdir(archive.parent) == [archive.name]
 
@@ -442,18 +437,18 @@ def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path)
         return onnxarchive.load(archive)
 
     with pytest.raises(LockedError, match="finish the edit first"):
-        onnxarchive.change_model(archive, change)
+        edits.change_model(archive, change)
     assert read_model(archive) == "old"
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_opening_to_edit_gives_up_when_it_should(archive: Path, timeout: float) -> None:
+def test_an_edit_gives_up_when_it_should(archive: Path, timeout: float) -> None:
     with held("exclusive", archive) as holder:
         with pytest.raises(LockedError, match="the file is locked by a process") as caught:
-            onnxarchive.open(archive, mode="r+", timeout=timeout)
+            edits.document(archive, timeout=timeout)
         assert caught.value.path == str(archive)
         holder.let_go()
-        onnxarchive.open(archive, mode="r+", timeout=timeout).close()
+        edits.document(archive, timeout=timeout)
 
 
 @flock
@@ -464,14 +459,13 @@ def test_opening_to_edit_waits_for_readers_and_opening_to_read_does_not(
     with held("shared", archive):
         onnxarchive.open(archive, timeout=timeout).close()
         with pytest.raises(LockedError):
-            onnxarchive.open(archive, mode="r+", timeout=timeout)
+            edits.document(archive, timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_opening_takes_no_negative_timeout(archive: Path, mode: Any, timeout: float) -> None:
+def test_opening_takes_no_negative_timeout(archive: Path, timeout: float) -> None:
     with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
-        onnxarchive.open(archive, mode=mode, timeout=timeout)
+        onnxarchive.open(archive, timeout=timeout)
 
 
 def test_a_closed_file_is_not_locked_by_readers_either(path: Path) -> None:
@@ -570,15 +564,14 @@ def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
 # What opens, edits and replaces an archive, and what its doc_string is then.
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "open": (read_model, "old"),
-    "open to edit": (partial(read_model, mode="r+"), "old"),
-    "assign": (lambda path: assign(path), "new"),
+    "twice": (lambda path: twice(path), "new"),
     "edit": (lambda path: edit(path), "new"),
     "replace_model": (lambda path: replace_model(path, documented_model("new")), "new"),
     "replace_model by a link": (lambda path: replace_by_a_link(path), "new"),
     "with copy": (lambda path: replace_model(path, documented_model("new"), copy=True), "new"),
     "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
     "replace_tensor": (
-        lambda path: onnxarchive.replace_tensor(path, "w", np.zeros(300, np.float32)),
+        lambda path: edits.replace_tensor(path, "w", np.zeros(300, np.float32)),
         "old",
     ),
     "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
@@ -590,16 +583,15 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def assign(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive:
-        archive.doc_string = "newer"
-        archive.doc_string = "new"
+def twice(path: Path) -> None:
+    edits.document(path, "newer")
+    edits.document(path, "new")
 
 
 def edit(path: Path) -> None:
-    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
-        archive.doc_string = "new"
-        archive.tensors["w"].tobytes()
+    with onnxarchive.edit(path) as edit:
+        edit.model.doc_string = "new"
+        edit.tensors["w"].tobytes()
 
 
 def lesser(doc_string: str) -> onnx.ModelProto:
@@ -635,9 +627,8 @@ def recover_an_edit(path: Path) -> None:
 import os, sys
 import onnxarchive
 
-model = onnxarchive.open(sys.argv[1]).model
-model.doc_string = "cut" * 9999
-onnxarchive.replace_model(sys.argv[1], model, progress=lambda *_: os._exit(0))
+with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0)) as edit:
+    edit.model.doc_string = "cut" * 9999
 """
     run_python(code, path)
     assert recover(path).is_rolled_back
@@ -888,9 +879,8 @@ def test_on_windows_a_thread_that_reads_moves_no_lock(
 
 @flock
 def test_on_windows_archives_are_opened_and_changed(archive: Path, windows: list[int]) -> None:
-    with onnxarchive.open(archive, mode="r+") as opened:
-        opened.doc_string = "new"
-        assert read_model(archive) == "new"
+    edits.document(archive)
+    assert read_model(archive) == "new"
     with another(archive) as other, locking.exclusive(other):
         require_locked(
             lambda: elsewhere(lambda: replace_model(archive, documented_model("newest"), timeout=0))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import edits
 import onnx
 import pytest
 from byte_locks import lock_bytes_alone
@@ -13,7 +14,6 @@ from interruptions import Interrupted, interrupt
 from models import raw_tensor, weight_model
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.storage import files, filesystem
 
 
@@ -32,7 +32,7 @@ def replaced(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         model = archive.model
     model.doc_string = "changed " * 100
-    onnxarchive.replace_model(path, model)
+    edits.replace_model(path, model)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ MISSING: dict[str, Missing] = {
 @pytest.fixture(params=list(MISSING))
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes calls away; an archive is edited in place also where blocks could be shared."""
-    monkeypatch.setattr(rewriting, "clone", lambda *_: False)
+    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
     MISSING[request.param](monkeypatch)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -91,14 +92,12 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "open": lambda path: read(path / "m.onnxa"),
     "open and prefetch": lambda path: read(path / "m.onnxa", prefetch="willneed"),
     "cat": lambda path: cat(path / "m.onnxa", "u"),
-    "replace_model": lambda path: onnxarchive.replace_model(path / "m.onnxa", path / "m.onnx"),
-    "compact": lambda path: onnxarchive.replace_model(
-        path / "m.onnxa", path / "m.onnx", compact=True
-    ),
-    "replace_tensor": lambda path: onnxarchive.replace_tensor(
+    "replace_model": lambda path: edits.replace_model(path / "m.onnxa", path / "m.onnx"),
+    "compact": lambda path: edits.replace_model(path / "m.onnxa", path / "m.onnx", compact=True),
+    "replace_tensor": lambda path: edits.replace_tensor(
         path / "m.onnxa", "u", np.ones(3000, np.float32)
     ),
-    "add_asset": lambda path: onnxarchive.add_asset(path / "m.onnxa", "new", b"new"),
+    "add_asset": lambda path: edits.add_asset(path / "m.onnxa", "new", b"new"),
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
 import pytest
@@ -17,8 +18,8 @@ from obstore.store import MemoryStore
 from remote_files import Remote, data_of, opened
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.cli import main
+from onnxarchive.storage import filesystem
 
 WRITES: dict[str, Callable[[Path, Path], object]] = {
     "save": lambda _, target: onnxarchive.save(model(2), target),
@@ -41,13 +42,11 @@ WRITES: dict[str, Callable[[Path, Path], object]] = {
     ),
 }
 EDITS: dict[str, Callable[..., object]] = {
-    "replace_model": lambda path, **options: onnxarchive.replace_model(
-        path, edited(path), **options
-    ),
-    "replace_tensor": lambda path, **options: onnxarchive.replace_tensor(
+    "replace_model": lambda path, **options: edits.replace_model(path, edited(path), **options),
+    "replace_tensor": lambda path, **options: edits.replace_tensor(
         path, "u", np.ones(3000, np.float32), **options
     ),
-    "add_asset": lambda path, **options: onnxarchive.add_asset(path, "a", b"new", **options),
+    "add_asset": lambda path, **options: edits.add_asset(path, "a", b"new", **options),
 }
 
 
@@ -117,7 +116,7 @@ def test_an_edit_in_place_needs_syncs_and_a_copy_does_not(
     archive: Path, monkeypatch: pytest.MonkeyPatch, edit: Callable[..., object], code: int
 ) -> None:
     before = archive.read_bytes()
-    monkeypatch.setattr(rewriting, "clone", lambda *_: False)
+    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
     refuse(monkeypatch, "fsync", code)
     try:
         edit(archive)

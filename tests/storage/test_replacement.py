@@ -20,7 +20,7 @@ import pytest
 from models import model_of, open_below, raw_tensor
 
 import onnxarchive
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile

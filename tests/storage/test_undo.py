@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from edits import replace_model
 from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
 from models import documented_model, model_of, raw_tensor
@@ -20,8 +21,7 @@ from outcomes import came, requires
 from zip_readers import READERS, Reader, ReaderError
 
 import onnxarchive
-from onnxarchive.archive.editing import replace_model
-from onnxarchive.archive.recovery import recover
+from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.storage import undo
 from onnxarchive.storage.files import MappedFile, PositionalWriter
@@ -317,7 +317,8 @@ def archive(further: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def open_to_edit(path: Path) -> None:
-    onnxarchive.open(path, mode="r+").close()
+    with onnxarchive.edit(path):
+        pass
 
 
 def require_refused(path: Path, *, is_unfinished: bool) -> None:
@@ -417,8 +418,7 @@ def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
                 read(path)
             assert str(refused.value) == (
                 f"{path}: expected a complete archive, found one whose last edit was interrupted; "
-                "'onnxarchive recover' rolls the edit back, and so does opening the archive for "
-                "editing"
+                "'onnxarchive recover' rolls the edit back, and so does the next edit"
             )
         assert path.read_bytes() == content
         assert os.listdir(path.parent) == [path.name]

@@ -13,26 +13,22 @@ from dataclasses import dataclass
 
 from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.unfinished import unfinished_edit
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     Report,
-    UnfinishedEditError,
     with_path,
 )
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.replacement import remove_abandoned
-from onnxarchive.storage.undo import FileBefore, UnfinishedEdit
+from onnxarchive.storage.undo import FileBefore
 from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
+from onnxarchive.zipformat.records import METHOD_STORED, LocalHeader
 
-_USUAL_HEADER_SIZE = 512  # bytes; the largest local header has about 128 KiB
-
-__all__ = ["Recovery", "opened_for_edit", "recover", "require_finished", "roll_back"]
+__all__ = ["Recovery", "opened_for_edit", "recover", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class Recovery:
 def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIMEOUT) -> Recovery:
     """Rolls back an interrupted edit, and removes temporary files of killed processes.
 
-    A complete archive is never changed. `open` with mode `"r+"` rolls back, too. Temporary files
+    A complete archive is never changed. `edit` rolls back, too. Temporary files
     are not removed if the archive's folder cannot be listed.
 
     Args:
@@ -105,20 +101,6 @@ def opened_for_edit(
         yield file
 
 
-def require_finished(file: MappedFile) -> None:
-    """Refuses a file with an interrupted edit; the caller has locked the file.
-
-    Raises:
-        UnfinishedEditError: The file ends with an undo log.
-    """
-    if _find(file) is not None:
-        raise UnfinishedEditError(
-            "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
-            "recover' rolls the edit back, and so does opening the archive for editing",
-            path=file.path,
-        )
-
-
 def roll_back(file: MappedFile) -> bool:
     """Rolls back an interrupted edit.
 
@@ -132,7 +114,7 @@ def roll_back(file: MappedFile) -> bool:
         ArchiveError: After a rollback the file would not be an archive. The file is unchanged.
         OSError: The file cannot be read or written.
     """
-    edit = _find(file)
+    edit = unfinished_edit(file)
     if edit is None:
         return False
     file.require_writable()
@@ -151,49 +133,6 @@ def _require_whole(file: MappedFile) -> None:
     """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Report(), undo.MAX_END_NBYTES)
     LocalHeaders(file, contents.directory).require_all()
-
-
-def _find(file: MappedFile) -> UnfinishedEdit | None:
-    """The interrupted edit of an archive; None if the file does not end with an undo log."""
-    edit = undo.find(file)
-    if edit is not None or EndRecord.unpack(
-        file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
-    ):
-        return edit
-    before = _first_archive(file)
-    return None if before is None else undo.find_torn(file, *before)
-
-
-def _first_archive(file: MappedFile) -> tuple[int, int] | None:
-    """Finds the archive at the beginning of a file by local headers alone.
-
-    Returns:
-        The offset of the first model's entry and the size of the archive, in bytes; None if the
-        file does not begin with an archive.
-    """
-    offset = directory_size = 0
-    first_model = None
-    for count in range(1, layout.MAX_ENTRIES + 1):
-        placement = _placement(file, offset)
-        if placement is None or placement.end > file.size:
-            return None
-        directory_size += placement.directory_record().packed_size
-        if placement.name.startswith(MODEL_PROTO.encode()):
-            first_model = offset if first_model is None else first_model
-            if placement.name == MODEL_PROTO.encode():
-                end = layout.end_of_archive(count, directory_size, placement.end)
-                return first_model, placement.end + directory_size + len(end)
-        offset = placement.end
-    return None
-
-
-def _placement(file: MappedFile, offset: int) -> Placement | None:
-    """The entry with a local header at `offset`, or None."""
-    for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
-        local = LocalHeader.unpack(file.read(offset, size))
-        if local is not None:
-            return layout.placement(local, offset)
-    return None
 
 
 def _is_leftover(file: MappedFile) -> bool:

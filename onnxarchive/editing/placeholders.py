@@ -1,0 +1,188 @@
+"""Messages of assigned models, whose external tensors are entries or data from elsewhere.
+
+In a message of an edit, the location of an external tensor is the key of an entry of the archive,
+or a placeholder for data that is read from another file or object when the edit is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import onnx
+
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive, owner_of
+from onnxarchive.archive.referring import EntryData, referred_data, verified_data
+from onnxarchive.archive.saving import split
+from onnxarchive.buffers.data import Data
+from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.model import tensors, walking
+from onnxarchive.model.copying import with_locations
+from onnxarchive.model.keys import is_model
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.sources.source import Source, is_zip, open_model
+from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import require_no_input
+
+if TYPE_CHECKING:
+    from onnxarchive.archive.saving import Model
+
+    GivenModel: TypeAlias = Model | Archive | str | os.PathLike[str]
+
+_PLACEHOLDER = "\0"  # no key begins with this character
+
+
+def is_placeholder(location: str) -> bool:
+    """True if a location stands for data from elsewhere."""
+    return location.startswith(_PLACEHOLDER)
+
+
+class Placeholders:
+    """The data from elsewhere of an edit, by the placeholder that stands for it.
+
+    Args:
+        archive: The archive that is edited.
+        resources: Closes files that assigned models are read from.
+        timeout: Seconds to wait for the lock of an archive at an assigned path; None waits without
+            limit. Another process may edit that archive, and wait for this one.
+    """
+
+    def __init__(
+        self, archive: Archive, resources: contextlib.ExitStack, timeout: float | None
+    ) -> None:
+        self._timeout = timeout
+        self._archive = archive
+        self._resources = resources
+        self._data: list[Callable[[], Data]] = []
+
+    def add(self, data: Callable[[], Data]) -> str:
+        """The placeholder for data."""
+        self._data.append(data)
+        return f"{_PLACEHOLDER}{len(self._data) - 1}"
+
+    def data(self, ref: TensorRef) -> Data:
+        """The bytes of an external tensor: from elsewhere, or those of an entry of the archive.
+
+        Raises:
+            ArchiveFormatError: The location is neither a placeholder nor a key of the archive.
+        """
+        location = tensors.location(ref.tensor)
+        if location is None or not is_placeholder(location):
+            return referred_data(self._archive, ref)
+        return self._data[int(location.removeprefix(_PLACEHOLDER))]()
+
+    def message(self, model: GivenModel, *, is_new: bool) -> onnx.ModelProto:
+        """The message of an assigned model; a ModelProto is its own message.
+
+        Args:
+            model: The model.
+            is_new: True if the archive had no model to replace, and the message is none of the
+                edit. Then a ModelProto must have no external tensors, or belong to the archive.
+
+        Raises:
+            ValueError: The external tensors of a ModelProto are those of another archive, or of
+                none.
+            TypeError: `model` is no model.
+            ArchiveFormatError: The file at a path is not a model, or its data is missing.
+            OSError: The file at a path cannot be read.
+        """
+        if isinstance(model, onnx.ModelProto):
+            self._require_own(model, is_new)
+            return model
+        if isinstance(model, Archive):
+            return self._of_archive(model)
+        if isinstance(model, str | os.PathLike):
+            return self._of_path(model)
+        return self._of_split(model)
+
+    def _require_own(self, model: onnx.ModelProto, is_new: bool) -> None:
+        owner = owner_of(model)
+        if owner is None and not is_new:
+            return
+        for ref in tensors.walk(model):
+            key = tensors.location(ref.tensor)
+            if key is None or (owner is not None and self._has_entry(owner, key)):
+                continue
+            found = "one of an unknown archive" if owner is None else f"one of {owner.path}"
+            raise ValueError(
+                f"{self._archive.path}: {ref}: expected an external tensor of this archive, found "
+                f"{found}; assign the open archive or its path, whose tensors are copied"
+            )
+
+    def _has_entry(self, other: Archive, key: str) -> bool:
+        """True if an entry of an archive at the same path is still an entry of this archive."""
+        own, entry = self._archive.entries.get(key), other.entries.get(key)
+        return (
+            own is not None
+            and entry is not None
+            and (own.nbytes, own.crc32) == (entry.nbytes, entry.crc32)
+            and other._is_at(self._archive._local_file.absolute_path)
+        )
+
+    def _of_archive(self, other: Archive) -> onnx.ModelProto:
+        locations = {
+            ref.path: self.add(partial(verified_data, other, key))
+            for key, ref in other._refs_of(other.model_id).items()
+            if not self._has_entry(other, key)
+        }
+        return with_locations(other.model, locations)
+
+    def _of_path(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
+        require_no_input(self._archive._local_file.absolute_path, [os.fspath(path)])
+        if not os.path.isdir(path):
+            with MappedFile(path) as file:
+                is_archive = is_zip(file.read(0, 4))
+            if is_archive:
+                opened = self._resources.enter_context(open(path, timeout=self._timeout))
+                return self._of_archive(opened)
+        elsewhere = partial(referred_data, self._archive)
+        source = self._resources.enter_context(open_model(path, elsewhere=elsewhere))
+        with with_path(path):
+            return self._of_source(source)
+
+    def _of_source(self, source: Source) -> onnx.ModelProto:
+        """The message of a source; data that is an entry of the archive is referred to by key.
+
+        A `.onnx` written by `link`, for example, has such data.
+
+        Raises:
+            ArchiveFormatError: The bytes of a tensor overlap the archive's models or directory.
+        """
+        entries = [entry for entry in self._archive.entries.values() if not is_model(entry.name)]
+        name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
+        end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
+        for path, data in source.data.items():
+            key = data.name if isinstance(data, EntryData) else None
+            if isinstance(data, FileData) and data.identity == self._archive._local_file.identity:
+                key = name_of.get((data.offset, data.nbytes))
+                if key is None and data.nbytes and data.offset + data.nbytes > end:
+                    ref = TensorRef(path, walking.at(source.model, path))
+                    raise ArchiveFormatError(
+                        f"{ref}: expected external data in a tensor of the archive, found "
+                        f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
+                    )
+            location = self.add(partial(_same, data)) if key is None else key
+            tensors.set_location(walking.at(source.model, path), location)
+        return source.model
+
+    def _of_split(self, model: Model) -> onnx.ModelProto:
+        parts = split(model, DEFAULT_SIZE_THRESHOLD)
+        assert not isinstance(parts, onnx.ModelProto)
+        for ref in list(tensors.walk(parts.proto)):
+            if ref.path in parts.large:
+                entry = parts.entry(ref)
+                if entry is not None and self._has_entry(*entry):
+                    tensors.set_location(ref.tensor, entry[1])
+                else:
+                    tensors.set_location(ref.tensor, self.add(partial(parts.resolve, ref)))
+        return parts.proto
+
+
+def _same(data: Data) -> Data:
+    return data

@@ -1,0 +1,694 @@
+"""One edit of an archive: what it shows, what is written when its block ends, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    MODEL,
+    added,
+    changed,
+    document,
+    documented,
+    entry,
+    new_model,
+    referring,
+    removed,
+    require,
+    reversed_tensors,
+    weights,
+    with_array,
+)
+from models import (
+    copying_clone,
+    model_of,
+    open_below,
+    raw_tensor,
+    run_model,
+    runnable_model,
+)
+from written import saved
+
+import onnxarchive
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
+from onnxarchive.storage import files, filesystem
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is made")
+ASSETS = {"labels": b"cat"}
+ONES = np.ones(300, np.float32)
+
+
+@pytest.fixture
+def archive(path: Path) -> Path:
+    """An archive of `weights(2)` and an asset."""
+    onnxarchive.save(weights(2), path, assets=ASSETS)
+    return path
+
+
+def saved_with_asset(*changes: Any) -> bytes:
+    return saved(changed(weights(2), *changes), assets=ASSETS)
+
+
+# What is written
+
+
+def test_all_changes_are_written_as_one_when_the_block_ends(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def clone(source: files.MappedFile, target: int) -> bool:
+        written.append(target)
+        return copying_clone(source, target)
+
+    monkeypatch.setattr(filesystem, "clone", clone)
+    before = archive.read_bytes()
+    with onnxarchive.edit(archive) as edit:
+        edit.metadata["author"] = "Ada"
+        edit.metadata.update(year="1843", place="London")
+        del edit.metadata["place"]
+        edit.model.doc_string = "new"
+        edit.model.graph.node.add(op_type="Neg", input=["a"], output=["b"])
+        edit.models["decoder"] = weights(1)
+        edit.assets["new"] = b"dog"
+        edit.tensors["w1"] = ONES
+        assert edit.model is edit.models[""]
+        assert dict(edit.metadata) == {"author": "Ada", "year": "1843"}
+        assert archive.read_bytes() == before
+        assert written == []
+    assert len(written) == 1
+    expected = with_array(changed(weights(2), documented("new")), 1, ONES)
+    onnx.helper.set_model_props(expected, {"author": "Ada", "year": "1843"})
+    expected.graph.node.add(op_type="Neg", input=["a"], output=["b"])
+    assets = ASSETS | {"new": b"dog"}
+    require(archive, saved(expected, models={"decoder": weights(1)}, assets=assets))
+
+
+def test_an_edit_is_written_in_every_way(path: Path, way: dict[str, Any]) -> None:
+    onnxarchive.save(weights(2), path)
+    for text in ("new", "newer"):
+        document(path, text, **way)
+        require(path, saved(changed(weights(2), documented(text))))
+    with onnxarchive.edit(path, compact=True, **way) as edit:
+        del edit.model.graph.initializer[0]
+    require(path, saved(changed(weights(2), documented("newer"), removed(0))))
+
+
+@pytest.mark.usefixtures("no_clones")
+def test_an_edit_without_a_change_writes_nothing(archive: Path) -> None:
+    before, status = archive.read_bytes(), archive.stat()
+    for options in ({}, {"size_threshold": 1000}, {"convert_attribute": False}):
+        with onnxarchive.edit(archive, **options) as edit:
+            edit.model.doc_string = "new"
+            edit.model.ClearField("doc_string")
+            edit.metadata.update({})
+            edit.metadata["a"] = "b"
+            edit.metadata.clear()
+            edit.model = edit.models[""]
+            edit.tensors["w0"] = edit.tensors["w0"].copy()
+            edit.assets["labels"] = b"cat"
+    require(archive, before)
+    after = archive.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+
+
+@pytest.mark.parametrize("option", ["compact", "copy"])
+def test_an_edit_without_a_change_writes_the_same_bytes_anew_on_request(
+    archive: Path, option: str
+) -> None:
+    before, inode = archive.read_bytes(), archive.stat().st_ino
+    with onnxarchive.edit(archive, **{option: True}):  # type: ignore[arg-type]
+        pass
+    require(archive, before)
+    assert archive.stat().st_ino != inode
+
+
+def test_a_model_that_lacks_a_tensor_is_refused_at_the_end(archive: Path) -> None:
+    before = archive.read_bytes()
+    with (
+        pytest.raises(ValueError, match="no model would use 'w0'; compact=True"),
+        onnxarchive.edit(archive) as edit,
+    ):
+        del edit.model.graph.initializer[0]
+    require(archive, before)
+
+
+def test_an_archive_of_another_writer_that_was_not_changed_keeps_its_bytes(archive: Path) -> None:
+    """Its model is not serialized as this library does it."""
+    serialized = weights(2)
+    serialized.metadata_props.add(key="b", value="2")
+    onnxarchive.save(serialized, archive)
+    with onnxarchive.open(archive) as opened:
+        model = bytes(opened.read(MODEL))
+    fields = [b"\x08\x0a", model.replace(b"\x08\x0a", b"", 1)]
+    assert onnx.ModelProto.FromString(b"".join(fields[::-1])) == referring(archive)
+    assert model != b"".join(fields[::-1])
+    rewrite_model(archive, b"".join(fields[::-1]))
+    before, mtime = archive.read_bytes(), archive.stat().st_mtime_ns
+    with onnxarchive.edit(archive) as edit:
+        edit.metadata["b"] = "2"
+        edit.model.ir_version += 0
+    assert (archive.read_bytes(), archive.stat().st_mtime_ns) == (before, mtime)
+
+
+def rewrite_model(path: Path, serialized: bytes) -> None:
+    """Gives the model's entry other bytes of the same size."""
+    import zlib
+
+    place = entry(path, MODEL)
+    data = bytearray(path.read_bytes())
+    old = place.crc32.to_bytes(4, "little")
+    data[place.data_offset : place.data_offset + place.nbytes] = serialized
+    data = bytearray(bytes(data).replace(old, zlib.crc32(serialized).to_bytes(4, "little")))
+    path.write_bytes(data)
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_metadata_is_a_mapping(path: Path) -> None:
+    model = weights(1)
+    onnxarchive.save(model, path)
+    with onnxarchive.edit(path) as edit:
+        metadata = edit.metadata
+        assert (len(metadata), dict(metadata), repr(metadata)) == (0, {}, "{}")
+        metadata["author"] = "Ada"
+        metadata["größe"] = ""
+        assert metadata == edit.metadata == {"author": "Ada", "größe": ""}
+        assert repr(metadata) == "{'author': 'Ada', 'größe': ''}"
+        assert "author" in metadata
+        assert list(metadata) == ["author", "größe"]
+        assert metadata.get("missing") is None
+        metadata["author"] = "Grace"
+        assert metadata.pop("größe") == ""
+        assert metadata.setdefault("author", "Alan") == "Grace"
+        assert metadata.setdefault("year", "1952") == "1952"
+        metadata.update({"year": "1959"}, language="COBOL")
+        assert dict(metadata) == {"author": "Grace", "year": "1959", "language": "COBOL"}
+        del metadata["year"]
+        for use in (
+            lambda: metadata["year"],
+            lambda: metadata.pop("year"),
+            lambda: metadata.__delitem__("year"),
+        ):
+            with pytest.raises(KeyError, match="year"):
+                use()
+        edit.model = changed(model, documented("assigned"))
+        assert dict(metadata) == {}
+        edit.metadata["language"] = "ALGOL"
+    with onnxarchive.open(path) as archive:
+        assert dict(archive.metadata) == {"language": "ALGOL"}
+
+
+@pytest.mark.parametrize("value", [5, None, True, 1.5, b"x"])
+def test_metadata_takes_strings_only_and_says_so(archive: Path, value: Any) -> None:
+    before = archive.read_bytes()
+    with onnxarchive.edit(archive) as edit:
+        message = f"found {type(value).__name__}; convert it with str"
+        with pytest.raises(TypeError, match=rf"expected a string for metadata\['n'\], {message}"):
+            edit.metadata["n"] = value
+        with pytest.raises(TypeError, match=rf"expected a string for a key of metadata, {message}"):
+            edit.metadata.update({value: "n"})
+    require(archive, before)
+
+
+def test_a_key_that_is_there_twice_is_one_after_it_is_changed(path: Path) -> None:
+    model = weights(1)
+    for value in ("first", "last"):
+        model.metadata_props.add(key="twice", value=value)
+    onnxarchive.save(model, path)
+    with onnxarchive.edit(path) as edit:
+        assert dict(edit.metadata) == {"twice": "last"}
+        edit.metadata["other"] = "value"
+    assert [pair.key for pair in referring(path).metadata_props] == ["twice", "twice", "other"]
+    with onnxarchive.edit(path) as edit:
+        edit.metadata["twice"] = "new"
+    assert [pair.key for pair in referring(path).metadata_props] == ["twice", "other"]
+
+
+def test_tensors_are_a_mapping_of_read_only_arrays(archive: Path) -> None:
+    with onnxarchive.edit(archive) as edit:
+        tensors = edit.tensors
+        assert (list(tensors), len(tensors), "w0" in tensors, "x" in tensors) == (
+            *(["w0", "w1"], 2),
+            *(True, False),
+        )
+        assert tensors["w1"].tobytes() == weights(2).graph.initializer[1].raw_data
+        array = ONES.copy()
+        tensors["w0"] = array
+        assert not tensors["w0"].flags.writeable
+        array[0] = 7  # it is held, not copied
+        assert tensors["w0"][0] == 7
+        assert list(tensors) == ["w0", "w1"]
+        with pytest.raises(TypeError, match="tensors cannot be deleted"):
+            del tensors["w0"]
+        for wrong, found in (
+            (np.ones(300), r"DOUBLE of shape \[300\]"),
+            (np.ones((300, 1), np.float32), r"FLOAT of shape \[300, 1\]"),
+            (3, r"INT64 of shape \[\]"),
+        ):
+            message = rf"'w1' .*: expected FLOAT of shape \[300\], found {found}"
+            with pytest.raises(ValueError, match=message):
+                tensors["w1"] = wrong
+        for name in ("x", "labels", "W0"):
+            with pytest.raises(KeyError, match=name):
+                tensors[name] = ONES
+    array[0] = 8  # too late
+    expected = ONES.copy()
+    expected[0] = 7
+    with onnxarchive.open(archive) as opened:
+        np.testing.assert_array_equal(opened.tensors["w0"], expected)
+    assert onnxarchive.check(archive, full=True) == []
+
+
+def test_tensors_of_an_assigned_model_are_replaced_in_it(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    small = raw_tensor("small", dims=(3,))
+    with onnxarchive.edit(path, compact=True) as edit:
+        edit.model = changed(weights(2), lambda model: model.graph.initializer.append(small))
+        edit.tensors["w1"] = ONES
+        edit.tensors["small"] = np.arange(3, dtype=np.float32)
+        with pytest.raises(KeyError, match="'w2'"):
+            edit.tensors["w2"] = ONES
+        added("w2", nbytes=1200)(edit.model)
+        edit.tensors["w2"] = np.ones(1200, np.uint8)
+        assert list(edit.tensors) == ["w0", "w1", "small", "w2"]
+    loaded = {it.name: it.raw_data for it in onnxarchive.load(path).graph.initializer}
+    assert loaded == {
+        "w0": weights(1).graph.initializer[0].raw_data,
+        "w1": ONES.tobytes(),
+        "small": np.arange(3, dtype=np.float32).tobytes(),
+        "w2": b"\x01" * 1200,
+    }
+
+
+def test_a_tensor_that_the_model_lacks_at_the_end_is_refused(archive: Path) -> None:
+    before = archive.read_bytes()
+    with (  # noqa: PT012
+        pytest.raises(ValueError, match=r"named 'w1', whose .* edit\.tensors, found none"),
+        onnxarchive.edit(archive, compact=True) as edit,
+    ):
+        edit.tensors["w1"] = ONES
+        del edit.model.graph.initializer[1]
+    require(archive, before)
+
+
+def test_a_tensor_whose_name_becomes_ambiguous_is_refused(archive: Path) -> None:
+    before = archive.read_bytes()
+    with (  # noqa: PT012
+        pytest.raises(ValueError, match=r"named 'w1', whose .* edit\.tensors, found several"),
+        onnxarchive.edit(archive) as edit,
+    ):
+        edit.tensors["w1"] = ONES
+        edit.model.graph.initializer.add().CopyFrom(raw_tensor("w1", dims=(300,)))
+    require(archive, before)
+
+
+@pytest.mark.parametrize("field", ["raw_data", "float_data"])
+def test_data_beside_a_reference_is_refused_and_not_lost(archive: Path, field: str) -> None:
+    before = archive.read_bytes()
+    with (  # noqa: PT012
+        pytest.raises(ArchiveFormatError, match=r"edit\.tensors\['w1'\] = array") as caught,
+        onnxarchive.edit(archive) as edit,
+    ):
+        tensor = edit.model.graph.initializer[1]
+        if field == "raw_data":
+            tensor.raw_data = ONES.tobytes()
+        else:
+            tensor.float_data.extend(ONES)
+    assert "tensor 'w1' (graph.initializer[1]): expected no data beside" in str(caught.value)
+    assert f"found {field}" in str(caught.value)
+    require(archive, before)
+
+
+def test_new_elements_obey_the_rules_of_their_type(path: Path) -> None:
+    truths = onnx.numpy_helper.from_array(np.zeros(2000, bool), "truths")
+    onnxarchive.save(model_of(truths), path)
+    before = path.read_bytes()
+    wrong = onnx.TensorProto(data_type=truths.data_type, dims=[2000], raw_data=b"\2" * 2000)
+    with (
+        pytest.raises(ArchiveFormatError, match="TENSOR-5"),
+        onnxarchive.edit(path) as edit,
+    ):
+        edit.tensors["truths"] = wrong
+    require(path, before)
+
+
+def test_a_shared_tensor_changes_in_the_edited_model_alone(path: Path) -> None:
+    onnxarchive.save(weights(2), path, models={"two": weights(2)})
+    with onnxarchive.edit(path, model="two") as edit:
+        edit.tensors["w1"] = ONES
+    assert onnxarchive.load(path) == weights(2)
+    assert onnxarchive.load(path, model="two") == with_array(weights(2), 1, ONES)
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_a_model_in_onnx_ir_is_renamed_and_assigned_without_reading_its_weights(
+    path: Path,
+) -> None:
+    pytest.importorskip("onnx_ir")
+    import onnxarchive.ir
+
+    onnxarchive.save(runnable_model(), path)
+    end = min(it.header_offset for it in entries(path) if it.name.startswith("__"))
+    weights_before = path.read_bytes()[:end]
+    model = onnxarchive.ir.load(path)
+    (x,) = (value for value in model.graph.inputs if value.name == "x")
+    x.name = "pixels"
+    with onnxarchive.edit(path) as edit:
+        edit.model = model
+        assert [value.name for value in edit.model.graph.input] == ["pixels"]
+    assert path.read_bytes()[:end] == weights_before
+    pytest.importorskip("onnxruntime")
+    given = np.ones((2, 1024), np.float32)
+    (found,) = onnxarchive.session(path).run(["y"], {"pixels": given})
+    onnx.save(runnable_model(), path.with_name("before.onnx"))
+    np.testing.assert_array_equal(found, run_model(path.with_name("before.onnx"), x=given)[0])
+
+
+def entries(path: Path) -> list[onnxarchive.Entry]:
+    with onnxarchive.open(path) as archive:
+        return list(archive.entries.values())
+
+
+def test_an_assigned_model_is_held_and_written_as_it_is_at_the_end(archive: Path) -> None:
+    model = changed(weights(2), documented("assigned"))
+    with onnxarchive.edit(archive) as edit:
+        edit.model = model
+        assert edit.model is model
+        edit.metadata["author"] = "Ada"
+        model.graph.name = "changed"
+        assert list(edit.entries) == ["w0", "w1", "assets/labels", MODEL]
+    expected = changed(weights(2), documented("assigned"))
+    expected.metadata_props.add(key="author", value="Ada")
+    expected.graph.name = "changed"
+    assert model == expected
+    require(archive, saved(expected, assets=ASSETS))
+
+
+def test_keys_follow_the_order_of_the_model_in_a_compact_edit(path: Path) -> None:
+    """Two names that derive the same key change their keys when they change places."""
+    model = model_of(*(raw_tensor(name, dims=(300,), seed=ord(name[1])) for name in ("a.b", "a/b")))
+    onnxarchive.save(model, path)
+    with onnxarchive.edit(path, compact=True) as edit:
+        reversed_tensors(edit.model)
+    require(path, saved(changed(model, reversed_tensors)))
+
+
+# Discarded changes
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_an_exception_discards_every_change(
+    archive: Path, error: type[BaseException], way: dict[str, Any]
+) -> None:
+    before, status = archive.read_bytes(), archive.stat()
+    with (  # noqa: PT012
+        pytest.raises(error),
+        onnxarchive.edit(archive, **way) as edit,
+    ):
+        edit.metadata["author"] = "Ada"
+        edit.model = new_model()
+        edit.assets["a"] = b"b"
+        edit.tensors["w0"] = ONES
+        raise error
+    require(archive, before)
+    assert archive.stat() == status or archive.stat().st_mtime_ns == status.st_mtime_ns
+    document(archive, timeout=0)  # nothing is locked any more
+    require(archive, saved_with_asset(documented("new")))
+
+
+def test_a_generator_that_is_closed_or_collected_in_the_block_writes_nothing(
+    archive: Path,
+) -> None:
+    def editing() -> Iterator[None]:
+        with onnxarchive.edit(archive) as edit:
+            edit.metadata["author"] = "Ada"
+            yield
+
+    before = archive.read_bytes()
+    for end in (lambda it: it.close(), lambda it: None):
+        generator = editing()
+        next(generator)
+        end(generator)
+        del generator
+        require(archive, before)
+    document(archive, timeout=0)
+
+
+def test_an_edit_that_has_ended_is_used_no_more(archive: Path) -> None:
+    with onnxarchive.edit(archive) as edit:
+        model, models, metadata = edit.model, edit.models, edit.metadata
+        tensors, assets = edit.tensors, edit.assets
+    uses: list[Callable[[], object]] = [
+        lambda: edit.model,
+        lambda: edit.models,
+        lambda: edit.metadata,
+        lambda: edit.tensors,
+        lambda: edit.assets,
+        lambda: edit.entries,
+        lambda: setattr(edit, "model", model),
+        lambda: models[""],
+        lambda: models.__setitem__("a", weights(1)),
+        lambda: models.__delitem__("a"),
+        lambda: models.rename("a", "b"),
+        lambda: list(models),
+        lambda: len(models),
+        lambda: metadata.get("a"),
+        lambda: metadata.update(a="b"),
+        lambda: list(metadata),
+        lambda: tensors["w0"],
+        lambda: tensors.__setitem__("w0", ONES),
+        lambda: tensors.__delitem__("w0"),
+        lambda: list(tensors),
+        lambda: "w0" in tensors,
+        lambda: assets["labels"],
+        lambda: assets.__setitem__("a", b""),
+        lambda: assets.__setitem__("a", archive.with_name("other")),
+        lambda: assets.__delitem__("labels"),
+        lambda: list(assets),
+        lambda: "labels" in assets,
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="this edit has ended; begin another one with"):
+            use()
+    assert repr(edit) == f"<onnxarchive.Edit {str(archive)!r} (ended)>"
+
+
+# Where, and how it is refused
+
+
+def test_only_a_local_file_is_edited(path: Path) -> None:
+    data = saved(weights(1))
+    for target in ("https://example.com/m.onnxa", data):
+        message = r"expected a local file, found .*onnxarchive\.download .*onnxarchive\.save"
+        with (
+            pytest.raises(onnxarchive.UnsupportedFeatureError, match=message),
+            onnxarchive.edit(target),  # type: ignore[arg-type]
+        ):
+            pass
+
+
+def test_another_mode_of_open_is_refused(archive: Path) -> None:
+    for mode in ("w", "a", "rb", "", "r+"):
+        message = f"expected mode 'r', found {mode!r}; onnxarchive.edit changes .* save and Writer"
+        with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+            onnxarchive.open(archive, mode=mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_written(
+    path: Path, compact: bool
+) -> None:
+    onnxarchive.save(weights(2), path)
+    nbytes = entry(path, MODEL).nbytes
+    with pytest.raises(ArchiveFormatError, match="max_model_nbytes"):
+        document(path, max_model_nbytes=nbytes - 1)
+    before = path.read_bytes()
+    with (
+        pytest.raises(ArchiveFormatError, match="max_model_nbytes") as caught,
+        onnxarchive.edit(path, max_model_nbytes=nbytes + 9, compact=compact) as edit,
+    ):
+        edit.model = changed(weights(1 if compact else 2), documented("x" * nbytes))
+    assert (caught.value.rule, caught.value.path) == ("MODEL-2", str(path))
+    del caught  # its traceback holds the file
+    require(path, before)
+    assert open_below(path.parent) == []
+
+
+def test_an_archive_is_edited_wherever_the_process_goes(
+    path: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(weights(2), path)
+    monkeypatch.chdir(path.parent)
+    with onnxarchive.edit(path.name, **way) as edit:
+        monkeypatch.chdir("/")
+        edit.model.doc_string = "new"
+    require(path, saved(changed(weights(2), documented("new"))))
+
+
+@pytest.mark.parametrize("timeout", [-1, -2.5, float("nan")])
+def test_a_timeout_is_not_negative(archive: Path, timeout: float) -> None:
+    with (
+        pytest.raises(ValueError, match=r"^expected a timeout of 0 seconds or more, found"),
+        onnxarchive.edit(archive, timeout=timeout),
+    ):
+        pytest.fail("the block begins")
+
+
+# Who has to wait
+
+
+def test_whoever_else_opens_the_archive_waits_for_the_edit_or_sees_nothing_of_it(
+    archive: Path,
+) -> None:
+    before = referring(archive)
+    calls: list[Callable[[], object]] = [
+        lambda: document(archive, timeout=0),
+        lambda: document(archive, timeout=0, copy=True),
+        lambda: onnxarchive.recover(archive, timeout=0),
+    ]
+    with ThreadPoolExecutor(1) as executor:
+        with onnxarchive.edit(archive) as edit:
+            for call in calls:
+                with pytest.raises(LockedError) as caught:
+                    executor.submit(call).result()
+                assert caught.value.path == str(archive)
+            with executor.submit(onnxarchive.open, archive, timeout=0).result() as other:
+                assert other.model == before
+            waiting = executor.submit(referring, archive)
+            edit.model.doc_string = "new"
+        assert waiting.result().doc_string == "new"
+
+
+def test_a_thread_does_not_wait_for_its_own_edit(archive: Path) -> None:
+    link = archive.with_name("link.onnxa")
+    calls: list[Callable[[], object]] = [
+        lambda: onnxarchive.open(archive),
+        lambda: onnxarchive.open(link),
+        lambda: onnxarchive.load(archive),
+        lambda: onnxarchive.check(archive),
+        lambda: onnxarchive.recover(archive, timeout=None),
+        lambda: onnxarchive.save(new_model(), archive),
+        lambda: document(archive, timeout=None),
+        lambda: document(archive, copy=True),
+        lambda: document(link, copy=True),
+        lambda: onnxarchive.transform(archive, archive, lambda model: model, weights="loaded"),
+    ]
+    before = archive.read_bytes()
+    with onnxarchive.edit(archive) as edit:
+        link.symlink_to(archive)
+        for call in calls:
+            with pytest.raises(LockedError, match="finish the edit first"):
+                call()
+            assert archive.read_bytes() == before
+        link.unlink()
+        assert edit.tensors["w0"].shape == (300,)
+        assert edit.assets["labels"] == b"cat"
+        edit.model.doc_string = "new"
+    require(archive, saved_with_asset(documented("new")))
+    onnxarchive.open(archive, timeout=0).close()
+
+
+def test_a_second_task_of_an_event_loop_gets_an_error_and_no_deadlock(archive: Path) -> None:
+    async def edit(begun: asyncio.Event, refused: asyncio.Event) -> None:
+        with onnxarchive.edit(archive) as edit:
+            begun.set()
+            await refused.wait()
+            edit.model.doc_string = "new"
+
+    async def interfere(begun: asyncio.Event, refused: asyncio.Event) -> None:
+        await begun.wait()
+        with pytest.raises(LockedError, match="finish the edit first"):
+            document(archive, timeout=None)
+        refused.set()
+
+    async def both() -> None:
+        begun, refused = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(edit(begun, refused), interfere(begun, refused))
+
+    asyncio.run(both())
+    require(archive, saved_with_asset(documented("new")))
+
+
+@pytest.mark.parametrize("written", ["model", "tensor"])
+def test_an_edit_is_left_alone_by_what_is_called_with_its_progress(
+    archive: Path, way: dict[str, Any], written: str
+) -> None:
+    refused = []
+
+    def progress(done: int, total: int) -> None:
+        with pytest.raises(LockedError, match="finish the edit first") as caught:
+            document(archive, "other")
+        refused.append(caught.value.path)
+
+    with onnxarchive.edit(archive, progress=progress, **way) as edit:
+        if written == "model":
+            edit.model.doc_string = "new"
+        else:
+            edit.tensors["w0"] = ONES
+    assert set(refused) == {str(archive)}
+    expected = with_array(weights(2), 0, ONES)
+    if written == "model":
+        expected = changed(weights(2), documented("new"))
+    require(archive, saved(expected, assets=ASSETS))
+
+
+def test_an_edit_that_ends_in_another_thread_writes_nothing(archive: Path) -> None:
+    before = archive.read_bytes()
+    block = onnxarchive.edit(archive)
+    edit = block.__enter__()
+    edit.model.doc_string = "new"
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ArchiveError, match="another thread"):
+        executor.submit(block.__exit__, None, None, None).result()
+    require(archive, before)
+    document(archive, timeout=0)
+
+
+# Forks
+
+
+def ends_well(call: Callable[[], object]) -> bool:
+    """Whether a call returns in a fork of this process, and does so within a minute."""
+    process = os.fork()
+    if not process:
+        signal.alarm(60)
+        try:
+            call()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(process, 0)[1] == 0
+
+
+@posix
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_a_fork_that_leaves_the_block_writes_nothing_and_keeps_the_lock(
+    archive: Path, error: type[BaseException] | None, way: dict[str, Any]
+) -> None:
+    before = archive.read_bytes()
+
+    def leave(block: Any) -> None:
+        if error is None:
+            with pytest.raises(ArchiveError, match="is a fork of"):
+                block.__exit__(None, None, None)
+        else:
+            assert not block.__exit__(error, error(), None)
+        assert archive.read_bytes() == before
+
+    block = onnxarchive.edit(archive, **way)
+    edit = block.__enter__()
+    edit.model.doc_string = "new"
+    assert ends_well(lambda: leave(block))
+    assert archive.read_bytes() == before
+    with ThreadPoolExecutor(1) as executor, pytest.raises(LockedError):
+        executor.submit(onnxarchive.recover, archive, timeout=0).result()
+    block.__exit__(None, None, None)
+    require(archive, saved_with_asset(documented("new")))
