@@ -76,7 +76,7 @@ class Target:
     limit: float
     beside: str | None = None
     row: str | None = None
-    figure: Literal["seconds", "anonymous", "resident"] = "seconds"
+    figure: Literal["seconds", "cpu_seconds", "anonymous", "resident"] = "seconds"
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,22 @@ def _sessions(*, is_packed: bool) -> Case:
     return Case(title, tuple(measures), targets, 1 if is_packed else 3)
 
 
+def _edits(group: str) -> Case:
+    return Case(
+        "set an item of the metadata; onnx.load: load the model with external data",
+        (
+            Measure(OURS, group, ways.edit_archive, ("archive",), clocks=("warm",)),
+            _peer("onnx.load", group, ways.load_onnx, ("external",), clocks=("warm",)),
+        ),
+        (Target("at most", 0.35, "onnx.load", figure="cpu_seconds"),),
+        times=5,
+    )
+
+
 _GROWING: Final[Mapping[str, Callable[[Place], ways.Step]]] = {
     "open": ways.open_archive,
     "ls": ways.list_archive,
-    "replace_model": ways.replace_model,
+    "edit": ways.edit_archive,
 }
 
 
@@ -276,6 +288,8 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
 # Cases of the same large files are neighbours, so that few files are on the disk at a time.
 CASES: Final[Mapping[str, Case]] = {
     "start": _start(),
+    "edit": _edits("light"),
+    "edit-many": _edits("many"),
     "open-many": Case(
         "open an archive; safetensors: safe_open, and list the keys",
         (
@@ -412,7 +426,7 @@ CASES: Final[Mapping[str, Case]] = {
                         _ONNXRUNTIME,
                         False,
                     ),
-                    ("replace_model", ways.replace_model, (), False),
+                    ("edit", ways.edit_archive, (), False),
                     ("check --full", ways.check, (), False),
                     ("export", ways.export_archive, (), True),
                 )

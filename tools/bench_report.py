@@ -183,14 +183,12 @@ def describe(verdict: Verdict) -> str:
     target = verdict.target
     is_absolute = target.beside is None
     limit = f"{target.bound} {_figure(target.limit, target.figure, is_absolute)}"
-    if target.beside is None:
-        what = f"{target.figure} memory" if target.figure != "seconds" else "time"
-    elif target.figure != "seconds":
-        what = f"{target.figure} memory relative to {target.beside}"
-    elif target.bound == "at most":
-        what = f"time relative to {target.beside}"
-    else:
+    figures = {"seconds": "time", "cpu_seconds": "CPU time"}
+    what = figures.get(target.figure, f"{target.figure} memory")
+    if target.figure == "seconds" and target.bound == "at least" and target.beside is not None:
         what = f"times as fast as {target.beside}"
+    elif target.beside is not None:
+        what = f"{what} relative to {target.beside}"
     what = f"{target.row}: {what}" if target.row else what
     if verdict.spread is None:
         return f"not measured  {what}: {limit} ({verdict.reason})"
@@ -207,7 +205,7 @@ def describe(verdict: Verdict) -> str:
 def _figure(value: float, figure: str, is_absolute: bool) -> str:
     if not is_absolute:
         return ratio(value)
-    return duration(value) if figure == "seconds" else f"{value / MIB:.1f} MiB"
+    return duration(value) if figure.endswith("seconds") else f"{value / MIB:.1f} MiB"
 
 
 def ratio(value: float) -> str:

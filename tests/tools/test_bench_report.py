@@ -203,7 +203,7 @@ def grown(name: str) -> Result:
 
 def test_growth_is_told_with_its_slope() -> None:
     result = grown("growth-bytes")
-    assert list(bench_report.growth(result)) == ["open", "ls", "replace_model", "save"]
+    assert list(bench_report.growth(result)) == ["open", "ls", "edit", "save"]
     assert (
         "  open: slope 1.00 (1: time in proportion to size; 0: constant time)"
         in bench_report.text(result)
