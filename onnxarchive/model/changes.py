@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import eq
 from typing import Any, Final, Literal
 
@@ -75,9 +75,11 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
         one: The message with the first list.
         other: The message with the other list.
     """
-    ones, others = (_by_name(field, getattr(it, field)) for it in (one, other))
-    for name in {**ones, **others}:
-        before, after = ones.get(name), others.get(name)
+    lists = getattr(one, field), getattr(other, field)
+    ones, others = (_by_name(field, it) for it in lists)
+    for name in chain(ones, (it for it in others if it not in ones)):
+        before = lists[0][ones[name]] if name in ones else None
+        after = lists[1][others[name]] if name in others else None
         changes = tuple(_message_changes("", before, after))
         if changes and not changes[0].name:
             yield replace(changes[0], name=name)
@@ -143,7 +145,8 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
     """
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
-            yield from _by_name(field.name, value, f"{field.name} ").items()
+            for name, index in _by_name(field.name, value, f"{field.name} ").items():
+                yield name, value[index]
         elif field.message_type or schema.is_repeated(field):
             yield field.name, value
         elif field.containing_oneof or repr(value) != repr(field.default_value):
@@ -153,18 +156,18 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
     yield "unknown fields", [unknown] if unknown else []
 
 
-def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
-    """The messages of a list by name: `x`, a second `x` as `x[1]`, an unnamed node as `node[0]`."""
+def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, int]:
+    """Index of each message by name: `x`, a second `x` is `x[1]`, an unnamed node `node[0]`."""
     counts: Counter[str] = Counter()
-    found: dict[str, Message] = {}
-    for message in messages:
+    found: dict[str, int] = {}
+    for index, message in enumerate(messages):
         name = "" if prefix and field in _POSITIONAL else _name(message)
         key = f"{prefix}{name}" if name else field
         if counts[name] or not name:
             key += f"[{counts[name]}]"
         while key in found:  # another message has this name
             key += "'"
-        found[key] = message
+        found[key] = index
         counts[name] += 1
     return found
 
