@@ -312,7 +312,7 @@ def _place_of_object(url: str, store: Store | None, options: Options | None) -> 
     ]
     # In Google's cloud, the file of an account may name the server.
     paths = [it for each in settings for it in each.values() if isinstance(it, str)]
-    files = [_content(it) for it in paths if scheme_of(url) == "gs"]
+    files = [_content(it) for it in paths if scheme_of(url) == "gs" and os.path.isfile(it)]
     return _place(url, headers, settings, files)
 
 
@@ -320,7 +320,7 @@ def _content(path: str) -> str | None:
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read(1 << 20)).hexdigest()
-    except (OSError, ValueError):
+    except OSError:
         return None
 
 
@@ -415,8 +415,15 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             return found, key
         hosts = [] if scheme in WEB else _hosts(scheme, options)
         client = groups.get("client_options", {})
-        remake = lambda own: make(client_options=client | own)  # noqa: E731
-        return keep_secrets(name, found, key, remake, hosts, has_token=has_token), key
+        found = keep_secrets(
+            name,
+            found,
+            key,
+            lambda own: make(client_options=client | own),
+            hosts,
+            has_token=has_token,
+        )
+        return found, key
     keys = ", ".join(sorted(_names(options))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
