@@ -38,7 +38,19 @@ except ImportError:  # Windows
 # Calls by name, in the module that has them.
 NAMES = {
     os: (
-        *("open", "stat", "lstat", "fstat", "dup", "lseek", "read", "pread", "write", "pwrite"),
+        *(
+            "open",
+            "close",
+            "stat",
+            "lstat",
+            "fstat",
+            "dup",
+            "lseek",
+            "read",
+            "pread",
+            "write",
+            "pwrite",
+        ),
         *("ftruncate", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir"),
         *("listdir", "scandir", "readlink", "getcwd", "fchown", "chmod", "fchmod", "utime"),
         *("getxattr", "setxattr", "listxattr", "removexattr", "statvfs", "fstatvfs"),
@@ -81,9 +93,11 @@ class FailingCall:
             return Map
 
         def call(*arguments: Any, **options: Any) -> Any:
+            if name == "close":
+                original(*arguments)
             self._require(name, arguments)
             # Nothing waits for the disk.
-            return None if name == "fsync" else original(*arguments, **options)
+            return None if name in ("close", "fsync") else original(*arguments, **options)
 
         return call
 

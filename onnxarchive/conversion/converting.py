@@ -547,3 +547,4 @@ def extract(
                 found = pieces(models[name]) if name in models else verified_pieces(archive, name)
                 for piece in counter(found):
                     target_writer.write(piece)
+                file.flush()

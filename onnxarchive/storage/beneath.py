@@ -115,7 +115,7 @@ class Root:
             with naming(self._joined(path)), os.scandir(descriptor) as entries:
                 yield from entries
         finally:
-            os.close(descriptor)
+            _close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
         """True if a name in the directory leads to a given file; links to any place are followed.
@@ -136,7 +136,7 @@ class Root:
     def close(self) -> None:
         """Closes the directory; except on Windows, no file can be opened beneath it afterwards."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            _close(self._descriptor)
             self._descriptor = -1
         if self._linked is not None:
             self._linked.close()
@@ -178,7 +178,7 @@ class Root:
             try:
                 below = os.open(component, kind | _NOT_FOLLOWED, dir_fd=opened)
             finally:
-                os.close(opened)
+                _close(opened)
             opened = below
         return opened
 
@@ -188,7 +188,7 @@ class Root:
         try:
             self._root_of(_final_path(descriptor), path)
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return descriptor
 
@@ -249,13 +249,13 @@ def open_own(path: str, mode: int) -> int:
                 continue
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor
-            os.close(descriptor)  # another file has the name now
+            _close(descriptor)  # another file has the name now
     except OSError as error:
         error.filename = path
         raise
     finally:
         if folder is not None:
-            os.close(folder)
+            _close(folder)
 
 
 def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -> None:
@@ -323,3 +323,8 @@ def _unprefixed(path: str) -> str:
     if path.startswith("\\\\?\\UNC\\"):
         return "\\\\" + path[len("\\\\?\\UNC\\") :]
     return path.removeprefix("\\\\?\\")
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # nothing was written
+        os.close(descriptor)

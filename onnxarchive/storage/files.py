@@ -54,7 +54,8 @@ class _Descriptor:
         self.number = number
 
     def __del__(self) -> None:
-        os.close(self.number)
+        with contextlib.suppress(OSError):  # see `MappedFile.flush`
+            os.close(self.number)
 
 
 class MappedFile(RandomAccessFile):
@@ -177,7 +178,7 @@ class MappedFile(RandomAccessFile):
         Raises:
             OSError: The file cannot be opened for writing, or is open only for reading.
         """
-        os.close(_open(self.absolute_path, None, is_writable=True)[0])
+        _Descriptor(_open(self.absolute_path, None, is_writable=True)[0])
         if not self._is_writable:
             raise PermissionError(
                 errno.EACCES, "was not writable when it was opened; open it again", self.path
@@ -250,6 +251,15 @@ class MappedFile(RandomAccessFile):
             raise
         finally:
             del descriptor  # else the traceback of a kept error would keep the file open
+
+    def flush(self) -> None:
+        """Reports writes that failed late, as NFS does when a descriptor is closed.
+
+        Raises:
+            OSError: Bytes were lost; the error names the file.
+        """
+        with naming(self.path):
+            os.close(os.dup(self.fileno()))
 
     def truncate(self, size: int) -> None:
         """Cuts or extends the file to `size` bytes, but not `self.size`.

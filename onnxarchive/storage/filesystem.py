@@ -111,4 +111,5 @@ def sync_directory(directory: str) -> None:
         if error.errno not in (*_NO_SYNC, errno.EBADF):
             raise
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # nothing was written
+            os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sys
 from collections.abc import Callable
@@ -138,6 +139,28 @@ def test_a_cache_needs_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.raises(OSError, match=r"cannot be synced .*; choose a cache on another file"),
     ):
         file.fetch([(0, 1000)])
+
+
+# Closing
+
+
+def test_bytes_of_an_extracted_file_that_are_lost_late_are_an_error(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+    errors = [OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))]
+
+    def fail(descriptor: int) -> None:
+        is_written = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
+        close(descriptor)
+        if is_written and errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)) as caught:
+        onnxarchive.extract(archive, tmp_path / "target")
+    assert os.path.dirname(caught.value.filename) == str(tmp_path / "target")
+    assert os.listdir(tmp_path) == ["m.onnxa"]
 
 
 # Renaming
