@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import mmap
 import os
 import re
@@ -261,3 +262,43 @@ def test_an_error_of_any_system_call_names_its_file(
             if problem is not None:
                 problems.append(f"{name} {at}: {problem}")
     assert problems == []
+
+
+class FailingObject(io.BytesIO):
+    """A file object whose reads or writes fail after its name and size were found."""
+
+    def __init__(self, data: bytes, name: str | None) -> None:
+        super().__init__(data)
+        if name is not None:
+            self.name = name
+        self.is_failing = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._fail()
+        return super().read(size)
+
+    def write(self, data: Any, /) -> int:
+        self._fail()
+        return super().write(data)
+
+    def _fail(self) -> None:
+        if self.is_failing:
+            raise OSError(errno.EIO, "the cable was pulled")
+
+
+@pytest.mark.parametrize("name", ["tape.onnxa", None])
+def test_an_error_of_the_callers_file_object_names_the_object(name: str | None) -> None:
+    target = FailingObject(b"", name)
+    onnxarchive.save(runnable_model(), target)
+    target.is_failing = True
+    with pytest.raises(OSError, match="the cable was pulled") as written:
+        onnxarchive.save(runnable_model(), target)
+    source = FailingObject(target.getvalue(), name)
+    archive = onnxarchive.open(source)
+    source.is_failing = True
+    with pytest.raises(OSError, match="the cable was pulled") as later:
+        archive.verify()
+    with pytest.raises(OSError, match="the cable was pulled") as opened:
+        onnxarchive.open(source)
+    for error in (written, later, opened):
+        assert error.value.filename == (name or "file object FailingObject")

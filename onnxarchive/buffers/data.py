@@ -24,6 +24,18 @@ class SupportsWrite(Protocol):
         """
 
 
+def add_name(error: OSError, file: object) -> None:
+    """Adds the name of a file object to its error, if the error names no file."""
+    if error.filename is None and error.errno is not None:
+        error.filename = name_of(file)
+
+
+def name_of(file: object) -> str:
+    """The name of a file object for messages."""
+    name = getattr(file, "name", None)
+    return name if isinstance(name, str) else f"file object {type(file).__name__}"
+
+
 class Data(Protocol):
     """The bytes of an entry, in pieces; they can be read repeatedly."""
 

@@ -6,6 +6,7 @@ import os
 import threading
 from typing import Protocol
 
+from onnxarchive.buffers.data import add_name, name_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
 
@@ -29,8 +30,7 @@ class BinaryFile(RandomAccessFile):
             ValueError: The file object is not seekable, is closed, or is open for text.
             OSError: The file object cannot be read.
         """
-        name = getattr(file, "name", None)
-        self.path = name if isinstance(name, str) else f"file object {type(file).__name__}"
+        self.path = name_of(file)
         self._file: SupportsSeek | None = file
         self._lock = threading.Lock()
         try:
@@ -38,6 +38,7 @@ class BinaryFile(RandomAccessFile):
             is_binary = isinstance(file.read(0), bytes | bytearray | memoryview)
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
+                add_name(error, file)
                 raise
             raise ValueError(f"{self.path}: expected a seekable binary file") from error
         if not is_binary:
@@ -51,10 +52,14 @@ class BinaryFile(RandomAccessFile):
             file = self._file
             if file is None:
                 raise ValueError(f"{self.path}: the file is closed")
-            file.seek(offset)
-            while size > 0 and (part := file.read(size)):
-                parts.append(bytes(part))  # `part` may be a view of bytes that `file` changes
-                size -= len(part)
+            try:
+                file.seek(offset)
+                while size > 0 and (part := file.read(size)):
+                    parts.append(bytes(part))  # `part` may be a view of bytes that `file` changes
+                    size -= len(part)
+            except OSError as error:
+                add_name(error, file)
+                raise
         return b"".join(parts)
 
     def close(self) -> None:

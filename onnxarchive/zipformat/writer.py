@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from onnxarchive.buffers.checksums import crc32
-from onnxarchive.buffers.data import Buffer, SupportsWrite, as_bytes, pieces
+from onnxarchive.buffers.data import Buffer, SupportsWrite, add_name, as_bytes, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
@@ -205,10 +205,14 @@ class ZipWriter:
         self._offset += view.nbytes
         self._keep_end(view)
         while view.nbytes:
-            # An unbuffered file may write only the first bytes of `view`.
-            written = self._file.write(view)
-            if written is None:
-                if isinstance(self._file, io.RawIOBase):
+            try:
+                # An unbuffered file may write only the first bytes of `view`.
+                written = self._file.write(view)
+                if written is None and isinstance(self._file, io.RawIOBase):
                     raise BlockingIOError(errno.EAGAIN, "the target would block", 0)
+            except OSError as error:
+                add_name(error, self._file)
+                raise
+            if written is None:
                 return
             view = view[written:]
