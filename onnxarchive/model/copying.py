@@ -18,9 +18,8 @@ from onnxarchive.model.wire import varint
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-# Limits of `unknown_fields`.
-_SMALL_NBYTES = 1 << 16
-_MANY_ELEMENTS = 1 << 16
+_SMALL_NBYTES = 1 << 16  # of a message whose unknown fields are read one by one
+MANY_ELEMENTS = 1 << 16
 
 _Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
 
@@ -45,11 +44,11 @@ def with_locations(
         without: Indexes of the main graph's initializers that are left out.
     """
     copy = onnx.ModelProto()
-    held = elements_in(model.graph)
+    is_heavy = holds_weights(model.graph)
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
     while stack:
         source, target, branch = stack.pop()
-        unknown = unknown_fields(source, held)
+        unknown = unknown_fields(source, is_heavy)
         if unknown:
             target.MergeFromString(unknown)
         if branch.location is not None:
@@ -137,13 +136,18 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
-def elements_in(graph: onnx.GraphProto) -> int:
-    """The number of elements that the initializers of a graph hold in memory, by their shapes."""
-    initializers = (it for it in graph.initializer if it.data_location != onnx.TensorProto.EXTERNAL)
-    return sum(math.prod(it.dims[: dtypes.MAX_RANK]) for it in initializers)
+def holds_weights(graph: onnx.GraphProto) -> bool:
+    """True if initializers of a graph hold many elements in memory, as their shapes say."""
+    held = 0
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            held += math.prod(tensor.dims[: dtypes.MAX_RANK])
+            if held > MANY_ELEMENTS:
+                return True
+    return False
 
 
-def unknown_fields(message: Message, elements: int = 0) -> bytes:
+def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     """The unknown fields of a message, serialized; those of its submessages are not included.
 
     An `UnknownFieldSet` takes 350 bytes for each field, which may have two bytes in a file. So the
@@ -152,9 +156,9 @@ def unknown_fields(message: Message, elements: int = 0) -> bytes:
 
     Args:
         message: The message.
-        elements: The number of elements that tensors below the message hold in memory.
+        is_heavy: True if the message holds weights in memory.
     """
-    if elements > _MANY_ELEMENTS or message.ByteSize() <= _SMALL_NBYTES:
+    if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
         return _serialize(UnknownFieldSet(message))
     rest = type(message)()
     rest.CopyFrom(message)

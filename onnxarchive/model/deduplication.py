@@ -24,7 +24,7 @@ import onnx
 from onnxarchive.buffers.checksums import Crc32, crc32
 from onnxarchive.buffers.data import are_equal
 from onnxarchive.model import dtypes, tensors, walking
-from onnxarchive.model.copying import unknown_fields, with_locations
+from onnxarchive.model.copying import MANY_ELEMENTS, unknown_fields, with_locations
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 
@@ -276,7 +276,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
             and scope.defined[name] == 1  # so the initializer is not also an input of the graph
             and name not in scope.left_alone
             and tensors.stored_type(tensor) is not None
-            and not unknown_fields(tensor, math.prod(tensor.dims))
+            and not unknown_fields(tensor, math.prod(tensor.dims) > MANY_ELEMENTS)
         ):
             yield TensorRef((*scope.path, ("initializer", index)), tensor)
 

@@ -19,7 +19,7 @@ import onnx
 
 from onnxarchive.buffers.data import Buffer, Data
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.copying import elements_in, unknown_fields
+from onnxarchive.model.copying import holds_weights, unknown_fields
 from onnxarchive.model.tensors import (
     EXTERNAL,
     INITIALIZER,
@@ -195,7 +195,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
     """
     found = SmallInitializers(model.graph.initializer)
     if unknown_fields(
-        model.graph, elements_in(model.graph)
+        model.graph, holds_weights(model.graph)
     ):  # `insert` does not support unknown fields
         return found
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}

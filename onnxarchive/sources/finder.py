@@ -201,14 +201,15 @@ class Finder:
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        self._add(location, file)
-        self._models[-1][1][plain(location), offset, nbytes] += 1
+        self._models[-1][1][self._add(location, file), offset, nbytes] += 1
         return file.part(offset, nbytes)
 
-    def _add(self, location: str, file: DataFile) -> None:
+    def _add(self, location: str, file: DataFile) -> str:
+        """Adds a file in which data was found; returns its only location."""
         path = plain(location)
         self._locations.add(path)
         self._held[path] = file.nbytes
+        return path
 
     def _require_held(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
