@@ -74,6 +74,10 @@ class Stored:
         """A range of these bytes; nothing is copied."""
         return Stored(self.view[offset : offset + nbytes])
 
+    def head(self, nbytes: int) -> bytes:
+        """A copy of the first `nbytes` bytes, or of all if there are fewer."""
+        return bytes(self.view[:nbytes])
+
     @property
     def is_constant(self) -> bool:
         """True if the bytes cannot change, since they belong to a `bytes` object."""

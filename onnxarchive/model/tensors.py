@@ -270,8 +270,8 @@ def held_fields(tensor: onnx.TensorProto) -> list[str]:
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:
-    """The data fields of a tensor that are not empty."""
-    return [field for field in held_fields(tensor) if field != "raw_data" or tensor.raw_data]
+    """The data fields of a tensor that are not empty; their values are read."""
+    return [field for field in DATA_FIELDS if len(getattr(tensor, field))]
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:

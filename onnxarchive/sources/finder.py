@@ -13,6 +13,7 @@ import onnx
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown, without_traceback
 from onnxarchive.model import tensors, weights
+from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.initializers_at_once import IN_MODEL, SmallInitializers, find_small
 from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path
@@ -39,6 +40,8 @@ _BASEPATH = frozenset({"basepath"})
 _SHARED_NBYTES = 1 << 28
 _MAX_SHARING = 32
 _MAX_POINTER_SIZE = 1 << 10  # a Git LFS pointer has fewer bytes
+_MAX_PAGE_SIZE = 1 << 20  # assumed of HTML pages
+_MAX_RECOGNISED = 64  # files; a server that gives pages gives them for all files
 _MAX_LISTED = 20  # faults in a message
 _MAX_NAMED = 3  # tensors of one fault
 
@@ -115,8 +118,9 @@ class Finder:
         faults = _Faults()
         idle: list[TensorRef] = []
         cleared: dict[str, str] = {}
+        has_spans = len(serialized.spans) > 0
         for ref in _not_in_files(serialized.model, small):
-            if _drop_idle_pairs(ref.tensor):
+            if _drop_idle_pairs(ref.tensor, has_spans):
                 idle.append(ref)
             try:
                 found = self._data(ref, serialized)
@@ -156,25 +160,33 @@ class Finder:
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
-        location = tensors.location(tensor)
+        location = tensors.location(tensor) if serialized.spans else None
         if location is not None and location.startswith(weights.SPAN_LOCATION):
             return serialized.data(ref, location)
+        if tensor.data_location == tensors.EXTERNAL:
+            data_type = tensors.external_type(ref)
+            reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
+            assert reference is not None  # else `Report()` would have raised an error
+            return self._in_file(ref, data_type, reference)
         fault = tensors.misplaced(tensor)
         if fault is not None:
             raise ArchiveFormatError(fault)
-        if tensor.data_location == tensors.EXTERNAL:
-            reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
-            assert reference is not None  # else `Report()` would have raised an error
-            return self._in_file(ref, reference)
         if _is_torch_placeholder(ref, self._place):
             tensors.set_location(tensor, ref.name)
-            return self._in_file(ref, ExternalData(ref.name, None, None, None), is_alone=True)
+            whole = ExternalData(ref.name, None, None, None)
+            return self._in_file(ref, tensors.external_type(ref), whole, is_alone=True)
         return None
 
-    def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
+    def _in_file(
+        self,
+        ref: TensorRef,
+        data_type: DataType,
+        reference: ExternalData,
+        *,
+        is_alone: bool = False,
+    ) -> Data:
         """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         location, offset = reference.location, reference.offset or 0
-        data_type = tensors.external_type(ref)
         nbytes = data_type.nbytes(ref.tensor.dims)
         file = self._place.find(location)
         if file is None:
@@ -235,15 +247,16 @@ class Finder:
     ) -> None:
         """Refuses a file that ends before a tensor's data does, or that only stands for the data.
 
-        The first bytes of a file are read only if the file is too short or very small.
+        The first bytes of a file are read only if it is too short, as small as a Git LFS pointer,
+        or among the first files that are as small as an HTML page.
         """
         end = offset + nbytes
         is_short = end > file.nbytes
-        if not is_short and file.nbytes > _MAX_POINTER_SIZE:
-            return
         if location not in self._kinds:
-            head = b"".join(file.part(0, min(file.nbytes, HEAD_SIZE)))
-            self._kinds[location] = kind_of_head(head, file.nbytes)
+            is_small = file.nbytes <= _MAX_PAGE_SIZE and len(self._kinds) < _MAX_RECOGNISED
+            if not (is_short or is_small or file.nbytes <= _MAX_POINTER_SIZE):
+                return
+            self._kinds[location] = kind_of_head(file.head(HEAD_SIZE), file.nbytes)
         kind = self._kinds[location]
         if kind in (LFS_POINTER, HTML_PAGE) or (is_short and kind is not None):
             raise ArchiveFormatError(f"expected data in {location!r}, found {kind}")
@@ -414,8 +427,13 @@ def _list(refs: Sequence[TensorRef]) -> str:
     return f"{len(refs):,} tensors ({', '.join(names)}{', ...' * (len(refs) > _MAX_NAMED)})"
 
 
-def _drop_idle_pairs(tensor: onnx.TensorProto) -> bool:
-    """Clears `external_data` beside data in the message; True if there was any."""
+def _drop_idle_pairs(tensor: onnx.TensorProto, has_spans: bool) -> bool:
+    """Clears `external_data` beside data in the message; True if there was any.
+
+    Args:
+        tensor: The tensor.
+        has_spans: True if the data of large tensors was taken out of the model.
+    """
     if len(tensor.external_data) == 0:
         return False
     if tensor.data_location != tensors.EXTERNAL:
@@ -423,10 +441,11 @@ def _drop_idle_pairs(tensor: onnx.TensorProto) -> bool:
         if is_idle:
             tensor.ClearField("external_data")
         return is_idle
-    # The data of a large tensor was taken out of the message; see `weights.strip_weights`.
-    spans = (it for it in tensors.locations(tensor) if it.startswith(weights.SPAN_LOCATION))
-    span = next(spans, None)
-    if span is None or len(tensor.external_data) == 1:
+    if not has_spans or len(tensor.external_data) == 1:
+        return False
+    locations = (it for it in tensors.locations(tensor) if it.startswith(weights.SPAN_LOCATION))
+    span = next(locations, None)
+    if span is None:
         return False
     tensors.set_location(tensor, span)
     return True

@@ -42,6 +42,9 @@ class DataFile(Protocol):
     def part(self, offset: int, nbytes: int) -> Data:
         """A range of the file; the caller has checked that the range is within the file."""
 
+    def head(self, nbytes: int) -> bytes:
+        """The first bytes of the file, or all bytes of a smaller file."""
+
     @property
     def view(self) -> memoryview:
         """All bytes of the file."""
@@ -232,6 +235,10 @@ class _ZippedFile:
             self._parts.append((offset, offset + nbytes))
             self._kept = None
         return _Part(self, offset, nbytes)
+
+    def head(self, nbytes: int) -> bytes:
+        """As `DataFile.head`; `nbytes` is less than that of a piece."""
+        return bytes(next(inflate(self._view, self._entry), b"")[:nbytes])
 
     @property
     def view(self) -> memoryview:

@@ -63,6 +63,9 @@ class _RemoteDataFile:
     def part(self, offset: int, nbytes: int) -> Data:
         return RandomAccessData(self._file, offset, nbytes, temporary=self._temporary)
 
+    def head(self, nbytes: int) -> bytes:
+        return self._file.read(0, nbytes)
+
     @property
     def view(self) -> memoryview:
         return memoryview(self._file.read(0, self._file.size))

@@ -99,7 +99,7 @@ def _recognised(file: DataFile) -> Iterator[None]:
         yield
     except ArchiveFormatError as error:
         view = file.view
-        found: object = kind_of_head(bytes(view[:HEAD_SIZE]), len(view))
+        found: object = kind_of_head(file.head(HEAD_SIZE), len(view))
         missing = wire.missing_nbytes(view)
         if found is None and not missing:
             raise

@@ -105,6 +105,10 @@ class FileData:
         with self._opened() as file:
             return self._all_of(file.read(self.offset, self.nbytes), file)
 
+    def head(self, nbytes: int) -> bytes:
+        """The first `nbytes` bytes, or all if there are fewer; see `read`."""
+        return self.part(0, min(nbytes, self.nbytes)).read()
+
     def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Ranges of the bytes as copies; see `read`.
 

@@ -304,7 +304,7 @@ def test_a_data_file_that_is_too_short_is_named_once(
 def test_what_a_data_file_is_instead_is_named(
     source: Callable[[Path], str], folder: Path, content: bytes, kind: str, nbytes: int
 ) -> None:
-    outside, _ = tensors(1000, nbytes)
+    outside, _ = tensors(100, nbytes)
     (folder / DATA).write_bytes(content)
     write_model(folder / "m.onnx", model_of(*outside))
     message = refused(source(folder), folder)
@@ -313,7 +313,7 @@ def test_what_a_data_file_is_instead_is_named(
     assert len(message.splitlines()) == 1
 
 
-@pytest.mark.parametrize("content", [POINTER, PAGE], ids=["pointer", "page"])
+@pytest.mark.parametrize("content", [POINTER, PAGE, PAGE * 1000], ids=["pointer", "page", "long"])
 def test_a_pointer_is_no_data_even_if_it_is_long_enough(
     source: Callable[[Path], str], folder: Path, content: bytes
 ) -> None:
