@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; None for the process's arguments.
 
     Returns:
-        The exit status: 0 success; 1 `check` found faults, or `diff` or `run --compare` found
-        differences; 2 wrong use, a system error or a missing library; 3 a corrupt or unsafe file;
-        129 the terminal was closed; 130 interrupted; 143 terminated.
+        The exit status: 0 success; 1 `check` found faults, or `diff` found differences; 2 wrong
+        use, a system error or a missing library; 3 a corrupt or unsafe file; 129 the terminal was
+        closed; 130 interrupted; 143 terminated.
 
     Raises:
         BrokenPipeError: The program that reads the binary output of a command such as `cat` has

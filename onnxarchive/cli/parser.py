@@ -40,10 +40,10 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog="Exit status: 0 success; 1 'check' found faults, or 'diff' or 'run --compare' found "
-        "differences; 2 wrong use, a system error or a missing library; 3 a corrupt or unsafe "
-        "file; 129 the terminal was closed; 130 interrupted; 141 the program that reads binary "
-        "output ended early; 143 terminated. With several files, the highest status counts.",
+        epilog="Exit status: 0 success; 1 'check' found faults, or 'diff' found differences; "
+        "2 wrong use, a system error or a missing library; 3 a corrupt or unsafe file; 129 the "
+        "terminal was closed; 130 interrupted; 141 the program that reads binary output ended "
+        "early; 143 terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
@@ -470,31 +470,6 @@ def _add_run(commands: Any) -> None:
         metavar="DIR",
         help="save the outputs as .npy files in a new directory, which --input reads; types that "
         "numpy lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)",
-    )
-    command.add_argument(
-        "--compare",
-        metavar="OTHER",
-        help="also run another model on the same inputs; status 1 if an output differs",
-    )
-    command.add_argument(
-        "--compare-model",
-        default="",
-        metavar="ID",
-        help="run this model of OTHER, if OTHER is an archive with several models",
-    )
-    command.add_argument(
-        "--atol",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="absolute tolerance of --compare (default 0)",
-    )
-    command.add_argument(
-        "--rtol",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="relative tolerance: X times OTHER's value is added to --atol (default 0)",
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
@@ -47,15 +47,6 @@ class RunError(UnsupportedFeatureError):
     """ONNX Runtime cannot load or run the model, or cannot use a provider."""
 
 
-class Summary(NamedTuple):
-    """Statistics of numbers, and the count of NaN; all None for strings and complex numbers."""
-
-    minimum: float | None = None
-    maximum: float | None = None
-    mean: float | None = None
-    nans: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Value:
     """An array among the inputs or outputs of a model.
@@ -73,22 +64,6 @@ class Value:
         """The ONNX name of the array's data type."""
         return STRING if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
 
-    def summary(self) -> Summary:
-        """Computes statistics."""
-        if self.array.dtype.kind in "cUO":
-            return Summary()
-        numbers = self.array
-        if numbers.dtype.kind not in "fiu":  # bool, and the types of ml_dtypes except float8_e5m2
-            numbers = numbers.astype(np.float32)
-        are_numbers = ~np.isnan(numbers)
-        count = int(np.count_nonzero(are_numbers))
-        if not count:
-            return Summary(nans=numbers.size)
-        with np.errstate(invalid="ignore", over="ignore"):  # sums of infinities
-            mean = np.mean(numbers, dtype=np.float64, where=are_numbers).item()
-        least, greatest = (it.reduce(numbers, axis=None).item() for it in (np.fmin, np.fmax))
-        return Summary(least, greatest, mean, numbers.size - count)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -97,7 +72,6 @@ class Outcome:
     Attributes:
         path: The model.
         providers: Execution providers of the session, in order of preference.
-        feed: The inputs by name.
         random: Names of the random inputs.
         assumed: Open (dynamic) dimensions without a given size, by name; each has the size 1.
         inputs: Arrays of the inputs; a sequence or map has several.
@@ -111,7 +85,6 @@ class Outcome:
 
     path: str
     providers: tuple[str, ...]
-    feed: Mapping[str, Input]
     random: frozenset[str]
     assumed: Mapping[str, int]
     inputs: tuple[Value, ...]
@@ -190,7 +163,6 @@ def run(
     return Outcome(
         path=name,
         providers=tuple(ort_session.get_providers()),
-        feed=feed,
         random=frozenset(feed) - frozenset(given),
         assumed=assumed,
         inputs=tuple(_values(feed)),

@@ -289,24 +289,11 @@ def test_extract_writes_and_names_all_models(archive: Path, capsys: Captured) ->
     }
 
 
-def test_run_runs_and_compares_the_models_that_are_asked_for(
-    archive: Path, capsys: Captured
-) -> None:
+def test_run_runs_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    decoder = ("run", archive, "--model", "decoder", "--json")
-    assert run(*decoder, "--compare", "decoder.onnx") == 0
+    assert run("run", archive, "--model", "decoder", "--json") == 0
     result = json.loads(printed(capsys))
     assert [it["name"] for it in result["outputs"]] == ["y", "z"]
-    assert run(*decoder, "--compare", archive, "--compare-model", "decoder") == 0
-    assert run(*decoder, "--compare", archive) == 1  # the default model has no output z
-
-
-def test_run_takes_an_id_of_the_other_model_only_with_compare(
-    archive: Path, capsys: Captured
-) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert run("run", archive, "--compare-model", "decoder") == 2
-    assert "--compare-model need --compare" in capsys.readouterr().err
 
 
 def test_view_shows_the_model_that_is_asked_for(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +9,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from models import flip_byte, run_python, runnable_model
+from models import run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 from written import write_model
 
 import onnxarchive
 from onnxarchive.interop import running as run_module
-from onnxarchive.interop.comparing import OutputDifference, compare
 from onnxarchive.interop.inputs import Port, random_input
-from onnxarchive.interop.running import Outcome, RunError, Summary, Value, run
+from onnxarchive.interop.running import Outcome, RunError, run
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -41,13 +39,6 @@ def model_of(
 def identity(number: int, dims: Sequence[int | str | None] = (2, 3)) -> onnx.ModelProto:
     inputs, outputs = [value("x", number, dims)], [value("y", number, dims)]
     return model_of([node("Identity", ["x"], ["y"])], inputs, outputs)
-
-
-def constant(array: Any, name: str = "y") -> onnx.ModelProto:
-    """A model that gives an array."""
-    tensor = numpy_helper.from_array(array, "c")
-    nodes = [node("Identity", ["c"], [name])]
-    return model_of(nodes, [], [value(name, tensor.data_type, None)], [tensor])
 
 
 def arrays(outcome: Outcome) -> dict[str, Any]:
@@ -124,10 +115,6 @@ def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
     assert (y.array.dtype, y.array.tobytes()) == (expected, x.array.tobytes())
     assert len(np.unique(x.array.astype(np.float64))) > 1
     assert run(path, {"x": x.array}).outputs[0].array.tobytes() == x.array.tobytes()
-    summary = y.summary()
-    numbers = x.array.astype(np.float64)
-    assert (summary.minimum, summary.maximum) == (numbers.min(), numbers.max())
-    assert summary.mean == pytest.approx(numbers.mean())
 
 
 @pytest.mark.parametrize("name", ["UINT4", "INT4"])
@@ -151,7 +138,6 @@ def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
     (y,) = run(path, dims={"n": 20}).outputs
     assert y.data_type == "STRING"
     assert len(set(y.array)) > 1
-    assert y.summary() == Summary(None, None, None, None)
     for given in (np.array(["a", "größer"]), np.array(["a", "größer"], object), ["a", "größer"]):
         assert run(path, {"x": given}).outputs[0].array.tolist() == ["a", "größer"]
     empty = run(path, dims={"n": 0}).outputs[0].array
@@ -478,203 +464,3 @@ for path in sys.argv[1:]:
         print("pip install 'onnxarchive[ort]'" in str(error))
 """
     assert run_python(code, archive, tmp_path / "m.onnx") == "True\nTrue\n"
-
-
-# Summaries
-
-
-def test_summaries_leave_out_nan_and_keep_infinity() -> None:
-    summary = Value("y", np.array([1, math.nan, 3, math.inf], np.float32)).summary()
-    assert summary == Summary(1, math.inf, math.inf, 1)
-    for array in (np.array([math.nan]), np.zeros((0, 2), np.float32), np.zeros(0, np.int64)):
-        assert Value("y", array).summary() == Summary(None, None, None, array.size)
-
-
-def test_summaries_of_integers_are_exact() -> None:
-    summary = Value("y", np.array([-(1 << 63), (1 << 63) - 1])).summary()
-    assert (summary.minimum, summary.maximum) == (-(1 << 63), (1 << 63) - 1)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.uint8, ml_dtypes.bfloat16, ml_dtypes.int4])
-def test_summaries_are_of_all_elements(dtype: Any) -> None:
-    array = np.arange(8).reshape(2, 4).astype(dtype)
-    expected = array.astype(np.float64)
-    summary = Summary(expected.min(), expected.max(), expected.mean(), 0)
-    assert Value("y", array).summary() == summary
-
-
-# Comparisons
-
-
-def compared(one: Path, two: Path, **tolerances: float) -> list[OutputDifference]:
-    """How two models compare on random inputs."""
-    outcome = run(one)
-    return compare(outcome, run(two, outcome.feed), **tolerances)
-
-
-def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> OutputDifference:
-    """How two models that give these arrays compare."""
-    first = write_model(tmp_path / "one.onnx", constant(np.asarray(one)))
-    second = write_model(tmp_path / "two.onnx", constant(np.asarray(two)))
-    (found,) = compared(first, second, **tolerances)
-    return found
-
-
-def test_an_archive_and_its_source_are_the_same(archive: Path, tmp_path: Path) -> None:
-    (found,) = compared(archive, write_model(tmp_path / "m.onnx", runnable_model()))
-    assert found == OutputDifference("y", None, 0, 32, 0.0, 0.0)
-    assert found.is_same
-
-
-def test_another_weight_is_seen(archive: Path) -> None:
-    outcome = run(archive)
-    with onnxarchive.open(archive) as opened:
-        flip_byte(archive, opened.entries["layer_0_weight"].data_offset + 2)
-    (found,) = compare(outcome, run(archive, outcome.feed))
-    assert not found.is_same
-    assert 0 < found.differing <= 2
-    assert found.greatest_absolute is not None
-    assert found.greatest_absolute > 0
-
-
-NP: Any = np  # whose scalar types make arrays of lists, which their stubs do not know
-F = NP.float32
-
-
-def BF16(numbers: list[float]) -> Any:  # noqa: N802
-    return np.array(numbers, ml_dtypes.bfloat16)
-
-
-NAN, INF = math.nan, math.inf
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "differing", "absolute", "relative"),
-    [
-        (F([1, 2]), F([1, 2]), 0, 0, 0),
-        (F([1, 2]), F([1, 4]), 1, 2, 0.5),
-        (F([3, -1]), F([0, 1]), 2, 3, INF),
-        (F([NAN, 1]), F([NAN, 1]), 0, 0, 0),
-        (F([NAN, 1]), F([2, 1]), 1, INF, INF),
-        (F([2, 1]), F([NAN, 1]), 1, INF, INF),
-        (F([INF, -INF]), F([INF, INF]), 1, INF, INF),
-        (F([0.0]), F([-0.0]), 1, 0, 0),
-        (F([]), F([]), 0, 0, 0),
-        (NP.float16([1, 2]), NP.float16([1, 2.5]), 1, 0.5, 0.2),
-        (NP.float64([1]), NP.float64([1 + 2**-52]), 1, 2**-52, pytest.approx(2**-52)),
-        (NP.int64([-(2**63)]), NP.int64([2**63 - 1]), 1, float(2**64 - 1), 2.0),
-        (NP.uint8([1, 255]), NP.uint8([2, 1]), 2, 254, 254),
-        (NP.int8([-128]), NP.int8([127]), 1, 255, 255 / 127),
-        (NP.bool_([True, False]), NP.bool_([True, True]), 1, 1, 1),
-        (np.array(["a", "b"], object), np.array(["a", "c"], object), 1, None, None),
-        (BF16([1, 2, NAN]), BF16([1, 3, NAN]), 1, 1, 1 / 3),
-    ],
-)  # fmt: skip
-def test_differences_are_counted_and_measured(
-    tmp_path: Path, one: Any, two: Any, differing: int, absolute: Any, relative: Any
-) -> None:
-    found = difference(tmp_path, one, two)
-    assert found.problem is None
-    assert (found.differing, found.elements) == (differing, one.size)
-    assert (found.greatest_absolute, found.greatest_relative) == (absolute, relative)
-    assert found.is_same == (differing == 0)
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "tolerances", "is_same"),
-    [
-        (F([1.5]), F([1]), {"absolute": 0.5}, True),
-        (F([1.5]), F([1]), {"absolute": 0.49}, False),
-        (F([150]), F([100]), {"relative": 0.5}, True),
-        (F([151]), F([100]), {"relative": 0.5}, False),
-        (F([151]), F([100]), {"absolute": 1.0, "relative": 0.5}, True),
-        (F([-0.0]), F([0.0]), {"absolute": 1e-30}, True),
-        (F([NAN]), F([NAN]), {"absolute": 1.0}, True),
-        (F([NAN]), F([1]), {"absolute": 1e30}, False),
-        (F([1]), F([INF]), {"relative": 1e30}, False),
-        (F([INF]), F([INF]), {"relative": 0.1}, True),
-        (F([NAN]), F([1]), {"absolute": INF}, False),
-        (NP.float64([NAN]), NP.float64([1e308]), {"relative": 1e30}, False),
-        (NP.float64([1]), NP.float64([2]), {"absolute": INF}, True),
-        (NP.int64([105]), NP.int64([100]), {"relative": 0.05}, True),
-    ],
-)
-def test_tolerances_allow_what_they_say(
-    tmp_path: Path, one: Any, two: Any, tolerances: dict[str, float], is_same: bool
-) -> None:
-    assert difference(tmp_path, one, two, **tolerances).is_same == is_same
-
-
-def test_signs_of_zero_differ_unless_there_is_a_tolerance(tmp_path: Path) -> None:
-    one, two = F([0.0, -0.0, 0.0, 1.0]), F([-0.0, -0.0, 1.0, 1.0])
-    assert difference(tmp_path, one, two) == OutputDifference("y", None, 2, 4, 1.0, 1.0, 2)
-    assert difference(tmp_path, one, two, absolute=0.5) == OutputDifference(
-        "y", None, 1, 4, 1.0, 1.0, 1
-    )
-    found = difference(tmp_path, BF16([0.0, 2.0]), BF16([-0.0, 2.0]))
-    assert found == OutputDifference("y", None, 1, 2, 0.0, 0.0, 1)
-
-
-def test_nan_is_the_same_as_nan_with_other_bits(tmp_path: Path) -> None:
-    bits = np.array([0x7FC00000, 0xFFC00001], np.uint32)
-    one, two = bits.view(np.float32), bits[::-1].copy().view(np.float32)
-    assert difference(tmp_path, one, two) == OutputDifference("y", None, 0, 2, 0.0, 0.0)
-
-
-def test_differences_are_those_of_all_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onnxarchive.interop.comparing.PIECE", 3)
-    one = np.zeros(10, F)
-    two = np.ones(10, F)
-    two[[4, 9]] = [0, 5]
-    found = difference(tmp_path, one, two)
-    assert (found.differing, found.greatest_absolute) == (9, 5)
-    assert difference(tmp_path, one, -one).differing == 10
-
-
-def test_outputs_of_other_names_types_and_shapes_are_told(tmp_path: Path) -> None:
-    assert difference(tmp_path, F([1]), F([[1]])).problem == (
-        "expected the same shape, found [1] and [1, 1]"
-    )
-    assert difference(tmp_path, F([1]), NP.int64([1])).problem == (
-        "expected the same data type, found FLOAT and INT64"
-    )
-    one = write_model(tmp_path / "one.onnx", constant(F([1])))
-    two = write_model(tmp_path / "two.onnx", constant(F([1]), "other"))
-    found = compared(one, two)
-    assert [(it.name, it.problem) for it in found] == [
-        ("y", "found in the first model only"),
-        ("other", "found in the other model only"),
-    ]
-    assert not any(it.is_same for it in found)
-
-
-def test_models_with_other_inputs_are_refused(tmp_path: Path) -> None:
-    float_ = TensorProto.FLOAT
-    one = write_model(tmp_path / "one.onnx", identity(float_, ("n", 3)))
-    typed = write_model(tmp_path / "typed.onnx", identity(TensorProto.DOUBLE, ("n", 3)))
-    shaped = write_model(tmp_path / "shaped.onnx", identity(float_, (7, 3)))
-    more = identity(float_, ("n", 3))
-    more.graph.input.append(value("z", float_, [1]))
-    named = identity(float_, ("n", 3))
-    named.graph.input[0].name = named.graph.node[0].input[0] = "z"
-    for other, message in {
-        typed: r"typed.onnx: input 'x': expected tensor.double., an array of float64",
-        shaped: r"shaped.onnx: input 'x': expected shape \[7, 3\], found \[1, 3\]",
-        write_model(tmp_path / "more.onnx", more): r"more.onnx: expected only .*, found \['z'\]",
-        write_model(
-            tmp_path / "named.onnx", named
-        ): "named.onnx: expected the name of an input .*, found 'x'",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            compared(one, other)
-    outcome = run(one, dims={"n": 7})
-    (found,) = compare(outcome, run(shaped, outcome.feed))
-    assert found.is_same
-
-
-@pytest.mark.parametrize("tolerance", [-1.0, NAN])
-def test_wrong_tolerances_are_told(archive: Path, tolerance: float) -> None:
-    with pytest.raises(ValueError, match="expected a tolerance of 0 or more"):
-        compared(archive, archive, absolute=tolerance)
