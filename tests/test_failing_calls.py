@@ -78,9 +78,9 @@ class FailingCall:
         number = self.counts[name]
         self.counts[name] += 1
         if (name, number) == (self.name, self._at):
-            paths = [it for it in arguments[:2] if isinstance(it, str | os.PathLike)]
+            paths = [os.fspath(it) for it in arguments[:2] if isinstance(it, str | os.PathLike)]
             reason = "the system call failed"
-            raise OSError(errno.EIO, reason, *map(os.fspath, paths[:1]))
+            raise OSError(errno.EIO, reason, *paths[:1])
 
     def _replaced(self, module: Any, name: str) -> Any:
         original = getattr(module, name)

@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -74,7 +75,7 @@ def tensors(count: int, nbytes: int = 64) -> tuple[list[TensorProto], list[Tenso
     return outside, complete
 
 
-def loaded(source: str, folder: Path, **options: int) -> onnx.ModelProto:
+def loaded(source: str, folder: Path, **options: Any) -> onnx.ModelProto:
     """The model of a source, converted and loaded; warnings are errors."""
     target = folder.parent / "m.onnxa"
     with warnings.catch_warnings():
@@ -169,7 +170,7 @@ def dirty(tensor: TensorProto) -> TensorProto:
     """A copy of a tensor with every unused bit of its last byte set."""
     copy = TensorProto()
     copy.CopyFrom(tensor)
-    width = {TensorProto.UINT2: 2, TensorProto.INT2: 2, TensorProto.FLOAT6E2M3: 6}
+    width: dict[int, int] = {TensorProto.UINT2: 2, TensorProto.INT2: 2, TensorProto.FLOAT6E2M3: 6}
     used = tensor.dims[0] * width.get(tensor.data_type, 4) % 8
     copy.raw_data = copy.raw_data[:-1] + bytes([copy.raw_data[-1] | 0xFF << used & 0xFF])
     assert copy != tensor

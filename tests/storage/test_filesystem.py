@@ -57,7 +57,7 @@ def test_a_device_without_clones_is_tried_once(
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    monkeypatch.setattr(filesystem.fcntl, "ioctl", refuse)
+    monkeypatch.setattr("onnxarchive.storage.filesystem.fcntl.ioctl", refuse)
     assert may_clone(source)
     assert not clone(source, descriptor)
     assert not may_clone(source)
