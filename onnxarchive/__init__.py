@@ -73,8 +73,7 @@ if _TYPE_CHECKING:
         UnsupportedFeatureError as UnsupportedFeatureError,
     )
     from onnxarchive.interop.checker import check_model as check_model
-    from onnxarchive.interop.link_checks import check_link as check_link
-    from onnxarchive.interop.links import link as link
+    from onnxarchive.interop.links import check_link as check_link, link as link
     from onnxarchive.interop.onnxruntime import (
         session as session,
         session_options as session_options,
@@ -102,8 +101,7 @@ _NAMES = {
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",
     "interop.checker": "check_model",
-    "interop.link_checks": "check_link",
-    "interop.links": "link",
+    "interop.links": "check_link link",
     "interop.onnxruntime": "session session_options",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",

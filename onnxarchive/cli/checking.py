@@ -71,7 +71,7 @@ def _linked(link: str) -> list[str]:
     The list is empty if the archive does not exist, or if `linked_archive` finds no path;
     `check_link` then reports the fault.
     """
-    from onnxarchive.interop.link_checks import linked_archive
+    from onnxarchive.interop.links import linked_archive
 
     archive = linked_archive(link)
     return [archive] if archive is not None and os.path.exists(archive) else []

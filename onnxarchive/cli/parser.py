@@ -285,7 +285,7 @@ def _add_check(commands: Any) -> None:
         "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the link's archive"
     )
     _add_flag(command, "--full", "read every byte and compare checksums")
-    command.add_argument("--link", metavar="LINK", help="compare this link with its archive")
+    command.add_argument("--link", metavar="LINK", help="check that this link fits its archive")
     _add_jobs(command)
 
 

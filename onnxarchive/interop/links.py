@@ -1,19 +1,25 @@
-"""`link`: writes a small `.onnx` whose external data is in an archive."""
+"""Links: small `.onnx` files whose external data is in an archive."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Unpack
+
+import onnx
 
 from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8
 from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
-from onnxarchive.errors import with_path
-from onnxarchive.model import proto
-from onnxarchive.storage.paths import is_below, require_no_input
+from onnxarchive.archive.rules import Finding
+from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
+from onnxarchive.model import proto, tensors
+from onnxarchive.model.keys import model_entry
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import is_below, leads_out, require_no_input
 from onnxarchive.storage.replacement import replacing
 
 
@@ -30,8 +36,8 @@ def link(
     A link is valid for this archive only: move both together, and write a new link after the
     archive is replaced or edited. Edits of other models keep a link valid if they move none of the
     link's tensors. `check_link` detects an invalid link. The link has the metadata
-    `onnxarchive.link`: a SHA-256 over keys, offsets, sizes and CRC-32s of the tensors; unless the
-    model id is `""`, a space and the model id follow the SHA-256.
+    `onnxarchive.link`: a SHA-256 over the model's CRC-32, and over keys, offsets, sizes and CRC-32s
+    of its tensors; unless the model id is `""`, a space and the model id follow the SHA-256.
 
     Small tensors, and tensors that tools do not read from external data, are copied to the link; no
     other weight is copied. An optimized model that ONNX Runtime writes from a link refers to the
@@ -111,21 +117,171 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 
 
 def fingerprint(archive: Archive) -> str:
-    """A SHA-256 over keys, offsets, sizes and CRC-32s of the tensors outside `archive.model`.
+    """A SHA-256 over the model, and over keys, offsets, sizes and CRC-32s of its external tensors.
 
     The entry of each tensor adds a line, in archive order: key, data offset, size and CRC-32,
-    separated by spaces. Offset and size are decimal; the CRC-32 has eight hexadecimal digits. So
-    the fingerprint changes with bytes or offsets of these tensors, but not with models or assets. A
-    space and the model id follow the SHA-256, unless the model is the default one.
+    separated by spaces. Offset and size are decimal; the CRC-32 has eight hexadecimal digits. The
+    last line is the CRC-32 of the model's entry. So the fingerprint changes with the model and with
+    bytes or offsets of its tensors, but not with other models or assets. A space and the model id
+    follow the SHA-256, unless the model is the default one.
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
         if entry.name in archive._refs:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
+    digest.update(f"{archive.entries[model_entry(archive.model_id)].crc32:08x}\n".encode())
     return f"{digest.hexdigest()} {archive.model_id}".rstrip()
 
 
-def linked_id(found: str | None) -> str:
-    """The model id in the fingerprint of a link; `""` for the default model or for None."""
-    return (found or "").partition(" ")[2]
+def check_link(
+    path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
+) -> list[Finding]:
+    """Checks whether a link still fits its archive.
+
+    A link fits if the fingerprint in its metadata (see `link`) is the archive's, so the archive's
+    model has not changed and none of its tensors has moved, and if each external tensor lies at an
+    entry of the archive. Graph and tensors in the link are not compared with the archive. Weights
+    are not read; `onnxarchive.check(..., full=True)` compares them with their CRC-32.
+
+    Args:
+        path: The link.
+        archive: The archive; None for the archive named in the link.
+
+    Returns:
+        The faults; an empty list if the link is valid. `rule` and `entry` of each are None.
+
+    Raises:
+        ArchiveFormatError: The file of the link holds no model, or the archive breaks a rule.
+        ValueError: `archive` is None, and the link names no archive since no tensor is external.
+        OSError: The link or the archive cannot be read. If `archive` is None, a missing archive is
+            a fault of the link, not an OSError.
+
+    Example:
+        onnxarchive.link("model.onnxa", "link.onnx")
+        assert onnxarchive.check_link("link.onnx") == []
+    """
+    model = _parse(path)
+    locations = _locations(model)
+    if archive is not None:
+        return [Finding(None, None, it) for it in _faults(archive, model, path)]
+    if not locations:
+        raise ValueError(
+            f"{os.fspath(path)}: the link names no archive, since no tensor is external; give the "
+            "archive, too"
+        )
+    named = _beside(path, locations[0])
+    if len(locations) > 1:
+        found = f"{len(locations)}, such as {shown(locations[0])} and {shown(locations[1])}"
+        faults = [f"expected all external data in one file, found it in {found}"]
+    elif named is None:
+        faults = [_not_beside(locations[0])]
+    else:
+        try:
+            faults = list(_faults(named, model, path))
+        except FileNotFoundError:
+            faults = [f"expected the archive {named}, found no such file"]
+    return [Finding(None, None, it) for it in faults]
+
+
+def linked_archive(path: str | os.PathLike[str]) -> str | None:
+    """The path of a link's archive, or None.
+
+    None means that the link has no external data, or several locations of external data, or a
+    location that `_beside` refuses.
+
+    Raises:
+        ArchiveFormatError: The file of the link holds no model, or is too large to be a model.
+        OSError: The link cannot be read.
+    """
+    locations = _locations(_parse(path))
+    return _beside(path, locations[0]) if len(locations) == 1 else None
+
+
+class _LinkReport(Report):
+    """Raises faults of a link's model without a rule id, since rules apply only to archives."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        raise ArchiveFormatError(message)
+
+
+def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    with MappedFile(path) as file, with_path(path):
+        if file.size >= proto.SIZE_LIMIT:
+            raise ArchiveFormatError(
+                f"expected a link of less than {proto.SIZE_LIMIT} bytes, the limit of a single "
+                f".onnx, found {file.size}"
+            )
+        model = proto.parse(file.read(0, file.size), _LinkReport())
+    assert model is not None  # else `_LinkReport` has raised an error
+    return model
+
+
+def _locations(model: onnx.ModelProto) -> list[str]:
+    locations = (tensors.location(ref.tensor) for ref in tensors.walk(model))
+    return sorted({location for location in locations if location is not None})
+
+
+def _beside(path: str | os.PathLike[str], location: str) -> str | None:
+    """The file at a location; None if the location is refused.
+
+    A location is refused if it leads out of the directory of `path`, or if it contains a backslash
+    or NUL.
+    """
+    if {"\0", "\\"} & set(location) or leads_out(location):
+        return None
+    directory = os.path.dirname(os.fspath(path))
+    file = os.path.join(directory, location)
+    return file if is_below(os.path.realpath(file), os.path.realpath(directory)) else None
+
+
+def _not_beside(location: str) -> str:
+    return (
+        f"expected a location in the link's directory or below it, without '..' or backslashes in "
+        f"the location, found {shown(location)}"
+    )
+
+
+def _faults(
+    archive_path: str | os.PathLike[str], model: onnx.ModelProto, link_path: str | os.PathLike[str]
+) -> Iterator[str]:
+    """Describes how the model of a link does not fit an archive."""
+    mark = proto.take_link_fingerprint(model)
+    try:
+        archive = open(archive_path, model=(mark or "").partition(" ")[2])
+    except ModelNotFoundError as error:
+        yield f"{error.message}; write a new link"
+        return
+    with archive:
+        for location in _locations(model):
+            file = _beside(link_path, location)
+            if file is None:
+                yield _not_beside(location)
+            elif not archive._local_file.is_at(file):
+                yield f"expected external data in {archive.path}, found it in {file}"
+        if mark is None:
+            yield (
+                f"expected the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, "
+                "found none; write a new link"
+            )
+        elif mark != fingerprint(archive):
+            yield (
+                "the archive has changed since it was linked: its model is another one, or its "
+                "tensors have other bytes or positions; write a new link"
+            )
+            return  # positions in the link are those of the earlier archive
+        positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
+        for ref in tensors.walk(model):
+            if ref.tensor.data_location != tensors.EXTERNAL:
+                continue
+            try:
+                data = tensors.external_data(ref, Report())
+            except ArchiveFormatError as error:
+                yield error.message
+                continue
+            assert data is not None  # else `Report` has raised an error
+            if (data.offset or 0, data.length) not in positions:
+                yield (
+                    f"{ref}: expected offset and length of an entry of the archive, found "
+                    f"{data.offset or 0} and {data.length}; write a new link"
+                )

@@ -80,17 +80,14 @@ def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Capture
 def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys: Captured) -> None:
     onnxarchive.save(runnable_model(), archive, alignment=4096)
     assert run("check", "--link", link) == 1
-    sound, contents, tensor = capsys.readouterr().out.splitlines()
+    sound, changed = capsys.readouterr().out.splitlines()
     assert f"{archive}: valid " in sound
-    assert contents.startswith(f"{link}: the archive has changed since it was linked")
-    assert "expected offset 4096" in tensor
+    assert changed.startswith(f"{link}: the archive has changed since it was linked")
     assert run("check", "--link", link, "--json") == 1
-    first, second = json.loads(capsys.readouterr().out)
-    assert [first, second] == [
-        {"link": str(link), "rule": it.rule, "entry": it.entry, "message": it.message}
-        for it in onnxarchive.check_link(link)
+    (finding,) = onnxarchive.check_link(link)
+    assert json.loads(capsys.readouterr().out) == [
+        {"link": str(link), "rule": None, "entry": None, "message": finding.message}
     ]
-    assert (first["entry"], second["entry"]) == (None, "layer_0_weight")
     assert run("check", archive) == 0
 
 

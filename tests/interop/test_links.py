@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,18 +27,21 @@ from models import (
     raw_tensor,
     run_model,
     runnable_model,
-    string_tensor,
 )
 from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive.archive.linked_models import linked_model, may_give_shape
-from onnxarchive.interop.link_checks import linked_archive
+from onnxarchive.interop.links import linked_archive
 from onnxarchive.model import proto, tensors
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"
+CHANGED = (
+    "the archive has changed since it was linked: its model is another one, or its tensors have "
+    "other bytes or positions; write a new link"
+)
 
 
 def parsed(path: Path) -> onnx.ModelProto:
@@ -359,10 +363,6 @@ def test_it_does_not_fit_when_the_archive_is_gone(archive: Path, link: Path) -> 
         onnxarchive.check_link(link, archive)
     (message,) = messages(link, archive.with_name("renamed.onnxa"))
     assert message.endswith(f"renamed.onnxa, found it in {archive}")
-    # Another name for the same file is no other file, but none that onnx reads.
-    archive.symlink_to(archive.with_name("renamed.onnxa"))
-    (message,) = messages(link, archive.with_name("renamed.onnxa"))
-    assert "expected a file with one name" in message
 
 
 def test_it_does_not_fit_when_weights_of_the_same_layout_have_come(
@@ -375,8 +375,7 @@ def test_it_does_not_fit_when_weights_of_the_same_layout_have_come(
     model.graph.initializer[0].raw_data = weight.tobytes()
     onnxarchive.save(model, archive)
     assert archive.stat().st_size == before
-    (message,) = messages(link)
-    assert "its tensors have other bytes or positions; write a new link" in message
+    assert messages(link) == [CHANGED]
     onnxarchive.link(archive, link)
     assert messages(link) == []
 
@@ -385,12 +384,40 @@ def test_assets_and_alignment_matter_as_far_as_tensors_move(archive: Path, link:
     onnxarchive.save(runnable_model(), archive, assets={"labels.txt": b"cat"})
     assert messages(link) == []
     onnxarchive.save(runnable_model(), archive, alignment=4096)
-    first, second = messages(link)
-    assert "other bytes or positions" in first
-    assert second == (
-        "entry 'layer_0_weight': tensor 'layer.0/weight' (graph.initializer[0]): expected offset "
-        "4096 and length 65536 of its entry, found 64 and 65536"
-    )
+    assert messages(link) == [CHANGED]
+
+
+def test_a_tensor_that_is_replaced_is_found(archive: Path, link: Path) -> None:
+    with onnxarchive.edit(archive) as edit:
+        edit.tensors["layer.0/weight"] = np.zeros((1024, 16), np.float32)
+    assert messages(link) == [CHANGED]
+
+
+def test_tensors_that_compacting_moves_are_found(tmp_path: Path) -> None:
+    archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
+    decoder = model_of(raw_tensor("b", dims=(300,)))
+    onnxarchive.save(model_of(raw_tensor("a", dims=(300,))), archive, models={"decoder": decoder})
+    onnxarchive.link(archive, link, model="decoder")
+    assert messages(link) == []
+    with onnxarchive.edit(archive, compact=True):
+        pass  # nothing moves
+    assert messages(link) == []
+    with onnxarchive.edit(archive, compact=True) as edit:
+        del edit.models[""].graph.initializer[0]
+    assert messages(link) == [CHANGED]
+
+
+@pytest.mark.parametrize("has_other_bias", [False, True])
+def test_another_graph_or_tensor_in_the_model_is_found(
+    archive: Path, link: Path, has_other_bias: bool
+) -> None:
+    model = runnable_model()
+    if has_other_bias:
+        model.graph.initializer[1].raw_data = bytes(64)
+    else:
+        model.graph.node[1].op_type = "Sub"
+    onnxarchive.save(model, archive)
+    assert messages(link) == [CHANGED]
 
 
 def _change(link: Path, change: Any) -> None:
@@ -406,51 +433,6 @@ def _pair(index: int, value: str) -> Any:
     return change
 
 
-def _rename(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].name = "other"
-
-
-def _document(model: onnx.ModelProto) -> None:
-    model.graph.initializer[1].doc_string = "new"
-
-
-def _reshape(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].dims[:] = [16, 1024]
-
-
-def _retype(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].data_type = TensorProto.INT32
-
-
-def _other_bias(model: onnx.ModelProto) -> None:
-    model.graph.initializer[1].raw_data = bytes(64)
-
-
-def _short_weight(model: onnx.ModelProto) -> None:
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("external_data")
-    tensor.ClearField("data_location")
-    tensor.raw_data = b"1234"
-
-
-def _other_weight(model: onnx.ModelProto) -> None:
-    _short_weight(model)
-    model.graph.initializer[0].raw_data = bytes(65536)
-
-
-def _weight_in_both(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].raw_data = bytes(65536)
-
-
-def _weight_in_both_as_default(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].data_location = TensorProto.DEFAULT
-    model.graph.initializer[0].raw_data = runnable_model().graph.initializer[0].raw_data
-
-
-def _weight_in_both_as_floats(model: onnx.ModelProto) -> None:
-    model.graph.initializer[0].float_data[:] = [1.0]
-
-
 def _bias_outside(model: onnx.ModelProto) -> None:
     model.graph.initializer[1].ClearField("raw_data")
     model.graph.initializer[1].data_location = TensorProto.EXTERNAL
@@ -461,22 +443,6 @@ def _no_mark(model: onnx.ModelProto) -> None:
     del model.metadata_props[:]
 
 
-def _other_node(model: onnx.ModelProto) -> None:
-    model.graph.node[1].op_type = "Sub"
-
-
-def _other_producer(model: onnx.ModelProto) -> None:
-    model.producer_name = "other"
-
-
-def _more(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(raw_tensor("more"))
-
-
-def _fewer(model: onnx.ModelProto) -> None:
-    del model.graph.initializer[1]
-
-
 def _two_files(model: onnx.ModelProto) -> None:
     _bias_outside(model)
     model.graph.initializer[1].external_data[0].value = "other"
@@ -485,31 +451,19 @@ def _two_files(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (_pair(1, "128"), "expected offset 64 and length 65536.*found 128 and 65536"),
-        (_pair(2, "65532"), "expected offset 64 and length 65536.*found 64 and 65532"),
+        (
+            _pair(1, "128"),
+            "weight'.*expected offset and length of an entry.*found 128 and 65536; write a new",
+        ),
+        (
+            _pair(2, "65532"),
+            "weight'.*expected offset and length of an entry.*found 64 and 65532; write a new",
+        ),
         (
             _pair(1, "-64"),
             "expected offset in at most 19 decimal digits without leading zeros, found '-64'",
         ),
-        (_document, "expected doc_string '', found 'new'"),
-        (_rename, "expected name 'layer.0/weight', found 'other'"),
-        (_reshape, r"expected dims \[1024, 16\], found \[16, 1024\]"),
-        (_retype, "expected data_type FLOAT, found INT32"),
-        (
-            _weight_in_both,
-            "'layer.0/weight'.*no data beside data_location EXTERNAL, found raw_data",
-        ),
-        (_weight_in_both_as_floats, "no data beside data_location EXTERNAL, found float_data"),
-        (_other_bias, r"'layer.0/bias'.*expected the archive's data, found other data"),
-        (
-            _bias_outside,
-            "expected internal data in the linked model, .*, found external data",
-        ),
         (_no_mark, "expected the metadata 'onnxarchive.link'.*found none; write a new link"),
-        (_other_node, "found one with another graph.node"),
-        (_other_producer, "found one with another producer_name"),
-        (_more, "found one with another graph.initializer"),
-        (_fewer, "found one with another graph.initializer"),
         (
             _two_files,
             "expected all external data in one file, found it in 2, such as 'ein .* and 'other'",
@@ -523,23 +477,6 @@ def test_a_change_of_a_link_is_found(link: Path, change: Any, says: str) -> None
     assert re.search(says, message), message
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (_short_weight, "expected 65536 bytes for FLOAT of shape [1024, 16], found 4"),
-        (_other_weight, "expected the bytes of its entry, found others"),
-        (
-            _weight_in_both_as_default,
-            "expected data_location EXTERNAL beside external_data, found another value",
-        ),
-    ],
-)
-def test_other_bytes_in_a_link_are_found(archive: Path, link: Path, change: Any, says: str) -> None:
-    _change(link, change)
-    (message,) = messages(link, archive)
-    assert says in message
-
-
 def test_a_location_that_no_file_has_is_found(archive: Path, link: Path) -> None:
     _change(link, _pair(0, "no\0name"))
     (message,) = messages(link, archive)
@@ -548,29 +485,15 @@ def test_a_location_that_no_file_has_is_found(archive: Path, link: Path) -> None
 
 def test_a_tensor_that_the_link_holds_itself_fits(link: Path) -> None:
     def hold(model: onnx.ModelProto) -> None:
-        _short_weight(model)
-        model.graph.initializer[0].raw_data = runnable_model().graph.initializer[0].raw_data
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        tensor.raw_data = runnable_model().graph.initializer[0].raw_data
 
     _change(link, hold)
     assert messages(link, link.with_name("ein Möbel 重み.onnxa")) == []
     with pytest.raises(ValueError, match="the link names no archive"):
         onnxarchive.check_link(link)
-
-
-def test_strings_and_tensors_of_unknown_types_are_compared(tmp_path: Path) -> None:
-    model = model_of(string_tensor("s"), raw_tensor("w", dims=(300,)))
-    archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
-    onnxarchive.save(model, archive)
-    onnxarchive.link(archive, link)
-    assert messages(link) == []
-
-    def change(model: onnx.ModelProto) -> None:
-        model.graph.initializer[0].string_data[0] = b"other"
-
-    _change(link, change)
-    assert messages(link) == [
-        "tensor 's' (graph.initializer[0]): expected the archive's data, found other data"
-    ]
 
 
 def test_what_is_no_link_is_refused(tmp_path: Path, archive: Path) -> None:
@@ -655,22 +578,16 @@ def test_a_damaged_link_is_refused_or_found(
         return
     came("misfits" if found else "fitting")
     if found == []:
-        link, expected = onnx.ModelProto(), onnx.ModelProto()
-        link.ParseFromString(bytes(data))
-        expected.ParseFromString(before)
-        for model in (link, expected):
-            for tensor in every_tensor(model):
-                tensor.external_data.sort(key=lambda pair: pair.key)
-        assert link == expected
+        with onnxarchive.open(sound.with_suffix(".onnxa")) as archive:
+            positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
+        for tensor in every_tensor(onnx.ModelProto.FromString(bytes(data))):
+            pairs = {pair.key: pair.value for pair in tensor.external_data}
+            if tensor.data_location == TensorProto.EXTERNAL:
+                assert (int(pairs.get("offset", 0)), int(pairs["length"])) in positions
+                assert pairs["location"] == "m.onnxa"
 
 
 def test_a_broken_archive_is_refused(archive: Path, link: Path) -> None:
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
-    break_local_header(archive, entry)
-    with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
-        onnxarchive.check_link(link)
-    assert str(caught.value).startswith(f"{archive}: ")
     flip_byte(archive, archive.stat().st_size - 1)
     with pytest.raises(onnxarchive.ArchiveFormatError):
         onnxarchive.check_link(link)
@@ -678,23 +595,21 @@ def test_a_broken_archive_is_refused(archive: Path, link: Path) -> None:
 
 def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> None:
     data = runnable_model().graph.initializer[0].raw_data
-    line = f"layer_0_weight 64 65536 {zlib.crc32(data):08x}\n"
+    with zipfile.ZipFile(archive) as unzipped:
+        model = unzipped.getinfo("__MODEL_PROTO").CRC
+    lines = f"layer_0_weight 64 65536 {zlib.crc32(data):08x}\n{model:08x}\n"
     (pair,) = parsed(link).metadata_props
     assert pair.key == KEY
-    assert pair.value == hashlib.sha256(line.encode()).hexdigest()
+    assert pair.value == hashlib.sha256(lines.encode()).hexdigest()
 
 
-def test_findings_name_the_tensor_and_its_entry(archive: Path, link: Path) -> None:
+def test_findings_name_the_tensor(archive: Path, link: Path) -> None:
     _change(link, _pair(1, "128"))
     (finding,) = onnxarchive.check_link(link)
     assert isinstance(finding, onnxarchive.Finding)
-    assert (finding.rule, finding.entry) == (None, "layer_0_weight")
+    assert (finding.rule, finding.entry) == (None, None)
     assert "layer.0/weight" in finding.message
-    assert str(finding) == f"entry 'layer_0_weight': {finding.message}"
-    _change(link, _no_mark)
-    first = onnxarchive.check_link(link)[0]
-    assert first.entry is None
-    assert str(first) == first.message
+    assert str(finding) == finding.message
 
 
 def test_vectors_of_large_shapes_stay_in_the_link(tmp_path: Path) -> None:
@@ -751,16 +666,3 @@ def test_a_location_elsewhere_is_found_and_not_opened(tmp_path: Path, location: 
     assert "in the link's directory or below" in str(
         onnxarchive.check_link(folder / "m.onnx", folder / "m.onnxa")
     )
-
-
-@pytest.mark.parametrize("make", [os.symlink, os.link])
-def test_an_archive_with_a_further_name_is_found_as_onnx_refuses_it(
-    tmp_path: Path, make: Any
-) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    onnxarchive.link(tmp_path / "m.onnxa", tmp_path / "m.onnx")
-    os.rename(tmp_path / "m.onnxa", tmp_path / "moved")
-    make(tmp_path / "moved", tmp_path / "m.onnxa")
-    assert "one name" in str(onnxarchive.check_link(tmp_path / "m.onnx"))
-    with pytest.raises(onnx.checker.ValidationError):
-        onnx.load(tmp_path / "m.onnx")
