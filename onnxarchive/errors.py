@@ -203,7 +203,11 @@ class UnfinishedEditError(ArchiveError):
 
 
 class AttributesWarning(UserWarning):
-    """The owner, permissions or extended attributes of a file cannot be kept when it is replaced.
+    """A file that is replaced loses its owner, permissions, access control list or attributes.
+
+    A new file gets owner and permissions of the old one if the system allows it, and never more
+    permissions. Access control lists and extended attributes are not copied; without its list, the
+    file is its owner's alone.
 
     The warning is issued before the file is replaced: if a filter turns the warning into an error,
     the file stays unchanged.

@@ -54,7 +54,7 @@ NAMES = {
         ),
         *("ftruncate", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir"),
         *("listdir", "scandir", "readlink", "getcwd", "fchown", "chmod", "fchmod", "utime"),
-        *("getxattr", "setxattr", "listxattr", "removexattr", "statvfs", "fstatvfs"),
+        *("getxattr", "listxattr", "removexattr", "statvfs", "fstatvfs"),
     ),
     mmap: ("mmap",),
     fcntl: ("flock", "ioctl"),

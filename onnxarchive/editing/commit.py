@@ -429,8 +429,8 @@ def _changed_clone(
         file: The archive.
         write: Writes to the clone, which is cut off where `write` stops.
         else_in_place: Whether the caller can change the file in place instead. If True, the result
-            is also None for a clone that cannot be given the archive's owner, or cannot be renamed
-            over the archive.
+            is also None for a clone that would lose the archive's owner or attributes, or cannot be
+            renamed over the archive.
     """
     if not filesystem.may_clone(file):
         return None
@@ -439,9 +439,10 @@ def _changed_clone(
     except OSError:  # a new file, if needed, raises it again
         return None
     try:
-        old = file.status()
-        is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
-        if not (is_fit and filesystem.clone(file, replacement.fileno())):
+        clone = replacement.fileno()
+        with naming(file.path):
+            is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
+        if is_unfit or not filesystem.clone(file, clone):
             replacement.discard()
             return None
         write(replacement.file)

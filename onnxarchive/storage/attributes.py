@@ -1,30 +1,29 @@
-"""Keeps owner, permissions and extended attributes when a file is replaced.
+"""Keeps owner and permissions when a file is replaced, and warns about what is not kept.
 
-The new file never grants more permissions than the old one. Lost attributes are
-reported as an `AttributesWarning`.
+The new file never grants more permissions than the old one. Access control lists and extended
+attributes are not copied. What is lost is reported as an `AttributesWarning`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import operator
 import os
+import re
 import stat
-import struct
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 
 from onnxarchive.errors import AttributesWarning
 
-_ACLS = "system."  # prefix of the names of access control lists
-_POSIX_ACLS = "system.posix_acl_"
-_ACCESS = "system.posix_acl_access"
-_ACL_HEADER_SIZE = 4
-_ACL_ENTRY = struct.Struct("<HHI")  # tag, permissions, id
-_ACL_OWNER = 0x01
+_POSIX_ACL = "system.posix_acl_access"
+_NFS_ACL = "system.nfs4_acl"
+# NFSv4 lists an access control list for every file. This one says no more than the mode: its
+# entries (RFC 7530, section 6.2.1: type, flags, mask, who) are for owner, group and everyone.
+_NFS_ACL_OF_MODE = re.compile(
+    rb".{4}(.{12}(\0{3}\x06(OWNER|GROUP)@\0\0|\0{3}\x09EVERYONE@\0{3}))*", re.DOTALL
+)
 # Attributes that the system computes from the content of a file.
 _OF_CONTENT = ("security.evm", "security.ima")
 _collection: ContextVar[list[str] | None] = ContextVar("collection", default=None)
@@ -42,48 +41,38 @@ def first_mode(old: os.stat_result | None) -> int:
 
 
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
-    """Copies owner, permissions and attributes of a file to its replacement.
+    """Copies owner and permissions of a file to its replacement; warns about what is lost.
 
-    If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
-    (umask). If the group or the POSIX access control list cannot be kept, group and others get
-    equal permissions: those that the old group, the old others and all entries of the old list have
-    in common. The owner's entry does not count.
+    Another owner gets no execution and no special bits. If the group cannot be kept, group and
+    others get the permissions that both of them had. If either file has an access control list,
+    they get none: the group's bits are then the list's mask, and the list may deny users what
+    others have.
 
     Args:
         descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
         path: Path of the new file.
-        target: Path of the old file, for reading its attributes and for the warning.
+        target: Path of the old file.
         old: Status of the old file.
 
     Raises:
         OSError: The disk failed.
     """
-    inherited = _listed(descriptor)
-    for name in inherited:
-        if name.startswith(_POSIX_ACLS):  # from the directory's default ACL
-            os.removexattr(descriptor, name)
-    lost = []
-    if not keep_owner(descriptor, old):
-        with contextlib.suppress(OSError):
-            os.fchown(descriptor, -1, old.st_gid)
+    lost = keep_owner(descriptor, target, old)
     new = os.fstat(descriptor)
     mode = stat.S_IMODE(old.st_mode)
     if new.st_uid != old.st_uid:
-        lost.append(f"owner {old.st_uid} (becomes {new.st_uid})")
-        mode &= 0o666 & ~_umask()
+        mode &= 0o666
     if new.st_gid != old.st_gid:
-        lost.append(f"group {old.st_gid} (becomes {new.st_gid})")
-        mode = _of_all(mode & ~stat.S_ISGID)
-    lost_attributes = _keep_extended(descriptor, target, has_owner=not lost)
-    if _ACCESS in lost_attributes:
-        mode = _of_all(mode, os.getxattr(target, _ACCESS))
-    lost += lost_attributes
+        common = mode & mode >> 3 & 0o7
+        mode = mode & ~(stat.S_ISGID | 0o077) | common << 3 | common
+    if _POSIX_ACL in lost or _NFS_ACL in lost:
+        mode &= ~0o077
     set_mode(descriptor, path, mode)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode != stat.S_IMODE(old.st_mode):
         lost.append(f"mode {stat.S_IMODE(old.st_mode):#o} (becomes {mode:#o})")
     if lost:
-        _warn(f"these attributes of {target} cannot be kept when it is replaced: {', '.join(lost)}")
+        _warn(f"these attributes of {target} are not kept when it is replaced: {', '.join(lost)}")
 
 
 def set_mode(descriptor: int, path: str, mode: int) -> None:
@@ -101,23 +90,37 @@ def set_mode(descriptor: int, path: str, mode: int) -> None:
             raise
 
 
-def keep_owner(descriptor: int, old: os.stat_result) -> bool:
+def keep_owner(descriptor: int, target: int | str, old: os.stat_result) -> list[str]:
     """Copies owner and group of a file to its replacement.
+
+    Removes the access control list that the replacement has from its directory's default list.
 
     Args:
         descriptor: The new file.
+        target: The old file.
         old: Status of the old file.
 
     Returns:
-        False if the system refuses; else True, also on Windows, where nothing is copied.
+        Descriptions of the owner, group, access control list and extended attributes that are
+        lost; none on Windows, where nothing is copied.
     """
-    if not hasattr(os, "fchown"):  # Windows
-        return True
-    try:
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    except OSError:
-        return False
-    return True
+    if hasattr(os, "fchown"):
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, -1, old.st_gid)
+    if hasattr(os, "removexattr"):
+        with contextlib.suppress(OSError):  # there is none, or `_extended` lists it
+            os.removexattr(descriptor, _POSIX_ACL)
+    lost = []
+    new = os.fstat(descriptor)
+    if new.st_uid != old.st_uid:
+        lost.append(f"owner {old.st_uid} (becomes {new.st_uid})")
+    if new.st_gid != old.st_gid:
+        lost.append(f"group {old.st_gid} (becomes {new.st_gid})")
+    names, new_names = _extended(target), _extended(descriptor)
+    return lost + sorted(names - new_names | (names | new_names) & {_POSIX_ACL, _NFS_ACL})
 
 
 @contextlib.contextmanager
@@ -139,52 +142,12 @@ def _warn(message: str) -> None:
         collection.append(message)
 
 
-def _of_all(mode: int, acl: bytes = b"") -> int:
-    """The mode, with group and others reduced to the permissions that both of them have.
-
-    Permissions that an entry of `acl` lacks are removed, too, unless the entry is the owner's.
-
-    Args:
-        mode: The mode.
-        acl: The access control list of the same file, in Linux's encoding.
-    """
-    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER_SIZE:])
-    granted = [permissions for tag, permissions, _ in entries if tag != _ACL_OWNER]
-    common = functools.reduce(operator.and_, granted, mode & mode >> 3) & 0o7
-    return mode & ~0o077 | common << 3 | common
-
-
-def _keep_extended(descriptor: int, target: str, *, has_owner: bool) -> list[str]:
-    """Copies extended attributes and access control lists; returns the names of those lost."""
-    lost = []
-    found = _listed(descriptor)
-    for name in _listed(target):
-        if name in _OF_CONTENT:
-            continue
-        try:
-            if name.startswith(_ACLS) and not has_owner:
-                raise PermissionError
-            value = os.getxattr(target, name)
-            if name not in found or os.getxattr(descriptor, name) != value:
-                os.setxattr(descriptor, name, value)
-        except OSError:
-            lost.append(name)
-    return lost
-
-
-def _listed(file: int | str) -> list[str]:
-    """The names of the extended attributes of a file; empty on a system without them."""
+def _extended(file: int | str) -> set[str]:
+    """Names of the extended attributes of a file that neither its content nor its mode implies."""
+    names: set[str] = set()
     if hasattr(os, "listxattr"):
         with contextlib.suppress(OSError):  # a file system without them
-            return os.listxattr(file)
-    return []
-
-
-def _umask() -> int:
-    with contextlib.suppress(OSError), open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    umask = os.umask(0o077)  # without /proc, the umask can only be read by setting it
-    os.umask(umask)
-    return umask
+            names = set(os.listxattr(file)).difference(_OF_CONTENT)
+            if _NFS_ACL in names and _NFS_ACL_OF_MODE.fullmatch(os.getxattr(file, _NFS_ACL)):
+                names.remove(_NFS_ACL)
+    return names

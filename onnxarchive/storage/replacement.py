@@ -220,9 +220,9 @@ class Replacement:
     The new file is written beside the target under a temporary name. `commit` syncs it, renames it
     over the target and syncs the directory: at any moment the target is the old file or the
     complete new one. If the target is a symbolic link and `follow_links` is True, the link remains
-    and the file that the link points to is replaced. Owner, permissions and extended attributes are
-    kept (see `attributes.keep`). The new file is locked while it is written, unlike the leftover of
-    a killed process.
+    and the file that the link points to is replaced. Owner and permissions are kept (see
+    `attributes.keep`). The new file is locked while it is written, unlike the leftover of a killed
+    process.
 
     Attributes:
         file: Writer of the new file.
