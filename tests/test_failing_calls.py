@@ -180,7 +180,6 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "convert external data": lambda it: onnxarchive.convert(it / "external", it / "new"),
     "convert a zip": lambda it: onnxarchive.convert(it / "z.zip", it / "new"),
     "convert an archive": lambda it: onnxarchive.convert(it / "m.onnxa", it / "new"),
-    "convert with dedupe": lambda it: onnxarchive.convert(it / "external", it / "new", dedupe=True),
     "convert_many": lambda it: onnxarchive.convert_many([it / "external"], it / "many"),
     "export": lambda it: onnxarchive.export(it / "m.onnxa", it / "new"),
     "export external data": lambda it: onnxarchive.export(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from models import external, model_of, raw_tensor
 from readme import blocks, commands, make_files, run_commands, run_python
 from zip_readers import READERS
 
@@ -31,7 +32,7 @@ def test_python_snippets_run_one_after_another(
     for library in ("onnxruntime", "onnx_ir"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     snippets = blocks("python")
-    assert len(snippets) == 8
+    assert len(snippets) == 9
     run_python(snippets)
     printed = capsys.readouterr().out
     assert "(64, 32) float32" in printed
@@ -40,6 +41,21 @@ def test_python_snippets_run_one_after_another(
     assert "[0. 1. 2. 3.]" in printed
     assert "['', 'decoder']\n(64, 32)" in printed
     assert (directory / "streamed.onnxa").exists()
+
+
+def test_snippet_with_a_pass_merges_tensors_that_name_the_same_bytes(directory: Path) -> None:
+    pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    (snippet,) = (it for it in blocks("python") if "Deduplicate" in it)
+    model = model_of(*(external(raw_tensor(it, dims=(3000,)), "w.bin") for it in "abc"))
+    model.graph.node.add(op_type="Sum", input="abc", output=["y"])
+    (directory / "model.onnx").write_bytes(model.SerializeToString())
+    (directory / "w.bin").write_bytes(bytes(range(1, 241)) * 50)
+    run_python(["import onnxarchive", snippet])
+    assert onnxarchive.check("merged.onnxa", full=True) == []
+    with onnxarchive.open("merged.onnxa") as archive:
+        assert list(archive.tensors) == ["a"]
+        assert archive.read("a") == (directory / "w.bin").read_bytes()
+        assert archive.model.graph.node[0].input == ["a", "a", "a"]
 
 
 @pytest.mark.parametrize(("index", "libraries"), [(0, "torch"), (1, "onnxsim")])

@@ -189,24 +189,19 @@ def _saves(group: str) -> tuple[Measure, ...]:
 
 def _conversions(group: str, kind: str) -> Case:
     described = {"external": "external data", "single": "a single .onnx"}[kind]
-    measures = [
+    measures = (
         Measure(OURS, group, partial(ways.convert, kind=kind), (kind,), writes=True),
         Measure("copy", group, partial(ways.copy_raw, kind=kind), (kind,), (), True, is_raw=True),
         _peer("onnx", group, partial(ways.convert_onnx, kind=kind), (kind,), writes=True),
         _peer("onnx_ir", group, partial(ways.convert_onnx_ir, kind=kind), (kind,), _ONNX_IR, True),
-    ]
-    targets = [
+    )
+    targets = (
         Target("at least", 0.75, "copy"),
         Target("at most", 0.2, "onnx"),
         Target("at most", 150 * MIB, figure="anonymous"),
-    ]
-    if kind == "external":
-        deduped = partial(ways.convert, kind=kind, dedupe=True)
-        measures.append(Measure("dedupe", group, deduped, (kind,), writes=True))
-        targets.append(Target("at most", 1.3, OURS, "dedupe"))
-        described += "; dedupe: also look for equal tensors (there are none)"
+    )
     title = f"convert {described}; onnx and onnx_ir: load and save"
-    return Case(title, tuple(measures), tuple(targets), moves_bytes=True)
+    return Case(title, measures, targets, moves_bytes=True)
 
 
 def _sessions(*, is_packed: bool) -> Case:

@@ -362,12 +362,12 @@ def save_torch(place: Place) -> Step:
 # Converting files
 
 
-def convert(place: Place, *, kind: str, dedupe: bool = False) -> Step:
+def convert(place: Place, *, kind: str) -> Step:
     """Converts a `.onnx`."""
     import onnxarchive
 
     source, path = place.file(kind), place.output / "model.onnxa"
-    return lambda: onnxarchive.convert(source, path, size_threshold=0, dedupe=dedupe)
+    return lambda: onnxarchive.convert(source, path, size_threshold=0)
 
 
 def export_archive(place: Place) -> Step:

@@ -459,11 +459,10 @@ def run_source(data: bytes) -> bool:
     """Returns True if these bytes can be converted. The new archive must break no rule."""
     path, target = (_scratch() / name for name in ("fuzzed", "converted.onnxa"))
     path.write_bytes(data)
-    options: dict[str, Any] = {"size_threshold": 0, "convert_attribute": True, "dedupe": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            onnxarchive.convert(path, target, jobs=1, **options)
+            onnxarchive.convert(path, target, jobs=1, size_threshold=0, convert_attribute=True)
         except ArchiveError:
             return False
     found = onnxarchive.check(target, full=True)

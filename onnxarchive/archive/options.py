@@ -29,7 +29,6 @@ class WriteOptions:
         convert_attribute: Whether to store sparse tensors and tensors of attributes, functions and
             training_info outside the model, too, like initializers. `load` reads all of them;
             `onnx.load`, on the unzipped directory, reads only those of nodes' attributes.
-        dedupe: Whether identical initializers of a graph become one initializer.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
@@ -44,7 +43,6 @@ class WriteOptions:
     size_threshold: int = DEFAULT_SIZE_THRESHOLD
     alignment: int = layout.MIN_ALIGNMENT
     convert_attribute: bool = False
-    dedupe: bool = False
     assets: Mapping[str, Asset] | None = None
     progress: Progress | None = None
     jobs: int | None = None

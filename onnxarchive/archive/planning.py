@@ -24,7 +24,6 @@ from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import initializers_at_once, keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.deduplication import deduplicate
 from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
@@ -46,13 +45,11 @@ class Plan:
     Attributes:
         items: Its tensors and assets, in order.
         models: Its models, as the last entries.
-        saved_nbytes: Number of bytes saved by merging identical initializers.
         shared_nbytes: Number of bytes saved by sharing tensors between models.
     """
 
     items: Items
     models: tuple[Item, ...]
-    saved_nbytes: int = 0
     shared_nbytes: int = 0
 
     @property
@@ -218,8 +215,7 @@ def plan_archive(
 ) -> Plan:
     """Plans the archive of one or several models.
 
-    The data of a tensor that becomes an entry is read only to find equal tensors (with further
-    models or `dedupe`).
+    The data of a tensor that becomes an entry is read only to find equal tensors of several models.
 
     Args:
         models: The models by id; `""` is the id of the default model.
@@ -235,24 +231,19 @@ def plan_archive(
     """
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
-    saved_nbytes = 0
     items = Items()
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
     for identifier, given in sorted(models.items()):
-        model, resolve, small = given.model, given.resolve, given.small
-        if options.dedupe:
-            deduplicated = deduplicate(model, resolve)
-            model, resolve, small = deduplicated.model, deduplicated.resolve, None
-            saved_nbytes += deduplicated.saved_nbytes
+        small = given.small
         if shared:
             small = SmallInitializers()
         elif small is None:
-            small = initializers_at_once.find_small(model)
+            small = initializers_at_once.find_small(given.model)
         planned = plan_model(
-            model,
-            resolve,
+            given.model,
+            given.resolve,
             options,
             assigned=assigned,
             shared=shared,
@@ -271,8 +262,7 @@ def plan_archive(
             items.others[number] = replace(item, data=data)
     items.extend(assets[name] for name in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
-    shared_nbytes = shared.saved_nbytes if shared else 0
-    return Plan(items, model_items(serialized), saved_nbytes, shared_nbytes)
+    return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:

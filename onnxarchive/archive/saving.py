@@ -57,7 +57,6 @@ def save(
     size_threshold: int | None = None,
     alignment: int | None = None,
     convert_attribute: bool | None = None,
-    dedupe: bool = False,
     assets: Mapping[str, Asset] | None = None,
     keep: bool = True,
     progress: Progress | None = None,
@@ -96,9 +95,6 @@ def save(
             the model, not only initializers. With `keep`, None means True if the archive from which
             the model was loaded has an entry that holds a tensor other than an initializer.
             Otherwise None means False.
-        dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
-            is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
-            unless it is called with `do_constant_folding=False`.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
         keep: Whether a model from `onnxarchive.ir.load` keeps its id and the other models and
             assets of its archive, unless `models` and `assets` replace them. False saves only the
@@ -142,7 +138,6 @@ def save(
         size_threshold=DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold,
         alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
         convert_attribute=bool(convert_attribute),
-        dedupe=dedupe,
         assets=assets,
         progress=progress,
         jobs=jobs,

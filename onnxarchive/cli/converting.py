@@ -46,7 +46,6 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "convert_attribute": arguments.convert_attribute,
         "assets": named_assets(arguments.asset),
         "other_files": arguments.assets,
-        "dedupe": arguments.dedupe,
         "verify_checksum": arguments.verify_checksum,
         "follow_links": arguments.follow_links,
         "dry_run": arguments.dry_run,
@@ -80,7 +79,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         text = (
             f"{printable(conversion.target)}: {'would have ' if arguments.dry_run else ''}"
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
-            f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
+            f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
         say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
     return DONE
@@ -116,7 +115,6 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
         "assets": conversion.assets,
         "taken": list(conversion.taken),
         "left_out": list(conversion.left_out),
-        "saved_nbytes": conversion.saved_nbytes,
         "shared_nbytes": conversion.shared_nbytes,
         "warnings": list(conversion.warnings),
     }
@@ -128,11 +126,9 @@ def _other_files(conversion: Conversion) -> list[str]:
     return taken + [f"left out  {printable(name)}" for name in conversion.left_out]
 
 
-def _saved(*conversions: Conversion) -> str:
-    merged = sum(conversion.saved_nbytes for conversion in conversions)
+def _shared(*conversions: Conversion) -> str:
     shared = sum(conversion.shared_nbytes for conversion in conversions)
-    text = f"; {size(merged)} saved by merging identical initializers" if merged else ""
-    return text + (f"; {size(shared)} shared by several models" if shared else "")
+    return f"; {size(shared)} shared by several models" if shared else ""
 
 
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -162,7 +158,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     skipped = sum(item.is_skipped for item in conversions)
     done = count(len(conversions) - len(failed) - skipped, "model")
     there = f", {skipped} there already" * (skipped > 0)
-    total = f"{done} {verb}{there}, {len(failed)} failed{_saved(*conversions)}"
+    total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
     lines = [*table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")

@@ -94,7 +94,7 @@ def warn(message: str) -> None:
 
 
 def as_options(message: str) -> str:
-    """Replaces arguments by options in a message: `dedupe=True (--dedupe)` by `--dedupe`."""
+    """Replaces arguments by options in a message: `replace=True (--force)` by `--force`."""
     return re.sub(r"\b\w+=[^\s;=]+ \((--[^()]+)\)", r"\1", message)
 
 

@@ -218,7 +218,6 @@ def _add_convert(commands: Any) -> None:
         help="add another model, such as decoder=decoder.onnx; equal tensors of the models are "
         "stored once",
     )
-    _add_flag(command, "--dedupe", "merge identical initializers of a graph")
     _add_flag(
         command, "--verify-checksum", "compare data files with the SHA-1 checksums in the model"
     )

@@ -42,7 +42,6 @@ def convert_many(
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
     other_files: bool = False,
-    dedupe: bool = False,
     verify_checksum: bool = False,
     follow_links: FollowLinks = False,
     dry_run: bool = False,
@@ -74,7 +73,6 @@ def convert_many(
         assets: Other files for each archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
         other_files: Whether other files of a source's directory become assets; see `convert`.
-        dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
@@ -103,7 +101,6 @@ def convert_many(
         size_threshold=size_threshold,
         alignment=alignment,
         convert_attribute=convert_attribute,
-        dedupe=dedupe,
         assets=_absolute(assets),
         jobs=1 if jobs is None and executor is not None else jobs,
     )

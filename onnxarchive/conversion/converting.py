@@ -68,7 +68,6 @@ class Conversion:
         taken: Paths of the files that the option `other_files` added as assets.
         left_out: Paths of the files that the option `other_files` left out; empty without this
             option.
-        saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         warnings: Messages about files, bytes and `external_data` of the source that were left out,
             about unused bits that were cleared (not after a dry run) and, after `convert_many`,
@@ -90,7 +89,6 @@ class Conversion:
     assets: int = 0
     taken: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    saved_nbytes: int = 0
     shared_nbytes: int = 0
     warnings: tuple[str, ...] = ()
     error_type: str | None = None
@@ -107,7 +105,6 @@ def convert(
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
     other_files: bool = False,
-    dedupe: bool = False,
     verify_checksum: bool = False,
     follow_links: FollowLinks = False,
     dry_run: bool = False,
@@ -160,7 +157,6 @@ def convert(
             `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
             outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
-        dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: A directory: symbolic links of the source may also lead to files below this
@@ -197,7 +193,6 @@ def convert(
         size_threshold=size_threshold,
         alignment=alignment,
         convert_attribute=convert_attribute,
-        dedupe=dedupe,
         assets=assets,
         progress=progress,
         jobs=jobs,
@@ -241,9 +236,6 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # `open_source` may take initializers out of the model only if no initializers are merged and
-    # no tensors are shared by several models.
-    is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {
             identifier: resources.enter_context(
@@ -252,7 +244,8 @@ def convert_silently(
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier,
-                    taken_from=options.size_threshold if is_plain else None,
+                    # Initializers that several models may share stay in the models.
+                    taken_from=options.size_threshold if len(sources) == 1 else None,
                     follow_links=follow_links,
                     **access,
                 )
@@ -291,7 +284,6 @@ def convert_silently(
             assets=len(plan.items) - count,
             taken=tuple(name for name in taken if name not in (options.assets or {})),
             left_out=default.left_out,
-            saved_nbytes=plan.saved_nbytes,
             shared_nbytes=plan.shared_nbytes,
             warnings=tuple(note for found in opened.values() for note in found.notes()),
         )

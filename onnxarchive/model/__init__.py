@@ -3,7 +3,7 @@
 These modules know neither zips nor files. `walking` walks over a model's messages. `tensors` reads
 tensors, `dtypes` describes data types, `shapes` keeps types and shapes of external tensors, `keys`
 derives names of entries. `proto` parses a model and checks it against an archive's entries.
-`copying` and `deduplication` change copies of a model; `changes` compares two models.
+`copying` copies models with changes; `changes` compares two models.
 `wire` reads serialized messages, `weights` removes the data of large tensors from a serialized
 model and puts data back. `references_at_once`, `parsed_later` and `initializers_at_once` are for
 speed only. This room imports buffers and errors.

@@ -30,12 +30,10 @@ class GraphRef(NamedTuple):
     Attributes:
         path: The path.
         graph: The model's own GraphProto, not a copy.
-        outer: The graph around a subgraph; None for other graphs.
     """
 
     path: Path
     graph: onnx.GraphProto
-    outer: GraphRef | None
 
     @property
     def root(self) -> str:
@@ -45,16 +43,11 @@ class GraphRef(NamedTuple):
 
 def graphs(model: onnx.ModelProto) -> Iterator[GraphRef]:
     """Yields every graph of a model: the main graph first, each graph before its subgraphs."""
-    around = [GraphRef(MAIN_GRAPH, model.graph, None)]
-    yield around[0]
+    yield GraphRef(MAIN_GRAPH, model.graph)
     kind = onnx.GraphProto.DESCRIPTOR
     subgraphs = below(model.graph, MAIN_GRAPH, kind)
     for path, graph in chain(subgraphs, below(model, (), kind, without="graph")):
-        while around and path[: len(around[-1].path)] != around[-1].path:
-            around.pop()
-        ref = GraphRef(path, graph, around[-1] if around else None)  # type: ignore[arg-type]
-        around.append(ref)
-        yield ref
+        yield GraphRef(path, graph)  # type: ignore[arg-type]
 
 
 def below(

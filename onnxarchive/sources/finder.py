@@ -238,8 +238,8 @@ class Finder:
             raise ArchiveFormatError(
                 f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
                 f"found {_nbytes(ranges)} bytes: too many tensors name the same bytes; let the "
-                "nodes share one initializer, or use onnx.load and onnxarchive.save with "
-                "dedupe=True"
+                "nodes share one initializer: onnx_ir's DeduplicateHashedInitializersPass merges "
+                "equal ones; then use onnxarchive.save"
             )
 
     def _require_data(

@@ -111,8 +111,7 @@ REWRITES: dict[str, Callable[[Path, Path], object]] = {
     "convert with other options": lambda one, other: onnxarchive.convert(
         one, other, size_threshold=1 << 20, alignment=4096, convert_attribute=True
     ),
-    "convert with dedupe": lambda one, other: onnxarchive.convert(one, other, dedupe=True),
-    "the command line": lambda one, other: main(["convert", str(one), str(other), "--dedupe"]),
+    "the command line": lambda one, other: main(["convert", str(one), str(other)]),
     "transform hidden": lambda one, other: transform(one, other, _described),
     "transform external": lambda one, other: transform(
         one, other, lambda it: it, weights="external"

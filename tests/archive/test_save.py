@@ -747,13 +747,3 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample, jobs=
 """
     assert int(run_python(code, target)) < 24 * MIB
     target.unlink()
-
-
-def test_identical_initializers_become_one_if_asked_for(tmp_path: Path) -> None:
-    one, other = (raw_tensor(name, dims=(300,), seed=5) for name in ("one", "other"))
-    for dedupe in (False, True):
-        onnxarchive.save(model_of(one, other), tmp_path / "m.onnxa", dedupe=dedupe)
-        with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-            assert set(archive.entries) == {"one", "other", "__MODEL_PROTO"} - (
-                {"other"} if dedupe else set()
-            )

@@ -92,7 +92,6 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "taken": [],
         "left_out": [],
         "nbytes": target.stat().st_size,
-        "saved_nbytes": 0,
         "shared_nbytes": 0,
         "warnings": [],
         "is_skipped": False,

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 import pytest
-from models import external, model_of, raw_tensor, runnable_model
+from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
@@ -27,12 +27,9 @@ def run(*arguments: str | Path) -> int:
 
 
 def a_model() -> onnx.ModelProto:
-    """Three identical tensors of 8,000 bytes, one other, and one that is small."""
-    twins = [raw_tensor(name, dims=(2000,), seed=1) for name in ("a", "b", "c")]
-    model = model_of(*twins, raw_tensor("d", dims=(2000,), seed=2), raw_tensor("small", dims=(3,)))
-    for tensor in model.graph.initializer:
-        model.graph.node.add(op_type="Identity", input=[tensor.name], output=[f"{tensor.name}!"])
-    return model
+    """Four tensors of 8,000 bytes, and one that is small."""
+    large = (raw_tensor(name, dims=(2000,)) for name in "abcd")
+    return model_of(*large, raw_tensor("small", dims=(3,)))
 
 
 @pytest.fixture
@@ -75,7 +72,6 @@ def test_one_model_is_converted_by_as_many_threads_as_asked_for(
         [],
         ["--alignment", "4096"],
         ["--size-threshold", "0"],
-        ["--dedupe"],
         ["--convert-attribute"],
         ["--asset", "{file}", "--asset", "deep/other.txt={file}"],
     ],
@@ -128,44 +124,6 @@ def test_a_dry_run_to_standard_output_writes_no_archive_there(
     planned = json.loads(capsys.readouterr().out)
     assert run(source, target) == 0
     assert planned["nbytes"] == target.stat().st_size
-
-
-# --dedupe
-
-
-def test_dedupe_tells_the_bytes_it_saved(
-    source: Path, target: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    assert run(source, target, "--dedupe") == 0
-    printed = capsys.readouterr().out
-    assert "2 tensors, 0 assets" in printed
-    assert "16,000 bytes" in printed
-    assert "saved" in printed
-    assert run(source, tmp_path / "whole.onnxa", "--json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert whole["saved_nbytes"] == 0
-    assert run(source, target, "--dedupe", "--force", "--json") == 0
-    merged = json.loads(capsys.readouterr().out)
-    assert merged["saved_nbytes"] == 16_000
-    assert merged["nbytes"] <= whole["nbytes"] - 16_000
-    loaded = onnxarchive.load(target)
-    assert [tensor.name for tensor in loaded.graph.initializer] == ["a", "d", "small"]
-    assert [node.input[0] for node in loaded.graph.node] == ["a", "a", "a", "d", "small"]
-
-
-def test_without_dedupe_nothing_is_merged_and_nothing_said(
-    source: Path, target: Path, capsys: Captured
-) -> None:
-    assert run(source, target) == 0
-    assert "saved" not in capsys.readouterr().out
-    assert onnxarchive.load(target) == a_model()
-
-
-def test_a_model_without_twins_saves_nothing(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
-    assert run(tmp_path / "m.onnx", tmp_path / "m.onnxa", "--dedupe") == 0
-    assert "saved" not in capsys.readouterr().out
-    assert onnxarchive.load(tmp_path / "m.onnxa") == runnable_model()
 
 
 # --asset

@@ -70,12 +70,12 @@ def convert_all(source: Any, target: Path, **access: Any) -> None:
     convert(source, target, size_threshold=0, convert_attribute=True, **access)
 
 
-def dedupe(source: Any, target: Path, **access: Any) -> None:
-    convert(source, target, dedupe=True, verify_checksum=True, **access)
+def convert_verified(source: Any, target: Path, **access: Any) -> None:
+    convert(source, target, verify_checksum=True, **access)
 
 
 WAYS: list[Call] = [export, export_external, export_further, extract]
-WAYS += [convert, convert_all, dedupe]
+WAYS += [convert, convert_all, convert_verified]
 
 
 @pytest.fixture(params=["no cache", "cache"])

@@ -113,14 +113,3 @@ def test_the_older_exporter_writes_a_onnx_whatever_its_name_which_is_converted(
     exported = onnx.load_from_string((tmp_path / "m.onnxa").read_bytes())
     onnxarchive.convert(tmp_path / "m.onnxa", tmp_path / "converted.onnxa")
     assert onnxarchive.load(tmp_path / "converted.onnxa") == exported
-
-
-@pytest.mark.parametrize(("folding", "copies"), [(True, 2), (False, 1)])
-def test_a_tied_weight_is_stored_once_unless_the_older_exporter_transposes_it(
-    tmp_path: Path, folding: bool, copies: int
-) -> None:
-    _export(_module(), tmp_path / "m.onnx", dynamo=False, do_constant_folding=folding)
-    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", dedupe=True)
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        sizes = [array.size for array in archive.tensors.values()]
-        assert sizes.count(VOCABULARY * WIDTH) == copies

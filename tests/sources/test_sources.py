@@ -816,19 +816,6 @@ def test_the_working_directory_may_be_the_source(
     assert (tmp_path / "again.onnxa").read_bytes() == (tmp_path / "first.onnxa").read_bytes()
 
 
-def test_equal_initializers_become_one_when_asked_for(tmp_path: Path) -> None:
-    weight = raw_tensor("w", dims=(300,))
-    other = TensorProto(name="v", data_type=1, dims=[300], raw_data=weight.raw_data)
-    path = write_model(
-        tmp_path / "m.onnx", model_of(weight, other, raw_tensor("x", dims=(300,), seed=1))
-    )
-    onnxarchive.convert(path, tmp_path / "m.onnxa")
-    assert len(onnxarchive.open(tmp_path / "m.onnxa").entries) == 4
-    onnxarchive.convert(path, tmp_path / "m.onnxa", dedupe=True)
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    assert len(onnxarchive.open(tmp_path / "m.onnxa").entries) == 3
-
-
 def test_a_data_file_that_was_replaced_after_it_was_found_is_refused(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(bytes(100))

@@ -127,7 +127,7 @@ def test_many_unknown_fields_are_copied_as_bytes(message: str, tmp_path: Path) -
     _message(model, _paths()[message]).MergeFromString(b"\x78\0" * 100_000)
     source.write_bytes(model.SerializeToString())
     for act in (
-        lambda: onnxarchive.convert(source, path, dedupe=True),
+        lambda: onnxarchive.convert(source, path),
         lambda: onnxarchive.save(model, saved),
         lambda: onnxarchive.diff(path, saved),
         lambda: edits.replace_model(path, source),

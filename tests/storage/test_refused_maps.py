@@ -75,9 +75,6 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "convert a zip": lambda path: onnxarchive.convert(path / "m.zip", path / "a"),
     "convert a compressed zip": lambda path: onnxarchive.convert(path / "c.zip", path / "a"),
     "convert an archive": lambda path: onnxarchive.convert(path / "m.onnxa", path / "a"),
-    "convert with dedupe": lambda path: onnxarchive.convert(
-        path / "external", path / "a", dedupe=True
-    ),
     "convert_many": lambda path: onnxarchive.convert_many([path / "external"], path / "many"),
     "export": lambda path: onnxarchive.export(path / "m.onnxa", path / "e.onnx"),
     "export external data": lambda path: onnxarchive.export(
