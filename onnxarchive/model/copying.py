@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _SMALL_NBYTES = 1 << 16  # of a message whose unknown fields are read one by one
-MANY_ELEMENTS = 1 << 16
+_MANY_ELEMENTS = 1 << 16
 
 _Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
 
@@ -142,7 +142,7 @@ def holds_weights(graph: onnx.GraphProto) -> bool:
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             held += math.prod(tensor.dims[: dtypes.MAX_RANK])
-            if held > MANY_ELEMENTS:
+            if held > _MANY_ELEMENTS:
                 return True
     return False
 
