@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_archives: weakref.WeakSet[Archive] = weakref.WeakSet()
+# By id(). Its references are listed in one step, while a set may grow under those who look through.
+_archives: weakref.WeakValueDictionary[int, Archive] = weakref.WeakValueDictionary()
 
 
 class Archive(Closing):
@@ -111,7 +112,7 @@ class Archive(Closing):
         self.models = Models(snapshot)
         self.tensors = Tensors(snapshot)
         self.assets = Assets(snapshot)
-        _archives.add(self)
+        _archives[id(self)] = self
 
     @property
     def path(self) -> str:
@@ -483,8 +484,11 @@ class Archive(Closing):
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:
     """The archive that gave this very object as one of its models, while the archive exists."""
-    owners = (archive for archive in _archives if archive._snapshot.has_given(model))
-    return next(owners, None)
+    for reference in _archives.valuerefs():
+        archive = reference()
+        if archive is not None and archive._snapshot.has_given(model):
+            return archive
+    return None
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:

@@ -30,6 +30,7 @@ from models import copying_clone, open_below
 from written import saved
 
 import onnxarchive
+from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import files, filesystem
 
@@ -226,6 +227,20 @@ def test_an_archive_that_is_closed_while_a_thread_reads_gives_a_view_and_then_no
     finally:
         for descriptor in opened:
             os.close(descriptor)
+
+
+def test_a_model_is_assigned_while_another_thread_opens_an_archive(
+    path: Path, archive: onnxarchive.Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether an open archive has given the model is found out meanwhile."""
+    content = path.read_bytes()
+    opened: list[onnxarchive.Archive] = []
+    late = Late(Snapshot.has_given, lambda: opened.append(onnxarchive.open(content)))
+    monkeypatch.setattr(Snapshot, "has_given", lambda *arguments: late(*arguments))
+    new = changed(weights(COUNT), documented("new"))
+    replace_model(path, new)
+    assert len(opened) == 1
+    require(path, saved(new, assets={"labels": b"cat"}))
 
 
 # Locks of files, between threads as between processes
