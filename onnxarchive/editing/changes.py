@@ -183,7 +183,7 @@ class ChangedModel:
 
     def set_apart(self, path: Path, uses: Counter[str]) -> None:
         """Gives a tensor an entry of its own, in place of one that it shares."""
-        uses -= Counter([self.stored.pop(path)])
+        uses[self.stored.pop(path)] -= 1
         self.others.append(TensorRef(path, walking.at(self.message, path)))
 
 

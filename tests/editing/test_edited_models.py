@@ -24,6 +24,7 @@ from edits import (
 )
 from models import external, raw_tensor
 from several_models import A, B, C, entries_of, floats, keys_of, of, require_loads
+from steps import steps
 from written import saved
 
 import onnxarchive
@@ -286,6 +287,22 @@ def test_a_tensor_of_one_model_is_replaced_where_it_lies(
     )
     with pytest.raises(TensorNotFoundError):
         replace_tensor(pair, "z" if not model else "b", ONES, model=model, **way)
+
+
+def test_sharing_tensors_no_longer_takes_steps_in_proportion_to_their_number(path: Path) -> None:
+    def steps_of(count: int) -> int:
+        model = of(**{f"w{i}": i.to_bytes(4, "little") for i in range(count)})
+        onnxarchive.save(model, path, models={"two": model}, size_threshold=0)
+
+        def edit() -> None:
+            with onnxarchive.edit(path) as edit:
+                for i in range(count):
+                    edit.tensors[f"w{i}"] = np.full(1, -1 - i, np.float32)
+
+        return steps(edit)
+
+    steps_of(1)  # what is done once
+    assert steps_of(1600) < 5 * steps_of(400)
 
 
 # In an edit
