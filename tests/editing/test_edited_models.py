@@ -289,6 +289,23 @@ def test_a_tensor_of_one_model_is_replaced_where_it_lies(
         replace_tensor(pair, "z" if not model else "b", ONES, model=model, **way)
 
 
+def test_an_added_model_does_not_share_an_entry_that_the_same_edit_gives_other_bytes(
+    pair: Path, way: dict[str, Any]
+) -> None:
+    with onnxarchive.edit(pair, **way) as edit:
+        edit.tensors["b"] = ONES
+        edit.models["third"] = of(old=B, same=A, new=ONES.tobytes())
+    require_loads(
+        pair,
+        {
+            "": of(a=A, b=ONES.tobytes()),
+            "decoder": DECODER,
+            "third": of(old=B, same=A, new=ONES.tobytes()),
+        },
+    )
+    assert keys_of(pair, "third") == {"old": "old", "same": "a", "new": "new"}
+
+
 def test_sharing_tensors_no_longer_takes_steps_in_proportion_to_their_number(path: Path) -> None:
     def steps_of(count: int) -> int:
         model = of(**{f"w{i}": i.to_bytes(4, "little") for i in range(count)})

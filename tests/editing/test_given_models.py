@@ -13,19 +13,21 @@ from edits import (
     added,
     changed,
     documented,
+    entry,
     other_bytes,
     referring,
     removed,
     replace_model,
+    replace_tensor,
     require,
     weights,
 )
-from models import external, model_of, raw_tensor
+from models import external, flip_byte, model_of, raw_tensor
 from onnx import TensorProto
 from written import saved
 
 import onnxarchive
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.errors import ArchiveFormatError, ChecksumError
 
 
 def test_a_model_file_with_its_data_in_the_archive_is_taken(path: Path, tmp_path: Path) -> None:
@@ -175,6 +177,35 @@ def test_the_tensors_of_another_archive_are_copied_or_refused(
         assert onnxarchive.load(path, model="two") == other
         replace_model(path, given, compact=True)
     require(path, saved(other, models={"two": other}, assets={"labels": b"cat"}))
+
+
+def test_what_an_archive_was_before_an_edit_is_copied_or_refused(path: Path) -> None:
+    """A tensor has its key and size as before, but other bytes."""
+    onnxarchive.save(weights(2), path)
+    after = changed(weights(2), other_bytes)
+    with onnxarchive.open(path) as old:
+        replace_tensor(path, "w1", after.graph.initializer[1])
+        with pytest.raises(ValueError, match=r"'w1' .*: expected an external tensor of this arch"):
+            replace_model(path, old.model, name="two")
+        require(path, saved(after))
+        replace_model(path, old, name="two")
+    require(path, saved(after, models={"two": weights(2)}))
+
+
+def test_damaged_data_of_another_archive_is_not_copied(
+    path: Path, tmp_path: Path, way: dict[str, Any]
+) -> None:
+    onnxarchive.save(weights(1), path)
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(weights(3), other)
+    flip_byte(other, entry(other, "w2").data_offset + 50)
+    with (
+        onnxarchive.open(other) as opened,
+        pytest.raises(ChecksumError, match=r"'w2'.* 0x") as caught,
+    ):
+        replace_model(path, opened, **way)
+    assert caught.value.path == str(other)
+    require(path, saved(weights(1)))
 
 
 def test_an_archive_at_a_path_is_waited_for_as_long_as_said(path: Path, tmp_path: Path) -> None:
