@@ -34,7 +34,10 @@ MENDED_RULES = frozenset(
     }
 )
 
+INTERRUPTED = "its download or copy may have been interrupted"  # of a file that ends too early
+
 __all__ = [
+    "INTERRUPTED",
     "ArchiveError",
     "ArchiveFormatError",
     "AttributesWarning",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from onnxarchive.errors import (
+    INTERRUPTED,
     ArchiveError,
     ArchiveFormatError,
     UnsupportedFeatureError,
@@ -37,7 +38,6 @@ _EXPORT_TORCH = (
 )
 _EXPORT_TENSORFLOW = f"tf2onnx may {_EXPORT}"
 _DECOMPRESS = "decompress it first"
-_INTERRUPTED = "its download or copy may have been interrupted"
 
 
 class Kind(NamedTuple):
@@ -221,7 +221,7 @@ def _model(view: memoryview, convert: str) -> Kind | None:
 def ends_early(missing: int) -> str:
     """Describes a file that lacks this many bytes at its end, or more."""
     unit = "byte" if missing == 1 else "bytes"
-    return f"ends at least {missing:,} {unit} too early; {_INTERRUPTED}"
+    return f"ends at least {missing:,} {unit} too early; {INTERRUPTED}"
 
 
 def _zip_after_stub(view: memoryview) -> Kind | None:
@@ -245,7 +245,7 @@ def _zip_after_stub(view: memoryview) -> Kind | None:
 def kind_of_head(head: bytes, size: int) -> Kind | None:
     """Recognises a file by its first bytes and its size; None if the kind is unknown."""
     if not size:
-        return Kind("an empty file", _INTERRUPTED)
+        return Kind("an empty file", INTERRUPTED)
     for pattern, kind in _KINDS:
         if pattern.match(head):
             return kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onnxarchive.errors import Report
+from onnxarchive.errors import INTERRUPTED, Report
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, Zip64EndRecord, Zip64Locator
 
@@ -45,7 +45,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP-2",
             f"expected an end record without comment in the last {EndRecord.SIZE} of "
-            f"{file_size} bytes, found none; the file is not an archive, or its end is missing",
+            f"{file_size} bytes, found none; the file is not an archive, or its end is missing: "
+            f"{INTERRUPTED}",
         )
         return None
     end_offset = file_size - EndRecord.SIZE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.errors import INTERRUPTED, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (
@@ -135,7 +135,7 @@ def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
     if end is None:
         raise format_error(
             f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
-            f"the file is not a zip, or its end is missing"
+            f"the file is not a zip, or its end is missing: {INTERRUPTED}"
         )
     comment = tail[position + EndRecord.SIZE :]
     if len(comment) != end.comment_size:

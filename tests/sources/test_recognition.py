@@ -229,6 +229,20 @@ def test_a_model_that_is_cut_short_lacks_a_number_of_bytes(tmp_path: Path, at: f
         onnxarchive.open(path)
 
 
+def test_an_archive_that_is_cut_short_may_have_been_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path, size_threshold=0)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ArchiveFormatError, match="its download or copy may") as raised:
+        onnxarchive.open(path)
+    assert raised.value.rule == "ZIP-2"
+    for command in (["check", path], ["convert", path, tmp_path / "new.onnxa"]):
+        assert main([str(it) for it in command]) in (1, 3)
+        assert "its download or copy may have been interrupted" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("cut", [5, 50])
 def test_other_damage_of_a_model_is_no_cut(tmp_path: Path, cut: int) -> None:
     data = bytearray(runnable_model().SerializeToString())
