@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,7 +16,8 @@ from onnxarchive.remote.cache import PartialFile
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url
 from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage.replacement import Replacement
+from onnxarchive.storage.filesystem import NO_SPACE, require_space
+from onnxarchive.storage.replacement import Replacement, partial_path
 
 
 def download(
@@ -52,7 +54,8 @@ def download(
         LockedError: Another process or thread is downloading to this file, or edits the file that
             it replaces for more than 30 seconds; what has arrived is kept.
         ObjectChangedError: The object changed during the download.
-        OSError: A request failed, or the file cannot be written.
+        OSError: A request failed, or the file cannot be written: if the disk has too little free
+            space, this is found before the download begins.
         ValueError: An option is wrong, or `path` names no file and the URL has no file name.
 
     Example:
@@ -66,13 +69,35 @@ def download(
             replacement.is_resumable &= remote.cache_key() is not None
             with with_path(target), recognised(remote):
                 partial = PartialFile(remote, replacement.written)
-                Archive(partial).verify(progress)
-                partial.fetch([(0, partial.size)])
+                with _telling_what_is_kept(partial, replacement, target):
+                    require_space(target, partial.missing_nbytes)
+                    Archive(partial).verify(progress)
+                    partial.fetch([(0, partial.size)])
                 replacement.commit(lambda _: replacement.complete(partial.size))
     except BaseException:
         replacement.discard()
         raise
     return target
+
+
+@contextlib.contextmanager
+def _telling_what_is_kept(
+    partial: PartialFile, replacement: Replacement, target: str
+) -> Iterator[None]:
+    """Names the partial file in an error of a full disk; removes a partial file without bytes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE and replacement.is_resumable:
+            nbytes = partial.size - partial.missing_nbytes
+            if nbytes:
+                error.strerror = (
+                    f"{error.strerror}; {partial_path(target)} keeps {nbytes} of {partial.size} "
+                    "bytes, and the next download to this path fetches the others"
+                )
+            else:
+                partial.discard()
+        raise
 
 
 def path_of(url: str, path: str | os.PathLike[str] | None, *, is_key: bool = False) -> str:

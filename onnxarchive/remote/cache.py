@@ -345,6 +345,12 @@ class PartialFile(CachedFile):
         self.local.size = self.size  # without the state
         return self.local
 
+    @property
+    def missing_nbytes(self) -> int:
+        """Number of the bytes that are still to be fetched."""
+        missing = self._missing([(0, self.size)])
+        return sum(nbytes for _, nbytes in self._blocks.ranges(missing)) if missing.size else 0
+
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset`; a thread writes fetched bytes to the file."""
         # Imported here: the import is slow and fails while Python exits; only downloads need it.

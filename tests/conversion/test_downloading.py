@@ -3,12 +3,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import shutil
 import signal
 import stat
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faults
@@ -515,7 +518,7 @@ def test_a_full_disk_is_an_error_and_the_download_goes_on(
     whole = MappedFile.write
 
     def write(self: Any, offset: int, data: Any) -> None:
-        if 200_000 < offset < len(ARCHIVE):
+        if 200_000 < offset < len(ARCHIVE) - objects.END_SIZE:
             raise OSError(errno.ENOSPC, "No space left on device", self.path)
         whole(self, offset, data)
 
@@ -524,11 +527,49 @@ def test_a_full_disk_is_an_error_and_the_download_goes_on(
     with pytest.raises(OSError, match="No space left") as caught:
         onnxarchive.download(url, folder / "m.onnxa")
     assert caught.value.errno == errno.ENOSPC
-    assert not (folder / "m.onnxa").exists()
+    kept = folder / ".m.onnxa.download"
+    assert re.search(
+        rf"{re.escape(str(kept))} keeps \d+ of {len(ARCHIVE)} bytes", str(caught.value)
+    )
+    assert set(folder.iterdir()) == {kept}
     monkeypatch.setattr(MappedFile, "write", whole)
     onnxarchive.download(url, folder / "m.onnxa")
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+def test_a_download_that_does_not_fit_the_disk_does_not_begin(
+    web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    def free(nbytes: int) -> None:
+        usage = SimpleNamespace(total=1 << 40, free=nbytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+    def interrupted(done: int, _: int) -> None:
+        if done > len(ARCHIVE) // 2:
+            raise KeyboardInterrupt
+
+    free(len(ARCHIVE) - 1)
+    with pytest.raises(OSError, match=rf"{len(ARCHIVE)} bytes are needed, .* free: '") as caught:
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert caught.value.errno == errno.ENOSPC
+    assert asked(web) == 0
+    assert list(folder.iterdir()) == []
+
+    free(len(ARCHIVE))
+    with pytest.raises(KeyboardInterrupt):
+        onnxarchive.download(url, folder / "m.onnxa", progress=interrupted)
+    free(0)
+    with pytest.raises(OSError, match="bytes are needed, 0 are free; ") as caught:
+        onnxarchive.download(url, folder / "m.onnxa")
+    kept, needed = (
+        int(re.search(rf"(\d+) {words}", str(caught.value))[1])  # type: ignore[index]
+        for words in (f"of {len(ARCHIVE)} bytes", "bytes are needed")
+    )
+    assert kept + needed == len(ARCHIVE)
+    free(needed)
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
 
 
 SLOW = """
