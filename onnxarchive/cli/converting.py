@@ -52,13 +52,14 @@ def convert_command(arguments: argparse.Namespace) -> int:
         **access(arguments),
     }
     models = pairs("--model ID=PATH", arguments.model)
+    sources = arguments.paths if arguments.output_dir is not None else arguments.paths[:1]
+    if _STANDARD_STREAM in (*sources, *models.values()):
+        raise ValueError("convert cannot read standard input: save it to a file")
     if arguments.output_dir is not None:
         if models:
             raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
     source, target = arguments.paths
-    if source == _STANDARD_STREAM:
-        raise ValueError("convert cannot read standard input: save it to a file")
     to_stream = target == _STANDARD_STREAM
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("--json and the archive would both go to standard output")

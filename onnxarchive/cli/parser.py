@@ -75,7 +75,7 @@ def _add(
         _add_flag(command, "--json", "print the result as JSON")
     _add_flag(command, "--debug", "print the traceback of an error, for bug reports")
     if archive:
-        command.add_argument("archive", metavar="ARCHIVE")
+        command.add_argument("archive", type=_file, metavar="ARCHIVE")
     return command
 
 
@@ -126,6 +126,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of 1 or more, found {number}")
     return number
+
+
+def _file(text: str) -> str:
+    if text == "-":
+        raise argparse.ArgumentTypeError("cannot read standard input: save it to a file")
+    return text
 
 
 def _add_ls(commands: Any) -> None:
@@ -281,10 +287,16 @@ def _add_check(commands: Any) -> None:
         "       onnxarchive check [options] --link LINK [ARCHIVE]"
     )
     command.add_argument(
-        "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the link's archive"
+        "archives",
+        type=_file,
+        nargs="*",
+        metavar="ARCHIVE",
+        help="an archive; with --link, the link's archive",
     )
     _add_flag(command, "--full", "read every byte and compare checksums")
-    command.add_argument("--link", metavar="LINK", help="check that this link fits its archive")
+    command.add_argument(
+        "--link", type=_file, metavar="LINK", help="check that this link fits its archive"
+    )
     _add_jobs(command)
 
 
@@ -295,7 +307,7 @@ def _add_diff(commands: Any) -> None:
         "comparing",
         "Compare the graphs, tensors and assets of two archives (weights by CRC-32).",
     )
-    command.add_argument("other", metavar="OTHER")
+    command.add_argument("other", type=_file, metavar="OTHER")
     _add_model(command, "compare this model only", default=None)
     _add_flag(command, "--full", "also compare bytes, not only the CRC-32s of tensors and assets")
     _add_flag(command, "--stack-traces", "also compare the stack traces in the metadata of nodes")
@@ -310,6 +322,7 @@ def _add_replace_model(commands: Any) -> None:
     )
     command.add_argument(
         "model",
+        type=_file,
         metavar="MODEL",
         help="a .onnx, such as an edited link or a __MODEL_PROTO that was extracted and edited; "
         "its external data may be in the archive or in other files",
@@ -431,7 +444,7 @@ def _add_run(commands: Any) -> None:
         "Run a model with ONNX Runtime, and print inputs, outputs, time and memory growth.",
         archive=False,
     )
-    command.add_argument("path", metavar="MODEL", help="an archive or a .onnx")
+    command.add_argument("path", type=_file, metavar="MODEL", help="an archive or a .onnx")
     _add_model(command, "run this model of the archive")
     command.add_argument(
         "--input",
