@@ -83,6 +83,8 @@ def convert_command(arguments: argparse.Namespace) -> int:
             f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
         say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
+    if target.endswith(".onnx"):
+        warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
     return DONE
 
 

@@ -530,6 +530,15 @@ def test_bytes_that_nobody_reads_are_no_success(source: Path, archive: Path) -> 
     assert _status_without_reader("cat", archive, name) == 141
 
 
+def test_an_archive_that_is_named_as_a_model_is_told_with_the_command_for_models(
+    archive: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run("convert", archive, tmp_path / "copy.onnxa") == 0
+    assert capsys.readouterr().err == ""
+    assert run("convert", archive, tmp_path / "copy.onnx") == 0
+    assert "'onnxarchive export ARCHIVE TARGET' writes a .onnx" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudoterminals")
 def test_an_archive_is_not_written_to_a_terminal(source: Path) -> None:
     controller, terminal = os.openpty()
