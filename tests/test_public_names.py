@@ -111,8 +111,8 @@ print([name for name in unneeded if f"onnxarchive.{name}" in sys.modules])
 
 def test_type_checkers_are_told_of_the_same_names() -> None:
     tree = ast.parse(Path(onnxarchive.__file__).read_text())
-    (block,) = [it for it in tree.body if isinstance(it, ast.If)]
-    assert ast.unparse(block.test) == "_TYPE_CHECKING"
+    conditions = {ast.unparse(it.test): it for it in tree.body if isinstance(it, ast.If)}
+    block = conditions["_TYPE_CHECKING"]
     told = {}
     for statement in block.body:
         assert isinstance(statement, ast.ImportFrom)

@@ -568,6 +568,37 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a signal ends no process on Windows")
+@pytest.mark.parametrize("importing", ["onnx", "mmap"])
+@pytest.mark.parametrize("program", ["script", "-m"])
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_traceback(
+    tmp_path: Path, program: str, importing: str
+) -> None:
+    interrupt = "import signal, sys\nsignal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / f"{importing}.py").write_text(interrupt)
+    (script := tmp_path / "onnxarchive").write_text("from onnxarchive.cli import run\nrun()\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = ["-m", "onnxarchive"] if program == "-m" else [script]
+    environment = {**os.environ, "PYTHONPATH": path}
+    with started([sys.executable, *command, "ls", "m.onnxa"], env=environment) as process:
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
+
+
+def test_a_program_that_imports_the_library_can_catch_an_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "onnx.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    code = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, sys.argv[1])
+try:
+    import onnxarchive
+except KeyboardInterrupt:
+    print("caught")
+"""
+    assert run_python(code, tmp_path, "onnxarchive") == "caught\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_is_ignored_when_a_command_starts_stays_ignored(
     number: signal.Signals,
