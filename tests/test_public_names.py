@@ -290,7 +290,7 @@ def test_opening_to_edit_refuses_a_misspelled_argument(tmp_path: Path) -> None:
     onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
     open_any: Any = onnxarchive.open
     for source in (tmp_path / "m.onnxa", b"", io.BytesIO()):
-        with pytest.raises(TypeError, match="no argument 'chache'"):
+        with pytest.raises(TypeError, match="no argument 'chache'; did you mean 'cache'"):
             open_any(source, chache=True)
 
 

@@ -60,7 +60,11 @@ def require_known(
     """
     for name in options:
         if name not in known:
-            raise TypeError(f"this function has no argument {name!r}")
+            from difflib import get_close_matches  # only this error needs it
+
+            nearest = get_close_matches(name, known, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise TypeError(f"this function has no argument {name!r}{hint}")
 
 
 def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
