@@ -62,7 +62,8 @@ def open(
             `cache`: A directory for local copies of remote data, or True for the user's cache
             directory. Views then map a local copy, which processes share. An object with neither a
             strong ETag nor a version is not cached; nor is one in a `store` of S3, Google or Azure,
-            which does not tell which server it asks: give a URL and `storage_options` instead.
+            which does not tell which server it asks: give a URL and `storage_options` instead. Of
+            the file systems of fsspec, s3fs, gcsfs, adlfs and huggingface_hub tell it.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

@@ -33,7 +33,8 @@ def download(
     The file appears when it is complete and passes `Archive.verify`; an edit of the file that it
     replaces is waited for. The hidden file `.NAME.download` beside it keeps the bytes of an
     interrupted download; the next call resumes the download if the object has the same strong ETag
-    or version, or else restarts it. On a file system without locks, every download restarts.
+    or version, or else restarts it. Every download restarts on a file system without locks, or from
+    an object that `onnxarchive.open` would not cache.
 
     Args:
         url: The archive.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -65,6 +66,13 @@ _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 # Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
 # Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
+# {file system of fsspec: attribute that names its server}. Objects of others are not cached.
+_SERVERS = {
+    "adlfs.AzureBlobFileSystem": "service_client.primary_hostname",
+    "gcsfs.GCSFileSystem": "base",
+    "huggingface_hub.HfFileSystem": "endpoint",
+    "s3fs.S3FileSystem": "s3.meta.endpoint_url",
+}
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
@@ -95,8 +103,8 @@ class Origin(Protocol):
 
     Attributes:
         name: The object's name for messages.
-        place: A hash of all that selects the object: equal if another `Origin` of this process
-            reads the same object, and only then.
+        place: A hash of all that selects the object: equal only if another `Origin` of this process
+            reads the same object. Random if unknown.
         is_known: True if `place` has the same meaning in all processes.
     """
 
@@ -283,7 +291,8 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
         return StoreOrigin(found, key, name, *_place_of_object(url, store, options))
-    return FileSystemOrigin(*open_file_system(url, options), name, *_place_of_file(url, options))
+    system, path = open_file_system(url, options)
+    return FileSystemOrigin(system, path, name, *_place_of_file(url, options, system))
 
 
 def _place_of_object(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
@@ -302,9 +311,10 @@ def _place_of_object(url: str, store: Store | None, options: Options | None) -> 
     headers = {name.lower(): it for name, it in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):
         headers.pop(name, None)
+    proxies = [client.get("proxy_url"), client.get("proxy_excludes"), _proxies()]
     if is_web(url, store):
         address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
-        return _place(unsigned_url(address), key, headers)
+        return _place(unsigned_url(address), key, headers, proxies)
     settings = [groups.get("config", {}), _environment(scheme_of(url))]
     settings = [
         {name: it for name, it in each.items() if not re.search(_CREDENTIALS, name)}
@@ -313,7 +323,7 @@ def _place_of_object(url: str, store: Store | None, options: Options | None) -> 
     # In Google's cloud, the file of an account may name the server.
     paths = [it for each in settings for it in each.values() if isinstance(it, str)]
     files = [_content(it) for it in paths if scheme_of(url) == "gs" and os.path.isfile(it)]
-    return _place(url, headers, settings, files)
+    return _place(url, headers, proxies, settings, files)
 
 
 def _content(path: str) -> str | None:
@@ -324,14 +334,24 @@ def _content(path: str) -> str | None:
         return None
 
 
-def _place_of_file(url: str, options: Options | None) -> tuple[str, bool]:
-    """`Origin.place` and `Origin.is_known` of a file that fsspec reads."""
+def _place_of_file(url: str, options: Options | None, system: Any) -> tuple[str, bool]:
+    """`Origin.place` and `Origin.is_known` of a file that fsspec reads.
+
+    Variables, files of settings and defaults may select the server, so `system` is asked for it.
+    """
     from fsspec.config import conf
 
-    # File systems have variables of their own; those that look as if they name a server count.
-    pattern = "ENDPOINT|EMULATOR|PROFILE|REGION|ACCOUNT|CONNECTION|HOST$|URL$"
-    variables = {name: it for name, it in os.environ.items() if re.search(pattern, name)}
-    return _place(url, dict(options or {}), conf, variables)
+    kind = f"{type(system).__module__.partition('.')[0]}.{type(system).__name__}"
+    try:
+        server = attrgetter(_SERVERS[kind])(system)
+    except Exception:  # another file system, or one that cannot connect: reading it is an error
+        return os.urandom(32).hex(), False
+    return _place(url, dict(options or {}), conf, server, _proxies())
+
+
+def _proxies() -> dict[str, str]:
+    """The environment variables that name proxies: a proxy may answer in place of a server."""
+    return {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy")}
 
 
 def _environment(scheme: str) -> dict[str, str]:
@@ -455,7 +475,7 @@ def _grouped(options: Options) -> dict[str, Any]:
         if key == "credential_provider":
             groups[key] = value
         elif key in ("client_options", "retry_config"):
-            groups.setdefault(key, {}).update(value)
+            groups.setdefault(key, {}).update({name.lower(): it for name, it in value.items()})
         elif key in _CLIENT_OPTIONS.split():
             groups.setdefault("client_options", {})[key] = value
         elif key in _RETRY_OPTIONS:

@@ -127,6 +127,36 @@ def by_web_store(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]
     return "m.onnxa", {"store": store}
 
 
+def by_proxy(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
+    options = {"client_options": {"PROXY_URL": server.url("")}}
+    return "http://nowhere.invalid/m.onnxa", {"storage_options": options}
+
+
+def by_proxy_variable(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
+    environment.setenv("http_proxy", server.url(""))
+    return "http://nowhere.invalid/m.onnxa", {}
+
+
+def by_proxy_of_s3(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
+    environment.setenv("http_proxy", server.url(""))
+    options = PUBLIC | {"endpoint": "http://nowhere.invalid"}
+    return "s3://bucket/m.onnxa", {"storage_options": options}
+
+
+def by_file_of_s3fs(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
+    path = Path(f"{server.port}.ini")
+    keys = "aws_access_key_id=key\naws_secret_access_key=SECRET\nregion=us-east-1"
+    path.write_text(f"[default]\n{keys}\nendpoint_url={server.url('')}\n")
+    environment.setenv("AWS_CONFIG_FILE", str(path))
+    return "s3a://bucket/m.onnxa", {}
+
+
+def by_option_of_s3fs(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
+    return "s3a://bucket/m.onnxa", {
+        "storage_options": {"anon": True, "endpoint_url": server.url("")}
+    }
+
+
 def by_option_of_fsspec(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
     return "hosted://m.onnxa", {"storage_options": {"host": server.url("")}}
 
@@ -162,6 +192,11 @@ def by_query_of_fsspec(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, A
         by_store_and_variable,
         by_azure_store,
         by_web_store,
+        by_proxy,
+        by_proxy_variable,
+        by_proxy_of_s3,
+        by_file_of_s3fs,
+        by_option_of_s3fs,
         by_option_of_fsspec,
         by_variable_of_fsspec,
         by_configuration_of_fsspec,
@@ -188,34 +223,52 @@ def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
     assert files[0].identity != files[1].identity
 
 
-@pytest.mark.parametrize("place", [by_option, by_variable, by_web_store, by_option_of_fsspec])
+@pytest.mark.parametrize(
+    "place",
+    [by_option, by_variable, by_web_store, by_proxy_variable, by_file_of_s3fs, by_option_of_s3fs],
+)
 def test_the_cache_gives_what_was_fetched_before(
     servers: list[WebServer],
     place: Callable[[WebServer, pytest.MonkeyPatch], tuple[str, Access]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
     keys = set()
     for token in ("one", "other"):  # of credentials, which change each hour
         monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+        monkeypatch.setenv("BUILD_URL", token)  # of the job that runs this
         url, access = place(servers[0], monkeypatch)
         if url.startswith("s3:"):
             access["storage_options"] = access["storage_options"] | {"token": token}
-        with open_remote(url, **access, cache=tmp_path) as file:
+        with open_remote(url, **access, cache=cache) as file:
             file.read(0, SIZE)
         keys.add(open_object(url, **access).cache_key())
     assert len(keys) == 1
     assert keys != {None}
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(cache.iterdir())) == 1
 
 
-def test_options_without_a_lasting_form_are_not_cached(tmp_path: Path) -> None:
-    options = {"host": "host", "session": object()}
-    with open_remote("hosted://m.onnxa", storage_options=options, cache=tmp_path) as file:
-        assert file.read(0, 4) == b"host"
-        again = open_object("hosted://m.onnxa", storage_options=options)
+def test_options_without_a_lasting_form_are_not_cached(
+    servers: list[WebServer], tmp_path: Path
+) -> None:
+    from aiobotocore.session import AioSession
+
+    options = {"anon": True, "endpoint_url": servers[0].url(""), "session": AioSession()}
+    url = "s3a://bucket/m.onnxa"
+    with open_remote(url, storage_options=options, cache=tmp_path) as file:
+        assert file.read(0, 4) == bytes([1] * 4)
+        again = open_object(url, storage_options=options)
         assert again.identity == file.identity
         assert again.cache_key() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_an_unknown_server_are_not_cached(tmp_path: Path) -> None:
+    options = {"host": "host"}
+    with open_remote("hosted://m.onnxa", storage_options=options, cache=tmp_path) as file:
+        assert file.read(0, 4) == b"host"
     assert not list(tmp_path.iterdir())
 
 
