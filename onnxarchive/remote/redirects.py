@@ -3,7 +3,8 @@
 The HTTP client of obstore follows redirects, and no option prevents this. The next server gets all
 headers but `Authorization` and cookies, and in `Referer` the URL with its query. So a web address
 with a user, a query or headers is asked first whether it redirects to another server, and the
-client gets a proxy that does not exist for all other hosts: later redirects to them fail.
+client gets a proxy that does not exist for all other hosts: later redirects to them fail. Later
+redirects to another port of the same host are followed, and so are all if a proxy is needed.
 """
 
 from __future__ import annotations
@@ -75,14 +76,12 @@ def keep_secrets(
     has_secret = bool(parts.query or "@" in parts.netloc or client.get("default_headers"))
     if not (has_secret or has_token):
         return store
-    from urllib.request import getproxies
-
-    has_proxy = "proxy_url" in client or any(it != "no" for it in getproxies())
-    can_confine = make is not None and not has_proxy
+    schemes = _PORTS if url is None else [parts.scheme]
+    has_proxy = any(_has_proxy(parts._replace(scheme=it), client) for it in schemes)
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
         problem = run(name, partial(_problem, parts._replace(path=path).geturl(), client))
-    elif has_secret and not can_confine:
+    elif has_secret and (make is None or has_proxy):
         problem = "it is unknown whether the store's server redirects"
     else:
         problem = None
@@ -142,8 +141,7 @@ async def _problem(url: str, client: Mapping[str, Any]) -> str | None:
                     return None
                 for location in locations:
                     if not _is_local(urlsplit(url), location):
-                        other = re.split(r"(?<![:/\\])[/\\?#]", location, maxsplit=1)[0]
-                        return f"the server redirects to {shown(shown_url(other))}"
+                        return f"the server redirects to {shown(_target(url, location))}"
                 url = urljoin(url, locations[0])
         reason = f"found more than {_MOST_REDIRECTS} redirects"
     except TimeoutError:
@@ -174,11 +172,22 @@ def _is_local(url: SplitResult, location: str) -> bool:
     return _LOCAL.fullmatch(location) is not None
 
 
+def _target(url: str, location: str) -> str:
+    """The server to which a redirect leads, for messages; the path if it names no server."""
+    location = re.sub(r"[\t\r\n]", "", location)  # as some parsers do
+    match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
+    if match is None:
+        return re.split(r"[?#]", location, maxsplit=1)[0]
+    address = shown_url(f"{match[1] or urlsplit(url).scheme}://{match[2]}")
+    return re.split(r"(?<![:/])[/\\]", address, maxsplit=1)[0]
+
+
 async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
     """Asks for one byte of a web address; returns the targets of a redirect."""
     for _ in range(_TRIES):
         status, head = await _ask(url, client)
         if status in _REDIRECTS:
+            head = re.sub(rb"\r?\n[ \t]+", b" ", head)  # lines may be folded
             found = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
             return [it.decode("latin-1") for it in found]
         if status < 500 and status not in _TRANSIENT:
@@ -241,6 +250,13 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
             raise ValueError
         if match[1] >= b"200":
             return int(match[1]), head
+
+
+def _has_proxy(url: SplitResult, client: Mapping[str, Any]) -> bool:
+    try:
+        return _proxy(url, client) is not None
+    except _UnknownError:
+        return True
 
 
 def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:

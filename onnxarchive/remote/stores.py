@@ -66,14 +66,14 @@ _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 # Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
 # Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
-# {file system of fsspec: attribute that names its server}. Objects of others are not cached.
-_SERVERS = {
-    "adlfs.AzureBlobFileSystem": "service_client.primary_hostname",
-    "gcsfs.GCSFileSystem": "base",
-    "huggingface_hub.HfFileSystem": "endpoint",
-    "s3fs.S3FileSystem": "s3.meta.endpoint_url",
-}
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
+# {package of a file system of fsspec: attribute that names the server}. Others are not cached.
+_SERVERS = {
+    "adlfs": "service_client.primary_hostname",
+    "gcsfs": "base",
+    "huggingface_hub": "endpoint",
+    "s3fs": "s3.meta.endpoint_url",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +341,8 @@ def _place_of_file(url: str, options: Options | None, system: Any) -> tuple[str,
     """
     from fsspec.config import conf
 
-    kind = f"{type(system).__module__.partition('.')[0]}.{type(system).__name__}"
     try:
-        server = attrgetter(_SERVERS[kind])(system)
+        server = attrgetter(_SERVERS[type(system).__module__.partition(".")[0]])(system)
     except Exception:  # another file system, or one that cannot connect: reading it is an error
         return os.urandom(32).hex(), False
     return _place(url, dict(options or {}), conf, server, _proxies())

@@ -160,6 +160,36 @@ def test_no_spelling_of_another_server_is_taken_for_the_same(
     assert not other.requests
 
 
+@pytest.mark.parametrize(
+    "location",
+    [
+        "//{host}/moved",
+        "///{host}/moved",
+        "/\\{host}/moved",
+        "\\\\{host}/moved",
+        "/\t/{host}?moved",
+        "http:{host}/moved",
+        "http:\\\\{host}\\moved",
+        "\r\n http://{host}/moved",
+        "\r\n\t//{host}",
+        "//me:SEC/RET@{host}/moved?SECRET",
+    ],
+)
+def test_the_server_to_which_a_redirect_leads_is_named(location: str) -> None:
+    head = f"HTTP/1.1 302 Found\r\nLocation: {location.format(host='other.invalid:81')}\r\n\r\n"
+    with answering(head.encode()) as (port, _):
+        url = f"http://127.0.0.1:{port}/m.onnxa?id=1"
+        refused(lambda: open_object(url), "the server redirects to 'http://other.invalid:81'")
+
+
+@pytest.mark.parametrize("location", ["/a b", "/\u00e9"])
+def test_a_redirect_to_an_unsafe_path_shows_it(location: str) -> None:
+    head = f"HTTP/1.1 302 Found\r\nLocation: {location}?SECRET\r\n\r\n"
+    with answering(head.encode("latin-1")) as (port, _):
+        url = f"http://127.0.0.1:{port}/m.onnxa?id=1"
+        refused(lambda: open_object(url), f"the server redirects to '{location}'")
+
+
 def test_a_redirect_on_the_same_server_that_leads_to_another_is_refused(
     server: WebServer, other: WebServer
 ) -> None:
@@ -328,6 +358,34 @@ def test_a_proxy_that_cannot_be_asked_is_a_refusal(
     no_proxy.setenv("no_proxy", "127.0.0.1")
     assert open_object(server.url("/m.onnxa?id=1"), storage_options=ONCE).size == SIZE
     assert not [it for it in server.requests if "proxy-authorization" in it.headers]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ({}, ["ftp_proxy"]),
+        ({}, ["https_proxy"]),
+        ({"proxy_excludes": "127.0.0.1,localhost"}, []),
+    ],
+)
+@pytest.mark.parametrize("secret", ["any query", "a header"])
+def test_proxies_that_are_not_used_let_no_later_redirect_pass(
+    server: WebServer,
+    other: WebServer,
+    no_proxy: pytest.MonkeyPatch,
+    secret: str,
+    options: dict[str, str],
+    variables: list[str],
+) -> None:
+    for name in variables:
+        no_proxy.setenv(name, "http://127.0.0.1:1")
+    if options:
+        options = {**options, "proxy_url": "http://127.0.0.1:1"}
+    path, secrets = SECRETS[secret]
+    with open_object(server.url(path), storage_options={**secrets, **options, **ONCE}) as file:
+        server.change = redirecting(other.url("/moved").replace("127.0.0.1", "localhost"))
+        refused(lambda: file.read(0, 10), "the server redirects")
+    assert not other.requests
 
 
 def test_a_store_of_the_caller_is_asked_too(server: WebServer, other: WebServer) -> None:
