@@ -27,6 +27,7 @@ from onnxarchive.sources.recognition import (
     kind_of_head,
 )
 from onnxarchive.sources.serialized import Serialized
+from onnxarchive.storage import locking
 from onnxarchive.storage.beneath import OutsideError
 from onnxarchive.storage.file_data import FileData
 
@@ -248,7 +249,8 @@ class Finder:
         """Refuses a file that ends before a tensor's data does, or that only stands for the data.
 
         The first bytes of a file are read only if it is too short, as small as a Git LFS pointer,
-        or among the first files that are as small as an HTML page.
+        or among the first files that are as small as an HTML page. No byte is read of an archive
+        that this thread is editing.
         """
         end = offset + nbytes
         is_short = end > file.nbytes
@@ -256,7 +258,10 @@ class Finder:
             is_small = file.nbytes <= _MAX_PAGE_SIZE and len(self._kinds) < _MAX_RECOGNISED
             if not (is_short or is_small or file.nbytes <= _MAX_POINTER_SIZE):
                 return
-            self._kinds[location] = kind_of_head(file.head(HEAD_SIZE), file.nbytes)
+            is_edited = isinstance(file, FileData) and locking.is_held(file.identity)
+            self._kinds[location] = (
+                None if is_edited else kind_of_head(file.head(HEAD_SIZE), file.nbytes)
+            )
         kind = self._kinds[location]
         if kind in (LFS_POINTER, HTML_PAGE) or (is_short and kind is not None):
             raise ArchiveFormatError(f"expected data in {location!r}, found {kind}")

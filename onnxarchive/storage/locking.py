@@ -105,7 +105,7 @@ def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None
         LockedError: The file remained locked, or is locked by this thread.
         OSError: The file system has no locks, or the disk failed.
     """
-    holder = _this_thread_with(descriptor)
+    holder = _this_thread_with(_identity(descriptor))
     with _unlocked_in_the_end(descriptor):
         if not _lock(descriptor, is_shared=False, timeout=timeout):
             raise _held_by_others()
@@ -164,6 +164,17 @@ def try_exclusive(descriptor: int) -> bool:
         return False
 
 
+def is_held(identity: tuple[int, int]) -> bool:
+    """True if this thread has locked a file for an edit.
+
+    On CIFS without locks of open files, the file is then read only through the locked descriptor.
+
+    Args:
+        identity: Device and inode of the file.
+    """
+    return _this_thread_with(identity) in _held
+
+
 def unlock(descriptor: int) -> None:
     """Releases the lock of an open file, also for forks and copied descriptors."""
     with contextlib.suppress(OSError):  # a closed file is unlocked
@@ -187,7 +198,7 @@ def require_timeout(timeout: float | None) -> None:
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> bool:
     """Locks a file; returns False if another process or thread kept it locked."""
     require_timeout(timeout)
-    if _held and _this_thread_with(descriptor) in _held:
+    if _held and is_held(_identity(descriptor)):
         if _try_lock(descriptor, is_shared):  # unlocked, but still in `_held` after an interrupt
             return True
         raise LockedError("this thread has locked the file for an edit; finish the edit first")
@@ -206,9 +217,13 @@ def _held_by_others() -> LockedError:
     )
 
 
-def _this_thread_with(descriptor: int) -> tuple[int, int, int, int]:
+def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino, os.getpid(), threading.get_ident()
+    return status.st_dev, status.st_ino
+
+
+def _this_thread_with(identity: tuple[int, int]) -> tuple[int, int, int, int]:
+    return *identity, os.getpid(), threading.get_ident()
 
 
 def _try_lock(descriptor: int, is_shared: bool) -> bool:
