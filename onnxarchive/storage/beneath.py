@@ -230,7 +230,9 @@ def open_own(path: str, mode: int) -> int:
 
     Raises:
         FileExistsError: `path` is not a regular file with one name, or belongs neither to this user
-            nor to the owner of the directory, who can replace each file there.
+            nor to the owner of the directory, who can replace each file there. In a sticky
+            directory, the owner's file is refused, too, except to root: this user could not rename
+            or remove it.
         OSError: The file cannot be opened or created.
     """
     name, folder, directory = path, None, os.path.dirname(path) or os.curdir
@@ -259,7 +261,8 @@ def open_own(path: str, mode: int) -> int:
 
 
 def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -> None:
-    users = {os.geteuid() if hasattr(os, "geteuid") else status.st_uid, directory.st_uid}
+    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
+    users = {user} if user and directory.st_mode & stat.S_ISVTX else {user, directory.st_uid}
     problem = None
     if not stat.S_ISREG(status.st_mode):
         problem = kind_of(status.st_mode)
@@ -270,7 +273,8 @@ def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -
     if problem is not None:
         raise FileExistsError(
             errno.EEXIST,
-            f"expected a regular file of this user with one name, found {problem}; remove it",
+            f"expected a regular file of this user with one name, found {problem}; remove it, or "
+            "choose another directory",
             path,
         )
 

@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -568,6 +569,35 @@ def test_no_link_is_followed_that_takes_the_place_of_an_own_file(
     assert caught.value.filename == str(own)
     assert other.read_bytes() == b"kept"
     assert open_below(own.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "is_taken"),
+    [(0o777, 65534, True), (0o1777, 65534, False), (0o1777, 0, True)],
+    ids=["of all", "sticky", "sticky, to root"],
+)
+def test_the_file_of_the_directorys_owner_is_taken_if_it_can_be_replaced(
+    own: Path, mode: int, user: int, is_taken: bool
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can be several users")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
+        path = os.path.join(folder, own.name)
+        Path(path).touch()
+        os.chmod(path, 0o666)
+        for owned in (folder, path):
+            os.chown(owned, 12345, -1)
+        os.chmod(folder, mode)
+        os.seteuid(user)
+        try:
+            if is_taken:
+                os.close(open_own(path, 0o600))
+            else:
+                with pytest.raises(FileExistsError, match="found a file of user 12345") as caught:
+                    open_own(path, 0o600)
+                assert caught.value.filename == path
+        finally:
+            os.seteuid(0)
 
 
 def test_an_own_file_in_a_directory_that_is_missing_is_an_error(own: Path) -> None:
