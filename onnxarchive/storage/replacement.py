@@ -7,13 +7,12 @@ import errno
 import itertools
 import os
 import re
-import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.storage import attributes, locking
@@ -466,9 +465,10 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         if is_there and os.listdir(target):
             raise FileExistsError(errno.EEXIST, "the directory is not empty")
         beside = os.path.join(target, "new") if is_there else target
-        temporary = _Temporary(beside, os.mkdir, _remove_tree)
+        temporary = _Temporary(beside, _make_directory, _remove_tree)
     try:
-        yield temporary.path
+        with temporary.made:
+            yield temporary.path
         require_process(process)
         with naming(path, *_NOT_RENAMED):
             if is_there:
@@ -484,9 +484,21 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     temporary.remove()
 
 
+def _make_directory(path: str) -> BinaryIO:
+    """Creates a directory; returns a file to close before `_remove_tree`, for its descriptor."""
+    os.mkdir(path)
+    return open(os.devnull, "rb")
+
+
 def _remove_tree(path: str) -> None:
-    with contextlib.suppress(OSError):  # `ignore_errors` misses some
-        shutil.rmtree(path, ignore_errors=True)
+    """Removes a directory without links; unlike `shutil.rmtree`, with one descriptor at a time."""
+    for folder, folders, files in os.walk(path, topdown=False):
+        for remove, removed in ((os.unlink, files), (os.rmdir, folders)):
+            for name in removed:
+                with contextlib.suppress(OSError):
+                    remove(os.path.join(folder, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
 
 
 def _move_all(source: str, target: str) -> None:

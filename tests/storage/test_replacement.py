@@ -800,6 +800,41 @@ def test_an_error_leaves_no_directory(
     assert not is_there or names(target) == []
 
 
+@posix
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("free", range(3))
+def test_without_descriptors_for_its_files_no_directory_is_left(
+    tmp_path: Path, is_there: bool, free: int
+) -> None:
+    import resource
+
+    target = tmp_path / "target"
+    if is_there:
+        target.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        spare = [stack.enter_context(open(os.devnull)) for _ in range(free + is_there)]
+        with contextlib.suppress(OSError):
+            while True:
+                stack.enter_context(open(os.devnull))
+        for file in spare:
+            file.close()
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as caught:
+            fill_without_end(target)
+    assert str(caught.value.filename).startswith(str(target))
+    assert names(tmp_path) == ["target"] * is_there
+    assert not is_there or names(target) == []
+
+
+def fill_without_end(target: Path) -> None:
+    with contextlib.ExitStack() as stack, new_directory(target) as made:
+        (Path(made) / "folder" / "deep").mkdir(parents=True)
+        for number in range(300):
+            stack.enter_context(open(Path(made) / "folder" / "deep" / str(number), "wb"))
+
+
 def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
