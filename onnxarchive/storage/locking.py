@@ -10,12 +10,12 @@ What one process can do to another:
 - A lock that excludes readers needs a file that is open for writing. So who may only read a file
   cannot stop its readers. With `flock` they can, and on all systems those who may write can; so
   readers wait for a limited time, and then read without the lock (see `shared`).
-- A reader's lock delays editors, until their timeout.
+- A reader's lock makes editors wait; if it outlasts their timeout, they fail.
 - An editor that may not write the file, since it replaces the file by a new one, takes the lock of
   a reader, which excludes editors in place, and `flock`, which excludes others of its kind.
 
 Locks of `lockf` and `fcntl` on the whole file exclude these locks and are excluded by them; locks
-of `flock` alone do neither on Linux's local file systems.
+of `flock` alone, which editors of older versions took, do neither on Linux's local file systems.
 
 NFS and CIFS share locks between machines unless mounted with `nolock` or `nobrl`; other network
 file systems may not. CIFS makes locks mandatory, but nobody reads or writes the byte. A FUSE server
@@ -189,9 +189,16 @@ def require_timeout(timeout: float | None) -> None:
     """Refuses an invalid timeout.
 
     Raises:
-        ValueError: The timeout is negative or not a number.
+        TypeError: The timeout is no number.
+        ValueError: The timeout is negative or NaN.
     """
-    if timeout is not None and not timeout >= 0:
+    try:
+        is_valid = timeout is None or timeout >= 0
+    except TypeError:
+        raise TypeError(
+            f"timeout: expected a number of seconds or None, found {timeout!r}"
+        ) from None
+    if not is_valid:
         raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
 
 

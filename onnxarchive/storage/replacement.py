@@ -362,10 +362,12 @@ class Replacement:
     def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:
         """Locks the target; None if it is missing or cannot be locked, and so not edited either."""
         try:
-            with with_path(self._path):
-                target = lock.enter_context(
-                    opened(self._target, is_exclusive=True, is_writable=None, timeout=self._timeout)
-                )
+            target = lock.enter_context(
+                opened(self._target, is_exclusive=True, is_writable=None, timeout=self._timeout)
+            )
+        except ArchiveError as error:
+            error.path = self._path  # as the caller wrote it
+            raise
         except OSError as error:
             if error.errno in _NO_LOCK:
                 return None

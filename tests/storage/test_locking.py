@@ -468,6 +468,38 @@ def test_opening_takes_no_negative_timeout(archive: Path, timeout: float) -> Non
         onnxarchive.open(archive, timeout=timeout)
 
 
+def test_a_timeout_is_a_number_or_none(archive: Path) -> None:
+    expected = "timeout: expected a number of seconds or None, found 'x'"
+    for act in (
+        lambda: onnxarchive.open(archive, timeout="x"),  # type: ignore[arg-type]
+        lambda: edits.document(archive, timeout="x"),
+        lambda: onnxarchive.convert(archive, archive, timeout="x"),  # type: ignore[arg-type]
+        lambda: onnxarchive.save(documented_model("new"), archive, timeout="x"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=expected):
+            act()
+    assert read_model(archive) == "old"
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_locked_target_is_named_as_the_caller_named_it(
+    archive: Path, through_a_link: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(archive.parent)
+    name = archive.name
+    if through_a_link:
+        name = "link.onnxa"
+        os.symlink(archive.name, name)
+    model = documented_model("new")
+    onnx.save(model, "other.onnx")
+    with held("exclusive", archive):
+        for act in (
+            lambda: onnxarchive.save(model, name, timeout=0),
+            lambda: onnxarchive.convert("other.onnx", name, timeout=0),
+        ):
+            assert require_locked(act).path == name
+
+
 def test_a_closed_file_is_not_locked_by_readers_either(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.close(descriptor)
