@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -240,6 +241,7 @@ def test_an_error_of_any_system_call_names_its_file(
 ) -> None:
     """Without `sweep`, only the last call of each kind fails."""
     monkeypatch.setattr(locking, "_PAUSE", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where failing removals leave files
     original, folder = tmp_path / "original", tmp_path / "folder"
     make_files(original)
 
