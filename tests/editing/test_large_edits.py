@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from edits import replace_model
-from models import model_of
+from models import model_of, run_python
 from onnx import TensorProto
 from sparse_files import GIB
 
@@ -273,15 +272,7 @@ def measure(path: Path, model: onnx.ModelProto) -> dict[str, int]:
     """The costs of a new model, measured in a process."""
     model_path = path.with_suffix(".model")
     model_path.write_bytes(model.SerializeToString())
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEASURED), str(path), str(model_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, int] = json.loads(run_python(textwrap.dedent(MEASURED), path, model_path))
     print({name: f"{size / MIB:.1f} MiB" for name, size in found.items()})  # noqa: T201
     return found
 
