@@ -156,11 +156,13 @@ class ModelToStore:
         model: The model. It is not changed.
         resolve: Gives the bytes of an external tensor.
         small: The model's small initializers (`find_small` or `take_out`); None if unknown.
+        is_parsed: True if the model is parsed from a file and its weights are left there.
     """
 
     model: onnx.ModelProto
     resolve: Resolve
     small: SmallInitializers | None = None
+    is_parsed: bool = False
 
 
 def refuse_external(ref: TensorRef) -> Data:
@@ -249,6 +251,7 @@ def plan_archive(
             shared=shared,
             temporary=temporary,
             small=small,
+            is_parsed=given.is_parsed,
         )
         if items:
             items.extend(planned.items)
@@ -312,6 +315,7 @@ def plan_model(
     shared: SharedEntries | None = None,
     temporary: str | None = None,
     small: SmallInitializers | None = None,
+    is_parsed: bool = False,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
 
@@ -325,6 +329,7 @@ def plan_model(
         temporary: Directory for a temporary file; None for the system's.
         small: Small initializers (`find_small`); those that become entries are left out of the
             copy of the model. Must be None or empty if `stored` or `shared` is given.
+        is_parsed: True if the model is parsed from a file and its weights are left there.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the
@@ -342,7 +347,8 @@ def plan_model(
     held = _views(large, temporary)
     placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
     left_out = planned.items.indexes_in_graph
-    copy = with_locations(model, {**planned.locations, **placeholders}, without=left_out)
+    locations = {**planned.locations, **placeholders}
+    copy = with_locations(model, locations, without=left_out, is_parsed=is_parsed)
     for path, raw_data in copied.items():
         tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).

@@ -264,7 +264,7 @@ def convert_silently(
         ]
         plan = plan_archive(
             {
-                id: ModelToStore(found.model, found.resolve, found.small)
+                id: ModelToStore(found.model, found.resolve, found.small, is_parsed=True)
                 for id, found in opened.items()
             },
             options,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _SMALL_NBYTES = 1 << 16  # of a message whose unknown fields are read one by one
-_MANY_ELEMENTS = 1 << 16
+_FEW_ELEMENTS = 1 << 8
+_MANY_ELEMENTS = 1 << 18
 
 _Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
 
@@ -32,7 +33,11 @@ def copied(message: _Copied) -> _Copied:
 
 
 def with_locations(
-    model: onnx.ModelProto, locations: Mapping[Path, str], *, without: Iterable[int] = ()
+    model: onnx.ModelProto,
+    locations: Mapping[Path, str],
+    *,
+    without: Iterable[int] = (),
+    is_parsed: bool = False,
 ) -> onnx.ModelProto:
     """A copy of `model` whose tensors at the paths of `locations` are external and hold no data.
 
@@ -42,9 +47,10 @@ def with_locations(
         model: The model.
         locations: New location of each of these tensors, by the path of the tensor in `model`.
         without: Indexes of the main graph's initializers that are left out.
+        is_parsed: True if the model is parsed from a file and its weights are left there.
     """
     copy = onnx.ModelProto()
-    is_heavy = holds_weights(model.graph)
+    is_heavy = not is_parsed and holds_weights(model.graph)
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
     while stack:
         source, target, branch = stack.pop()
@@ -137,11 +143,16 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
 
 
 def holds_weights(graph: onnx.GraphProto) -> bool:
-    """True if initializers of a graph hold many elements in memory, as their shapes say."""
+    """True if initializers of a graph hold many elements in memory, as their shapes say.
+
+    Very small tensors do not count. This is not for a model whose weights are left in its file: no
+    other tensor holds data then, whatever the shapes claim.
+    """
     held = 0
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            held += math.prod(tensor.dims[: dtypes.MAX_RANK])
+            elements = math.prod(tensor.dims[: dtypes.MAX_RANK])
+            held += elements if elements >= _FEW_ELEMENTS else 0
             if held > _MANY_ELEMENTS:
                 return True
     return False
@@ -150,16 +161,18 @@ def holds_weights(graph: onnx.GraphProto) -> bool:
 def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     """The unknown fields of a message, serialized; those of its submessages are not included.
 
-    An `UnknownFieldSet` takes 350 bytes for each field, which may have two bytes in a file. So the
+    An `UnknownFieldSet` takes 125 bytes for each field, which may have two bytes in a file. So the
     fields of a large message are copied as bytes, together with the known fields, which are then
-    cleared. This would take too long for a message that holds weights.
+    cleared. A message that holds weights would take too long, and as much memory again.
 
     Args:
         message: The message.
         is_heavy: True if the message holds weights in memory.
     """
     if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
-        return _serialize(UnknownFieldSet(message))
+        serialized = bytearray()
+        _serialize(UnknownFieldSet(message), serialized)
+        return bytes(serialized)
     rest = type(message)()
     rest.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:
@@ -167,19 +180,18 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     return rest.SerializeToString()
 
 
-def _serialize(unknown: Any) -> bytes:
-    """Serializes the fields of an UnknownFieldSet (protobuf encoding guide)."""
-    parts: list[bytes] = []
+def _serialize(unknown: Any, target: bytearray) -> None:
+    """Appends the fields of an UnknownFieldSet to `target` (protobuf encoding guide)."""
     for field in unknown:
-        parts.append(varint(field.field_number << 3 | field.wire_type))
+        target += varint(field.field_number << 3 | field.wire_type)
         if field.wire_type == 0:
-            parts.append(varint(field.data))
+            target += varint(field.data)
         elif field.wire_type == 1:
-            parts.append(field.data.to_bytes(8, "little"))
+            target += field.data.to_bytes(8, "little")
         elif field.wire_type == 2:
-            parts.append(varint(len(field.data)) + field.data)
+            target += varint(len(field.data)) + field.data
         elif field.wire_type == 3:
-            parts.append(_serialize(field.data) + varint(field.field_number << 3 | 4))
+            _serialize(field.data, target)
+            target += varint(field.field_number << 3 | 4)
         else:
-            parts.append(field.data.to_bytes(4, "little"))
-    return b"".join(parts)
+            target += field.data.to_bytes(4, "little")

@@ -186,17 +186,19 @@ class SmallInitializers:
             yield self.indexes[row], b"".join(parts)
 
 
-def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> SmallInitializers:
+def find_small(
+    model: onnx.ModelProto, but_of_nbytes: int | None = None, *, is_parsed: bool = False
+) -> SmallInitializers:
     """Finds the small usual initializers of the main graph (see `SmallInitializers`).
 
     Args:
         model: The model.
         but_of_nbytes: Leaves out initializers with `raw_data` of exactly this size in bytes.
+        is_parsed: True if the model is parsed from a file and its weights are left there.
     """
     found = SmallInitializers(model.graph.initializer)
-    if unknown_fields(
-        model.graph, holds_weights(model.graph)
-    ):  # `insert` does not support unknown fields
+    is_heavy = not is_parsed and holds_weights(model.graph)
+    if unknown_fields(model.graph, is_heavy):  # `insert` does not support unknown fields
         return found
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):

@@ -112,7 +112,7 @@ class Finder:
         """
         small = serialized.small
         if small is None:
-            small = find_small(serialized.model, but_of_nbytes=len(_TORCH_PLACEHOLDER))
+            small = find_small(serialized.model, len(_TORCH_PLACEHOLDER), is_parsed=True)
             self.find_files(small)
         self._models.append((small, Counter()))
         data = FoundData(small)
