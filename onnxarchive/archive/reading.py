@@ -106,6 +106,7 @@ class Archive(Closing):
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
+        self._edited: list[onnx.ModelProto] = []  # the models of an edit of this archive
         with with_path(self._path), discarding_faults(file):
             self._snapshot = snapshot = Snapshot(file, model, max_model_nbytes)
         self.entries = snapshot.entries
@@ -475,6 +476,9 @@ class Archive(Closing):
         with opened_archive(path, rule="FILE-1") as file:
             return cls(file, max_model_nbytes, model)
 
+    def _has_given(self, model: onnx.ModelProto) -> bool:
+        return self._snapshot.has_given(model) or any(model is it for it in self._edited)
+
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
 
@@ -483,10 +487,10 @@ class Archive(Closing):
 
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:
-    """The archive that gave this very object as one of its models, while the archive exists."""
+    """The archive that has this very object as a model, also in an edit, while it exists."""
     for reference in _archives.valuerefs():
         archive = reference()
-        if archive is not None and archive._snapshot.has_given(model):
+        if archive is not None and archive._has_given(model):
             return archive
     return None
 

@@ -80,25 +80,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             array = snapshot.array(number)
             ahead.prepare(number)
             return array
-        ref = snapshot.ref(name)
-        tensor = ref.tensor
-        stored_type = tensors.stored_type(tensor)
         with with_path(snapshot.file.path):
-            if stored_type is not None:
-                return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
-            try:
-                strings = tensors.strings(tensor)
-            except ValueError as error:
-                found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
-                if tensor.HasField("segment"):
-                    found = "a segment of a tensor"
-                elif tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
-                    found += f" with wrong string_data: {error}"
-                raise ArchiveFormatError(
-                    f"{ref}: expected a tensor that an array can hold, found {found}"
-                ) from None
-            strings.flags.writeable = False
-            return strings
+            return array_in_model(snapshot.ref(name))
 
     def __iter__(self) -> Iterator[str]:
         index = self._index
@@ -135,6 +118,31 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
         return texts, snapshot.directory.entries.sizes[number]
     data_type = tensors.stored_type(tensor)
     return texts, None if data_type is None else data_type.nbytes(tensor.dims)
+
+
+def array_in_model(ref: TensorRef) -> NDArray[Any]:
+    """The array of a tensor that the model itself holds, as a copy.
+
+    Raises:
+        ArchiveFormatError: The data does not fit type and shape.
+    """
+    tensor = ref.tensor
+    stored_type = tensors.stored_type(tensor)
+    if stored_type is not None:
+        return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
+    try:
+        strings = tensors.strings(tensor)
+    except ValueError as error:
+        found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+        if tensor.HasField("segment"):
+            found = "a segment of a tensor"
+        elif tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
+            found += f" with wrong string_data: {error}"
+        raise ArchiveFormatError(
+            f"{ref}: expected a tensor that an array can hold, found {found}"
+        ) from None
+    strings.flags.writeable = False
+    return strings
 
 
 class Assets(Mapping[str, bytes]):

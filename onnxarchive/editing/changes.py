@@ -98,14 +98,17 @@ class ChangedModel:
 
     def _take(self, archive: Archive, ref: TensorRef, options: EditOptions) -> None:
         key = tensors.location(ref.tensor)
+        if key is not None and ref.is_initializer and tensors.has_data(ref.tensor):
+            fields = ", ".join(tensors.data_fields(ref.tensor))
+            if fields:
+                raise ArchiveFormatError(
+                    f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; "
+                    f"edit.tensors[{shown(ref.name)}] = array replaces the external data; to keep "
+                    f"it, clear {fields}"
+                )
         if key is None or is_placeholder(key):
             self.others.append(ref)
             return
-        if tensors.has_data(ref.tensor) and (fault := tensors.misplaced(ref.tensor)):
-            raise ArchiveFormatError(
-                f"{ref}: {fault}; in an edit, edit.tensors[{shown(ref.name)}] = array replaces the "
-                "external data"
-            )
         if referred_key(archive, ref) in self._keys or not _is_stored(archive, ref, key, options):
             self.others.append(ref)
         else:
@@ -128,14 +131,14 @@ class ChangedModel:
         for ref in self.others:
             if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
                 return True
-            data_type = tensors.stored_type(ref.tensor)
-            if data_type is not None and data_type.nbytes(ref.tensor.dims) > 0:
+            if tensors.stored_type(ref.tensor) is not None:
                 return True
         return False
 
     def data(self, placeholders: Placeholders, ref: TensorRef) -> Data:
         """The bytes of an external tensor."""
-        return self.elements.get(ref.path) or placeholders.data(ref)
+        data = self.elements.get(ref.path)
+        return placeholders.data(ref) if data is None else data
 
     def own_message(self) -> onnx.ModelProto:
         """The message, to be changed: a copy, unless it was made for this edit."""

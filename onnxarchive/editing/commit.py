@@ -155,7 +155,7 @@ def _plan_end(
     }
     uses.update(end.shared)
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
-    _require_none_unused(archive, unused)
+    _require_none_unused(archive, models.values(), unused)
     stay = len(names)
     items = end.items + [item for _, item in sorted(assets.items()) if item is not None]
     if not assets.keys().isdisjoint(names):
@@ -314,14 +314,20 @@ def _has_models(archive: Archive, models: Collection[Item]) -> bool:
     )
 
 
-def _require_none_unused(archive: Archive, unused: Sequence[str]) -> None:
+def _require_none_unused(
+    archive: Archive, models: Iterable[ChangedModel], unused: Sequence[str]
+) -> None:
     if unused:
         listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(unused) - _MAX_SHOWN_ENTRIES} more"
+        kept = {ref.name for model in models for ref in model.others if ref.is_initializer}
+        before = {ref.name for key in unused for ref in archive._snapshot.all_refs(key)}
+        names = sorted(kept & before)
+        advice = f"; edit.tensors[{shown(names[0])}] = array replaces the elements" if names else ""
         raise ValueError(
             f"{archive.path}: no model would use {listed}"
             f"{more * (len(unused) > _MAX_SHOWN_ENTRIES)}; compact=True (--compact) rewrites the "
-            "whole archive without them"
+            f"whole archive without them{advice}"
         )
 
 

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     GivenModel: TypeAlias = Model | Archive | str | os.PathLike[str]
 
 _PLACEHOLDER = "\0"  # no key begins with this character
+_OF_ANOTHER = (
+    "expected an external tensor of this archive, found one of another edit; assign the path of "
+    "the model, whose tensors are copied"
+)
 
 
 def is_placeholder(location: str) -> bool:
@@ -59,23 +63,49 @@ class Placeholders:
         self._timeout = timeout
         self._archive = archive
         self._resources = resources
-        self._data: list[Callable[[], Data]] = []
+        self._data: dict[str, Callable[[], Data]] = {}
+        self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
+        self._files: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}
 
     def add(self, data: Callable[[], Data]) -> str:
         """The placeholder for data."""
-        self._data.append(data)
-        return f"{_PLACEHOLDER}{len(self._data) - 1}"
+        placeholder = f"{self._prefix}/{len(self._data)}"
+        self._data[placeholder] = data
+        return placeholder
+
+    def watch(self, data: FileData) -> None:
+        """Remembers the state of a file that is read when the edit is written."""
+        if data.identity not in self._files:
+            self._files[data.identity] = data, data.state()
+
+    def require_unchanged(self) -> None:
+        """Refuses files that were written to since they were assigned.
+
+        Raises:
+            ArchiveFormatError: A file has changed, or another file has its path.
+            OSError: A file cannot be opened any more.
+        """
+        for data, state in self._files.values():
+            if data.state() != state:
+                raise ArchiveFormatError(
+                    "expected a file that stays as it was assigned until the edit ends, found it "
+                    "changed; assign it again",
+                    path=os.path.join("" if data.root is None else data.root.path, data.path),
+                )
 
     def data(self, ref: TensorRef) -> Data:
         """The bytes of an external tensor: from elsewhere, or those of an entry of the archive.
 
         Raises:
-            ArchiveFormatError: The location is neither a placeholder nor a key of the archive.
+            ArchiveFormatError: The location is neither a placeholder of this edit nor a key of the
+                archive.
         """
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
             return referred_data(self._archive, ref)
-        return self._data[int(location.removeprefix(_PLACEHOLDER))]()
+        if location not in self._data:
+            raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
+        return self._data[location]()
 
     def message(self, model: GivenModel, *, is_new: bool) -> onnx.ModelProto:
         """The message of an assigned model; a ModelProto is its own message.
@@ -98,16 +128,18 @@ class Placeholders:
         if isinstance(model, Archive):
             return self._of_archive(model)
         if isinstance(model, str | os.PathLike):
-            return self._of_path(model)
+            return self._of_path(model, is_new)
         return self._of_split(model)
 
     def _require_own(self, model: onnx.ModelProto, is_new: bool) -> None:
         owner = owner_of(model)
-        if owner is None and not is_new:
-            return
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
+            if key is not None and is_placeholder(key) and key not in self._data:
+                raise ValueError(f"{self._archive.path}: {ref}: {_OF_ANOTHER}")
             if key is None or (owner is not None and self._has_entry(owner, key)):
+                continue
+            if owner is None and not is_new:
                 continue
             found = "one of an unknown archive" if owner is None else f"one of {owner.path}"
             raise ValueError(
@@ -133,7 +165,7 @@ class Placeholders:
         }
         return with_locations(other.model, locations)
 
-    def _of_path(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
+    def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         require_no_input(self._archive._local_file.absolute_path, [os.fspath(path)])
         if not os.path.isdir(path):
             with MappedFile(path) as file:
@@ -141,7 +173,7 @@ class Placeholders:
             if is_archive:
                 opened = self._resources.enter_context(open(path, timeout=self._timeout))
                 return self._of_archive(opened)
-        elsewhere = partial(referred_data, self._archive)
+        elsewhere = None if is_new else partial(referred_data, self._archive)
         source = self._resources.enter_context(open_model(path, elsewhere=elsewhere))
         with with_path(path):
             return self._of_source(source)
@@ -159,6 +191,8 @@ class Placeholders:
         end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
         for path, data in source.data.items():
             key = data.name if isinstance(data, EntryData) else None
+            if isinstance(data, FileData):
+                self.watch(data)
             if isinstance(data, FileData) and data.identity == self._archive._local_file.identity:
                 key = name_of.get((data.offset, data.nbytes))
                 if key is None and data.nbytes and data.offset + data.nbytes > end:

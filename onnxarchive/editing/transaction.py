@@ -18,16 +18,18 @@ from onnxarchive.archive.planning import open_assets, require_model_ids
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.snapshot import require_model
 from onnxarchive.archive.unfinished import require_finished
+from onnxarchive.archive.views import array_in_model
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_fit
 from onnxarchive.editing.commit import commit
 from onnxarchive.editing.placeholders import Placeholders
 from onnxarchive.editing.recovery import opened_for_edit, roll_back
 from onnxarchive.errors import ArchiveError, TensorNotFoundError, shown, with_path
-from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.storage import locking
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, require_process
 from onnxarchive.storage.paths import require_no_input
 
@@ -125,7 +127,8 @@ def edit(
             require_one_name(path, file)
             roll_back(file)
         archive = Archive(file, max_model_nbytes, model)
-        with contextlib.ExitStack() as resources:
+        # Innermost, since an assigned model's file remains open, and would be named instead.
+        with contextlib.ExitStack() as resources, with_path(path):
             changes = Edit(archive, resources, timeout)
             resources.callback(changes._end)
             yield changes
@@ -135,6 +138,7 @@ def edit(
                     "expected the edit to end in the thread that began it, found another thread; "
                     "nothing was written"
                 )
+            changes._placeholders.require_unchanged()
             commit(archive, changes._drafts, changes._items, changes._placeholders, options)
 
 
@@ -160,9 +164,9 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 class Edit:
     """The changes of an archive in a block of `onnxarchive.edit`, written when the block ends.
 
-    What is read is what was assigned in the block, or else the archive as it was. Assigned models
-    and arrays are held, not copied, so their last state is written. An edit belongs to the thread
-    that began it. After the block, each use raises a ValueError.
+    What is read is what was assigned in the block, or else the archive as it was. An assigned
+    `onnx.ModelProto` and contiguous arrays are held, not copied, so their last state is written. An
+    edit belongs to the thread that began it. After the block, each use raises a ValueError.
 
     Example:
         with onnxarchive.edit("model.onnxa") as edit:
@@ -171,6 +175,17 @@ class Edit:
             edit.tensors["layer.0/weight"] = weight
     """
 
+    __slots__ = (
+        "_archive",
+        "_drafts",
+        "_index",
+        "_is_open",
+        "_items",
+        "_messages",
+        "_model_id",
+        "_placeholders",
+    )
+
     def __init__(
         self, archive: Archive, resources: contextlib.ExitStack, timeout: float | None
     ) -> None:
@@ -178,9 +193,9 @@ class Edit:
         self._is_open = True
         self._model_id = archive.model_id
         self._drafts = {identifier: Draft(identifier) for identifier in archive.models}
-        self._messages: list[onnx.ModelProto] = []  # all that were looked up or assigned
+        self._messages = archive._edited  # all that were looked up or assigned
         self._items: dict[str, Item | None] = {}
-        # The initializers of a message by name, made when a tensor is assigned.
+        # The initializers of a message by name, as they were when a tensor was last looked up.
         self._index: tuple[object, Mapping[str, list[TensorRef]]] = None, {}
         self._placeholders = Placeholders(archive, resources, timeout)
 
@@ -193,8 +208,9 @@ class Edit:
     def model(self) -> onnx.ModelProto:
         """The model chosen by `model` of `onnxarchive.edit`, to be changed or assigned.
 
-        It is `models[id]`. Its large tensors are external, with their keys as location; data that
-        is set beside a reference, such as `raw_data`, becomes the tensor's new elements.
+        It is `models[id]`. Its large tensors are external, and their location stands for an entry,
+        or for data of an assigned model. `tensors` replaces their elements. A new initializer holds
+        its data in `raw_data`, as `onnx.numpy_helper.from_array` makes it.
         """
         return self.models[self._model_id]
 
@@ -291,10 +307,13 @@ class EditedModels(MutableMapping[str, onnx.ModelProto]):
             if model is old.message:
                 return
             message = copied(model)
+            sources = (draft for draft in edit._drafts.values() if draft.message is model)
+            elements = {name: it for draft in sources for name, it in draft.elements.items()}
         else:
+            elements = {}
             message = edit._placeholders.message(model, is_new=id not in edit._drafts)
         edit._messages.append(message)
-        edit._drafts[id] = Draft(old.origin, message, message is not model, old.elements)
+        edit._drafts[id] = Draft(old.origin, message, message is not model, elements)
 
     def __delitem__(self, id: str) -> None:
         self._require_further(id)
@@ -406,7 +425,10 @@ class EditedAssets(MutableMapping[str, bytes]):
                 f"{shown(path)}, found {type(data).__name__}"
             )
         edit._require_open()
-        edit._items |= {item.name: item for item in open_assets({path: data})}
+        for item in open_assets({path: data}):
+            edit._items[item.name] = item
+            if isinstance(file_data := item.data(), FileData):
+                edit._placeholders.watch(file_data)
 
     def __delitem__(self, path: str) -> None:
         if path not in self:
@@ -453,11 +475,18 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         self._edit = edit
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        given = self._given.get(name)
-        if given is None:
-            return self._edit._archive.tensors[name]
-        view = in_memory(given.data).view.toreadonly()
-        return dtypes.as_array(view, given.data_type, given.dims)
+        edit, given = self._edit, self._given.get(name)
+        if given is None and self._message is None:
+            return edit._archive.tensors[name]
+        ref = self._ref(name)
+        if given is not None:
+            view = in_memory(given.data).view.toreadonly()
+            return dtypes.as_array(view, given.data_type, given.dims)
+        with with_path(edit._archive.path):
+            if tensors.location(ref.tensor) is None:
+                return array_in_model(ref)
+            view = in_memory(edit._placeholders.data(ref)).view
+            return dtypes.as_array(view, tensors.external_type(ref), ref.tensor.dims)
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         ref = self._ref(name)
@@ -472,10 +501,12 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         )
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given or name in self._edit._archive.tensors
+        return name in (self._edit._archive.tensors if self._message is None else self._refs())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._edit._current.tensors, *self._given]))
+        if self._message is None:
+            return iter(self._edit._archive.tensors)
+        return iter([name for name, refs in self._refs().items() if len(refs) == 1])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -487,25 +518,44 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
     def _given(self) -> dict[str, GivenTensor]:
         return self._edit._draft(self._edit._model_id).elements
 
+    @property
+    def _message(self) -> onnx.ModelProto | None:
+        """The model of the edit; None if it is the archive's."""
+        return self._edit._draft(self._edit._model_id).message
+
+    def _refs(self) -> Mapping[str, list[TensorRef]]:
+        """The initializers of `_message`, by name."""
+        assert self._message is not None
+        refs: dict[str, list[TensorRef]] = {}
+        for ref in tensors.walk(self._message):
+            if ref.is_initializer:
+                refs.setdefault(ref.name, []).append(ref)
+        self._edit._index = self._message, refs
+        return refs
+
     def _ref(self, name: str) -> TensorRef:
         """The initializer of this name, in the archive's model or in the one that replaced it.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        edit = self._edit
-        message = edit._draft(edit._model_id).message
+        edit, message = self._edit, self._message
         if message is None:
             return edit._archive.tensors.ref(name)
-        if edit._index[0] is not message or name not in edit._index[1]:
-            refs: dict[str, list[TensorRef]] = {}
-            for ref in tensors.walk(message):
-                if ref.is_initializer:
-                    refs.setdefault(ref.name, []).append(ref)
-            edit._index = message, refs
-        named = edit._index[1].get(name, [])
+        indexed, refs = edit._index
+        named = refs.get(name, []) if indexed is message else []
+        if not (named and all(_is_at(message, ref) for ref in named)):
+            named = self._refs().get(name, [])
         if len(named) != 1:
             raise edit._archive._snapshot.not_found(
                 f"expected one initializer named {shown(name)}, found {len(named)}"
             )
         return named[0]
+
+
+def _is_at(message: onnx.ModelProto, ref: TensorRef) -> bool:
+    """True if an initializer still has its path in a model, and its name."""
+    try:
+        return walking.at(message, ref.path) is ref.tensor and ref.tensor.name == ref.name
+    except IndexError:
+        return False

@@ -63,6 +63,17 @@ class FileData:
         file = resources.enter_context(_open_file(path, root))
         return cls(path, file.identity, 0, file.size, file, root)
 
+    def state(self) -> tuple[int, int]:
+        """Size in bytes and time of the last write (ns) of the file; they tell whether it changed.
+
+        Raises:
+            ArchiveFormatError: Another file has the path.
+            OSError: The file cannot be opened any more.
+        """
+        with self._opened() as file:
+            status = file.status()
+            return status.st_size, status.st_mtime_ns
+
     def part(self, offset: int, nbytes: int) -> FileData:
         """A range of these bytes, not yet read."""
         return FileData(

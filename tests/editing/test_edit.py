@@ -313,6 +313,25 @@ def test_a_tensor_whose_name_becomes_ambiguous_is_refused(archive: Path) -> None
     require(archive, before)
 
 
+def test_a_new_message_for_a_tensor_is_refused_with_the_way_to_replace_its_elements(
+    archive: Path,
+) -> None:
+    before = archive.read_bytes()
+    with (
+        pytest.raises(ValueError, match=r"would use 'w1'; .*; edit\.tensors\['w1'\] = array"),
+        onnxarchive.edit(archive) as edit,
+    ):
+        edit.model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(ONES, "w1"))
+    require(archive, before)
+
+
+def test_an_attribute_that_an_edit_does_not_have_cannot_be_assigned(archive: Path) -> None:
+    before = archive.read_bytes()
+    with onnxarchive.edit(archive) as edit, pytest.raises(AttributeError):
+        edit.modle = new_model()  # type: ignore[attr-defined]
+    require(archive, before)
+
+
 @pytest.mark.parametrize("field", ["raw_data", "float_data"])
 def test_data_beside_a_reference_is_refused_and_not_lost(archive: Path, field: str) -> None:
     before = archive.read_bytes()

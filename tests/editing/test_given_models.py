@@ -302,7 +302,7 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         "data in two places": (
             model_of(both),
             "tensor 'w0' (graph.initializer[0]): expected no data beside data_location EXTERNAL, "
-            "found raw_data; to store the data",
+            "found raw_data; edit.tensors['w0'] = array replaces the external data",
         ),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import combinations_with_replacement, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,6 @@ from edits import (
     documented,
     no_clone,
     referring,
-    replace_model,
-    replace_tensor,
     weights,
 )
 from models import copying_clone, raw_tensor, runnable_model
@@ -71,6 +70,7 @@ def marked(state: State, name: str) -> State:
 
 def set_metadata(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
+        stop()
         edit.metadata[name] = "1"
         stop()
 
@@ -79,6 +79,7 @@ def add_asset(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
         stop()
         edit.assets[name.lower()] = b"1"
+        stop()
 
 
 def with_asset(state: State, name: str) -> State:
@@ -95,7 +96,10 @@ def transform(path: Path, name: str, model: onnx.ModelProto) -> None:
 
 
 def replace(path: Path, name: str, model: onnx.ModelProto) -> None:
-    replace_model(path, changed(model, documented(name)))
+    with onnxarchive.edit(path) as edit:
+        stop()
+        edit.model = changed(model, documented(name))
+        stop()
 
 
 INDEX = {"A": 0, "B": 1}
@@ -103,7 +107,10 @@ ARRAYS = {name: np.full(300, index + 1, np.float32) for name, index in INDEX.ite
 
 
 def replace_own_tensor(path: Path, name: str, model: onnx.ModelProto) -> None:
-    replace_tensor(path, f"w{INDEX[name]}", ARRAYS[name])
+    with onnxarchive.edit(path) as edit:
+        stop()
+        edit.tensors[f"w{INDEX[name]}"] = ARRAYS[name]
+        stop()
 
 
 def with_own_tensor(state: State, name: str) -> State:
@@ -175,13 +182,15 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
     content, start, model = path.read_bytes(), state_of(path), referring(path)
     editors = {"A": EDITORS[one], "B": EDITORS[other]}
 
+    def edit(name: str) -> None:
+        stop()  # an edit holds its lock from its begin to its end: the others wait before it
+        editors[name].edit(path, name, model)
+        stop()
+
     def prepare() -> dict[str, Callable[[], object]]:
         path.unlink()
         path.write_bytes(content)
-        return {
-            name: lambda name=name, editor=editor: editor.edit(path, name, model)  # type: ignore[misc]
-            for name, editor in editors.items()
-        }
+        return {name: partial(edit, name) for name in editors}
 
     count = both = 0
     for run in all_runs(path, prepare):
