@@ -38,7 +38,7 @@ from onnxarchive.archive.referring import (
     entry_data,
     entry_items,
 )
-from onnxarchive.archive.sharing import SharedEntries
+from onnxarchive.archive.sharing import SharedEntries, type_and_dims
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
@@ -320,9 +320,10 @@ def _require_none_unused(
     if unused:
         listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(unused) - _MAX_SHOWN_ENTRIES} more"
-        kept = {ref.name for model in models for ref in model.others if ref.is_initializer}
-        before = {ref.name for key in unused for ref in archive._snapshot.all_refs(key)}
-        names = sorted(kept & before)
+        others = [ref for model in models for ref in model.others if ref.is_initializer]
+        before = [ref for key in unused for ref in archive._snapshot.all_refs(key)]
+        kept, stored = ({(it.name, type_and_dims(it)) for it in refs} for refs in (others, before))
+        names = sorted(name for name, _ in kept & stored)
         advice = f"; edit.tensors[{shown(names[0])}] = array replaces the elements" if names else ""
         raise ValueError(
             f"{archive.path}: no model would use {listed}"
