@@ -253,9 +253,8 @@ def test_the_cache_gives_what_was_fetched_before(
 def test_options_without_a_lasting_form_are_not_cached(
     servers: list[WebServer], tmp_path: Path
 ) -> None:
-    from aiobotocore.session import AioSession
-
-    options = {"anon": True, "endpoint_url": servers[0].url(""), "session": AioSession()}
+    session = pytest.importorskip("aiobotocore.session").AioSession()
+    options = {"anon": True, "endpoint_url": servers[0].url(""), "session": session}
     url = "s3a://bucket/m.onnxa"
     with open_remote(url, storage_options=options, cache=tmp_path) as file:
         assert file.read(0, 4) == bytes([1] * 4)
