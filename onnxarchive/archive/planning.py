@@ -28,7 +28,7 @@ from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path
-from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.file_data import FileData, read_all
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
@@ -455,12 +455,21 @@ def _staying(
     """
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
+    together: dict[Path, FileData] = {}  # parts of a file, which is opened once for many of them
+    together_nbytes = 0
     for ref, nbytes in staying:
         data = _verified(ref, resolve(ref))
-        if nbytes < MAPPED_SIZE:
+        if nbytes >= MAPPED_SIZE:
+            large[ref.path] = data
+        elif not isinstance(data, FileData):
             small[ref.path] = b"".join(data)
         else:
-            large[ref.path] = data
+            together[ref.path] = data
+            together_nbytes += nbytes
+            if together_nbytes >= MAPPED_SIZE:
+                small.update(zip(together, read_all([*together.values()]), strict=True))
+                together, together_nbytes = {}, 0
+    small.update(zip(together, read_all([*together.values()]), strict=True))
     return small, large
 
 

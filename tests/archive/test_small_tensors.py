@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -136,6 +137,34 @@ def test_external_tensors_are_read_together(tmp_path: Path) -> None:
         for index in range(600):
             found = archive.tensors[f"w{index}"].tobytes()
             assert found == data[index * 16 : index * 16 + 16]
+
+
+def test_external_tensors_that_go_into_the_model_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, count = 100_000, 25
+    data = bytes(range(250)) * (size * count // 250)
+    (tmp_path / "w.bin").write_bytes(data)
+    weights = [raw_tensor(f"w{index}", TensorProto.UINT8, (size,)) for index in range(count)]
+    model = model_of(
+        *(
+            external(weight, "w.bin", offset=index * size, length=size)
+            for index, weight in enumerate(weights)
+        )
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    opened: list[str] = []
+    open_file = file_data._open_file
+
+    def noted(path: str, *args: Any) -> Any:
+        opened.append(path)
+        return open_file(path, *args)
+
+    monkeypatch.setattr(file_data, "_open_file", noted)
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=size + 1)
+    assert 0 < sum(path.endswith("w.bin") for path in opened) < count // 2
+    for index, tensor in enumerate(onnxarchive.load(tmp_path / "m.onnxa").graph.initializer):
+        assert tensor.raw_data == data[index * size : (index + 1) * size]
 
 
 PAIRS: list[dict[str, object]] = [
