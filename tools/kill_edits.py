@@ -475,7 +475,8 @@ def unfounded(events: Sequence[Event]) -> list[str]:
     """Describes refusals without a cause, and other faults that processes have reported.
 
     Between a kill and the end of the first edit that began after the kill, a running read or copy
-    may find an unfinished edit.
+    may find an unfinished edit. The kill is between the events "killing" and "killed" (or
+    "undone"): until it comes, the process may end its edit and begin another.
     """
     wrong = []
     may_be_unfinished = False
@@ -489,6 +490,8 @@ def unfounded(events: Sequence[Event]) -> list[str]:
             may_have_met_it |= under_way
         elif event.what in ("killed", "undone"):
             recovering.clear()
+            may_be_unfinished = True
+            may_have_met_it |= under_way
         elif event.what == "begin":
             under_way.add(operation)
             if may_be_unfinished:

@@ -145,6 +145,11 @@ def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
             "R begin read 1 \n R refused read 1",
             0,
         ),
+        (
+            "P killing \n A begin recover 5 \n A done recover 5 \n A begin copy 6 \n A undone \n"
+            "R begin read 1 \n R refused read 1",
+            0,
+        ),
         ("A wrong", 1),
     ],
 )
