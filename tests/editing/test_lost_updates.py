@@ -70,7 +70,6 @@ def marked(state: State, name: str) -> State:
 
 def set_metadata(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
-        stop()
         edit.metadata[name] = "1"
         stop()
 
@@ -79,7 +78,6 @@ def add_asset(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
         stop()
         edit.assets[name.lower()] = b"1"
-        stop()
 
 
 def with_asset(state: State, name: str) -> State:
@@ -97,7 +95,6 @@ def transform(path: Path, name: str, model: onnx.ModelProto) -> None:
 
 def replace(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
-        stop()
         edit.model = changed(model, documented(name))
         stop()
 
@@ -108,7 +105,6 @@ ARRAYS = {name: np.full(300, index + 1, np.float32) for name, index in INDEX.ite
 
 def replace_own_tensor(path: Path, name: str, model: onnx.ModelProto) -> None:
     with onnxarchive.edit(path) as edit:
-        stop()
         edit.tensors[f"w{INDEX[name]}"] = ARRAYS[name]
         stop()
 
@@ -185,7 +181,6 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
     def edit(name: str) -> None:
         stop()  # an edit holds its lock from its begin to its end: the others wait before it
         editors[name].edit(path, name, model)
-        stop()
 
     def prepare() -> dict[str, Callable[[], object]]:
         path.unlink()
