@@ -299,7 +299,7 @@ def misplaced(tensor: onnx.TensorProto) -> str | None:
                 "it, or clear external_data"
             )
         return None
-    fields = ", ".join(data_fields(tensor))
+    fields = ", ".join(data_fields(tensor)) if has_data(tensor) else ""
     if not fields:
         return None
     return (
