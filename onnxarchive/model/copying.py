@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _SMALL_NBYTES = 1 << 16  # of a message whose unknown fields are read one by one
-_FEW_ELEMENTS = 1 << 8
 _MANY_ELEMENTS = 1 << 18
 
 _Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
@@ -145,14 +144,13 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
 def holds_weights(graph: onnx.GraphProto) -> bool:
     """True if initializers of a graph hold many elements in memory, as their shapes say.
 
-    Very small tensors do not count. This is not for a model whose weights are left in its file: no
-    other tensor holds data then, whatever the shapes claim.
+    This is not for a model whose weights are left in its file: no other tensor holds data then,
+    whatever the shapes claim.
     """
     held = 0
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            elements = math.prod(tensor.dims[: dtypes.MAX_RANK])
-            held += elements if elements >= _FEW_ELEMENTS else 0
+            held += math.prod(tensor.dims[: dtypes.MAX_RANK])
             if held > _MANY_ELEMENTS:
                 return True
     return False
