@@ -144,6 +144,7 @@ def by_proxy_of_s3(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[
 
 
 def by_file_of_s3fs(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
+    pytest.importorskip("s3fs")
     path = Path(f"{server.port}.ini")
     keys = "aws_access_key_id=key\naws_secret_access_key=SECRET\nregion=us-east-1"
     path.write_text(f"[default]\n{keys}\nendpoint_url={server.url('')}\n")
@@ -152,6 +153,7 @@ def by_file_of_s3fs(server: WebServer, environment: pytest.MonkeyPatch) -> tuple
 
 
 def by_option_of_s3fs(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
+    pytest.importorskip("s3fs")
     return "s3a://bucket/m.onnxa", {
         "storage_options": {"anon": True, "endpoint_url": server.url("")}
     }
