@@ -22,7 +22,7 @@ from onnxarchive.archive.planning import refuse_external
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import verified_data
 from onnxarchive.buffers.data import Data, Stored, SupportsWrite, pieces
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -305,7 +305,21 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
         copy = io.BytesIO()
-        tensor.tofile(copy)
+        try:
+            tensor.tofile(copy)
+        except FileNotFoundError as error:
+            advice = (
+                ""
+                if tensor.base_dir
+                else "; if onnx_ir.from_proto made the model of a model of an archive, assign or "
+                "save what onnx_ir.to_proto makes of it"
+            )
+            raise FileNotFoundError(
+                error.errno,
+                f"tensor {shown(tensor.name or '')}: expected its external data, found no such file"
+                f"{advice}",
+                str(tensor.path),
+            ) from error
         return Stored(copy.getbuffer())
     return Stored(memoryview(tensor.tobytes()))
 

@@ -159,7 +159,7 @@ class Placeholders:
 
     def _of_archive(self, other: Archive) -> onnx.ModelProto:
         locations = {
-            ref.path: self.add(partial(verified_data, other, key))
+            ref.path: self.add(partial(_data_of, other, key))
             for key, ref in other._refs_of(other.model_id).items()
             if not self._has_entry(other, key)
         }
@@ -220,3 +220,13 @@ class Placeholders:
 
 def _same(data: Data) -> Data:
     return data
+
+
+def _data_of(other: Archive, key: str) -> Data:
+    try:
+        return verified_data(other, key)
+    except ValueError as error:
+        raise ValueError(
+            f"{other.path}: expected the archive that was assigned to an edit to stay open until "
+            "the edit ends, found it closed"
+        ) from error

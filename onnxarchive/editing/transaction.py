@@ -24,7 +24,13 @@ from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_f
 from onnxarchive.editing.commit import commit
 from onnxarchive.editing.placeholders import Placeholders
 from onnxarchive.editing.recovery import opened_for_edit, roll_back
-from onnxarchive.errors import ArchiveError, TensorNotFoundError, shown, with_path
+from onnxarchive.errors import (
+    ArchiveError,
+    TensorNotFoundError,
+    UnsupportedFeatureError,
+    shown,
+    with_path,
+)
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -490,6 +496,11 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         ref = self._ref(name)
+        if ref.tensor.data_type == onnx.TensorProto.STRING:
+            raise UnsupportedFeatureError(
+                f"{ref}: expected a tensor of a type that ONNX can store outside a model, found "
+                "STRING; change `string_data` in edit.model"
+            )
         given = given_tensor(name, tensor)
         require_fit(self._edit._archive, ref, given)
         self._given[name] = given

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from edits import changed, documented, referring, require, weights
 from models import external, model_of, raw_tensor
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.errors import ArchiveError, ArchiveFormatError
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 
 A, B, C = (np.full(300, number, np.float32) for number in (1, 2, 3))
 
@@ -245,3 +245,47 @@ def test_an_error_after_a_model_file_was_assigned_names_the_archive(
         edit.model.graph.initializer[0].external_data[0].value = "nowhere"
     assert caught.value.path == str(archive)
     assert referring(archive).graph.initializer[0].name == "v"
+
+
+# Assignments that cannot be written
+
+
+def test_a_model_that_onnx_ir_made_of_the_edited_message_names_tensor_and_advice(
+    archive: Path,
+) -> None:
+    ir = pytest.importorskip("onnx_ir")
+    before = archive.read_bytes()
+    with (
+        pytest.raises(FileNotFoundError, match=r"tensor 'v': .*onnx_ir\.to_proto"),
+        onnxarchive.edit(archive) as edit,
+    ):
+        edit.model = ir.from_proto(edit.model)
+    assert archive.read_bytes() == before
+    with onnxarchive.edit(archive) as edit:
+        edit.model = ir.to_proto(ir.from_proto(edit.model))
+    require_arrays(arrays_of(archive), v=A, w=B)
+
+
+def test_an_assigned_archive_that_is_closed_before_the_edit_ends_is_named(
+    archive: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(model_with(x=C), other)
+    with (
+        pytest.raises(ValueError, match=r"other\.onnxa: .* to stay open until the edit ends"),
+        onnxarchive.edit(archive) as edit,
+        onnxarchive.open(other) as assigned,
+    ):
+        edit.models["other"] = assigned
+    assert list(arrays_of(archive)) == ["v", "w"]
+
+
+def test_elements_of_strings_are_changed_in_the_model(archive: Path) -> None:
+    with onnxarchive.edit(archive) as edit:
+        strings = helper.make_tensor("names", TensorProto.STRING, [2], [b"a", b"b"])
+        edit.model.graph.initializer.append(strings)
+        with pytest.raises(UnsupportedFeatureError, match=r"'names'.*`string_data` in edit\.model"):
+            edit.tensors["names"] = np.array([b"c", b"d"], object)
+        edit.model.graph.initializer[-1].string_data[0] = b"c"
+    with onnxarchive.open(archive) as opened:
+        assert list(opened.tensors["names"]) == ["c", "b"]
