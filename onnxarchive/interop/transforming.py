@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
@@ -41,8 +41,6 @@ Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
 # The doc_string of an input that replaces a weight is this mark and the weight's key.
 _MARK: Final = "onnxarchive:"
-# Operators that only change the data type of their input.
-_CONVERSIONS: Final = {"Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 def transform(
@@ -66,9 +64,9 @@ def transform(
       graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
       the inputs that are still used become initializers again, copied from the archive. A function
       may replace such an input by a new initializer. A function that computes new weights (folds
-      a batch normalization, changes a data type) skips hidden weights, or its result is refused.
-      If weights were hidden, and the function changed nothing, added nodes that convert hidden
-      weights (Cast), or seems to be a quantizer, a warning is raised.
+      a batch normalization, changes a data type) skips hidden weights, or its result is refused;
+      quantizers and converters to float16 need `"loaded"`. A warning is raised if weights were
+      hidden and the function changed nothing.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy large
       tensors, and add tensors with data. A function that does not support external data may see
@@ -153,13 +151,11 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         given = copied(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
-        is_left = bool(hidden.names) and _weights_are_left(given, returned)
-        names = hidden.names if is_left else _converted_by_nodes(given, returned, hidden.names)
-        if names:
+        if hidden.names and returned == given:
             warnings.warn(
-                f"{archive.path}: {_name(function)} changed no weight: the data of large weights, "
-                f"such as {names[0]!r}, was hidden; use weights='loaded' for functions that need "
-                "this data, such as quantizers and converters to float16",
+                f"{archive.path}: {_name(function)} changed nothing: the data of large weights, "
+                f"such as {hidden.names[0]!r}, was hidden; use weights='loaded' for functions that "
+                "need this data, such as quantizers and converters to float16",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
@@ -188,64 +184,6 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
 def _name(function: Function) -> str:
     function = getattr(function, "func", function)  # of a functools.partial
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """True if a function changed nothing, or seems to be a quantizer and added no weight.
-
-    A quantizer that sees no weights still sets itself as producer or imports its operators. It may
-    also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions either
-    change the computation or leave the producer and the imported operators unchanged.
-    """
-    if before == after:
-        return True
-    producer = before.producer_name, before.producer_version
-    versions = {it.domain: it.version for it in after.opset_import}
-    is_signed = (after.producer_name, after.producer_version) != producer
-    if is_signed and "quant" in after.producer_name.lower():
-        return _all_initializer_names(after) <= _all_initializer_names(before)
-    return (
-        (is_signed or len(versions) > len(before.opset_import))
-        and all(versions.get(it.domain) == it.version for it in before.opset_import)
-        and _computation(before) == _computation(after)
-    )
-
-
-def _converted_by_nodes(
-    before: onnx.ModelProto, after: onnx.ModelProto, names: Iterable[str]
-) -> list[str]:
-    """The weights that only nodes of `_CONVERSIONS` use now, but not before.
-
-    A function that changes data types leaves hidden weights unchanged, and converts them in each
-    run of the model.
-    """
-    old, new = (_operators_by_input(model) for model in (before, after))
-    return [
-        name
-        for name in names
-        if new[name] and new[name] <= _CONVERSIONS and not old[name] <= _CONVERSIONS
-    ]
-
-
-def _operators_by_input(model: onnx.ModelProto) -> defaultdict[str, set[str]]:
-    """The operators of the nodes that use a value, by the value's name; `""` for graph outputs."""
-    operators: defaultdict[str, set[str]] = defaultdict(set)
-    for graph in _graphs(model):
-        for node in graph.node:
-            for name in node.input:
-                operators[name].add(node.op_type)
-        for value in graph.output:
-            operators[value.name].add("")
-    return operators
-
-
-def _computation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph and functions of a model, with sorted nodes and without value_info."""
-    computation = onnx.ModelProto(graph=model.graph, functions=model.functions)
-    for ref in reversed([*walking.graphs(computation)]):  # subgraphs first
-        ref.graph.ClearField("value_info")
-        ref.graph.node.sort(key=lambda node: node.SerializeToString(deterministic=True))
-    return computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +414,6 @@ def _used_names(model: onnx.ModelProto) -> set[str]:
 def _initializer_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
-
-
-def _all_initializer_names(model: onnx.ModelProto) -> set[str]:
-    return {name for graph in _graphs(model) for name in _initializer_names(graph)}
 
 
 def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
