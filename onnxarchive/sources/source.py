@@ -315,14 +315,13 @@ class _Opening:
         )
 
     def _root(self, directory: str) -> Root:
-        root = self._resources.enter_context(contextlib.closing(Root(directory)))
+        root = Root(directory)
         if self._follow_links is True:
             levels = hugging_face.levels_of(root.path)
             if levels is not None:
-                above = os.path.join(root.path, *[os.pardir] * levels)
-                root.allow_links_below(Root(above, above=(root, levels)))
+                root.linked = os.path.normpath(os.path.join(root.path, *[os.pardir] * levels))
         elif self._follow_links is not False:
-            root.allow_links_below(Root(os.fspath(self._follow_links)))
+            root.linked = Root(os.fspath(self._follow_links)).path
         return root
 
     def _zip(self, view: memoryview) -> Source:

@@ -1,11 +1,9 @@
 """Opens only files beneath a directory, even if names are changed at the same time; only own files.
 
-After a path was checked, and before it is opened, anyone with write permission can replace a name
-in it by a symbolic link to another place. So each component is opened without following links:
-the first component relative to the open directory, each other component relative to the component
-before. A path with a link is first resolved, refused if it leads outside, and then opened in the
-same way. Linux does most of this in one call (openat2). Links may also lead into a second
-directory, if the caller allows it.
+After a path was checked, anyone with write permission can replace a name in it by a symbolic link
+to another place. So a file is opened first, without waiting for a pipe or taking a terminal; then
+the path of the opened file decides, and a file outside the directory is closed unread. Links may
+also lead into a second directory, if the caller allows it.
 """
 
 from __future__ import annotations
@@ -14,28 +12,21 @@ import contextlib
 import errno
 import os
 import stat
-import struct
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.storage.files import kind_of
 from onnxarchive.storage.paths import is_below, leads_out
 
-# The flags of `MappedFile`.
-_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+# The flags of `MappedFile`, and one that takes no terminal.
+_FILE = os.O_RDONLY | sum(getattr(os, f"O_{it}", 0) for it in ("NONBLOCK", "NOCTTY", "BINARY"))
 _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-# With O_PATH, the directories of a path need not be readable.
+# With O_PATH, the directory need not be readable.
 _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
-# Errors when O_NOFOLLOW meets a symbolic link; ENOTDIR if O_DIRECTORY is also set.
-_MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
-HAS_DIR_FD = os.open in os.supports_dir_fd
-_RESOLVED = 3  # limit of resolutions of a path; a second resolution is needed only if links change
-_OPENAT2 = 437  # number of the system call on the machines below
-_OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
-_BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS
+HAS_DIR_FD = os.open in os.supports_dir_fd  # not on Windows
+_MAX_PATH_NBYTES = 1024  # of macOS
 
 
 class OutsideError(ArchiveFormatError):
@@ -45,48 +36,35 @@ class OutsideError(ArchiveFormatError):
 class Root:
     """A directory beneath which files are opened.
 
-    Windows cannot open a file relative to an open directory. So a file is opened by its path on
-    Windows, and refused if the path of the opened file is outside. Windows also lists a directory
-    by its path: a list may contain names from outside, but no file outside is opened.
+    Windows lists a directory by its path: a list may contain names from outside, but no file
+    outside is opened.
 
     Attributes:
-        path: The path of the directory at the time of opening, without symbolic links.
+        path: The path of the directory, without symbolic links.
+        linked: The path, without symbolic links, of a further directory into which links may lead.
     """
 
-    def __init__(self, path: str, *, above: tuple[Root, int] | None = None) -> None:
-        """Opens the directory.
+    linked: str | None = None
 
-        Args:
-            path: The directory. Links in this path are followed.
-            above: An open directory below `path`, and the number of levels up to `path`. `path` is
-                then opened as `..` of the open directory, or `../..` and so on, since names may
-                have changed. None opens `path` by name.
+    def __init__(self, path: str) -> None:
+        """Resolves the links in the path of a directory.
 
         Raises:
             OSError: The directory cannot be opened.
         """
         self.path = os.path.realpath(path)
-        self._descriptor = -1
-        self._linked: Root | None = None
-        if HAS_DIR_FD and above is not None:
-            root, levels = above
-            parents = "/".join([os.pardir] * levels)
-            self._descriptor = os.open(parents, _PASSED, dir_fd=root._descriptor)
-        elif HAS_DIR_FD:
-            self._descriptor = os.open(path, _PASSED)
-
-    def allow_links_below(self, root: Root) -> None:
-        """Allows links into the directory `root`, too; `close` then also closes `root`."""
-        self._linked = root
+        if HAS_DIR_FD:
+            descriptor = os.open(path, _PASSED)
+            try:
+                self.path = _final_path(descriptor, path)
+            finally:
+                os.close(descriptor)
 
     def open(self, path: str) -> int:
-        """Opens a file for reading.
+        """Opens a file for reading; returns a new descriptor.
 
         Args:
             path: Path of the file, relative to the directory, with slashes and without `..`.
-
-        Returns:
-            A new descriptor.
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
@@ -99,15 +77,13 @@ class Root:
         """Lists a directory; each entry is valid until the next entry is yielded.
 
         Args:
-            path: Path of the directory, as for `open`; `""` for this directory.
-
-        Raises:
-            OutsideError: A symbolic link leads out of the directory.
-            ValueError: `path` is absolute or contains `..`.
-            OSError: The directory cannot be opened.
+            path: Path of the directory, as for `open`; `""` for this directory. Errors are as for
+                `open`.
         """
         if not HAS_DIR_FD:
-            with os.scandir(self._resolved(path)) as entries:
+            resolved = os.path.realpath(self._joined(path))
+            self._require_inside(resolved, path)
+            with os.scandir(resolved) as entries:
                 yield from entries
             return
         descriptor = self._open(path, _LISTED)
@@ -115,105 +91,42 @@ class Root:
             with naming(self._joined(path)), os.scandir(descriptor) as entries:
                 yield from entries
         finally:
-            _close(descriptor)
+            os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads to a given file; links to any place are followed.
-
-        Args:
-            name: The name.
-            identity: The identity of the file; see `MappedFile`.
-        """
-        try:
-            if not HAS_DIR_FD:
-                status = os.stat(os.path.join(self.path, name))
-            else:
-                status = os.stat(name, dir_fd=self._descriptor)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == identity
-
-    def close(self) -> None:
-        """Closes the directory; except on Windows, no file can be opened beneath it afterwards."""
-        if self._descriptor >= 0:
-            _close(self._descriptor)
-            self._descriptor = -1
-        if self._linked is not None:
-            self._linked.close()
+        """True if a name in the directory leads, even by links, to the file of an identity."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self._joined(name))
+            return (status.st_dev, status.st_ino) == identity
+        return False
 
     def _open(self, path: str, flags: int) -> int:
         whole = self._joined(path)
         try:
-            if not HAS_DIR_FD:
-                return self._judged(path, flags)
-            open_beneath = openat2()
-            opened = -1
-            if open_beneath is not None:
-                opened = open_beneath(self._descriptor, path, flags)
-            return opened if opened >= 0 else self._walked(path, flags)
-        except OSError as error:
-            error.filename = whole  # instead of the component
+            descriptor = os.open(whole, flags)
+        except OSError:
+            self._require_inside(os.path.realpath(whole), path)  # a better reason
             raise
-
-    def _walked(self, path: str, flags: int) -> int:
-        """Opens a path without openat2; the path may contain links."""
-        root, below = self, path
-        for _ in range(_RESOLVED):
-            try:
-                return root._descend(below, flags)
-            except OSError as error:
-                if error.errno not in _MET_A_LINK:
-                    raise
-            with contextlib.suppress(OSError):  # the link was removed meanwhile
-                resolved = os.path.realpath(root._joined(below))
-                root = self._root_of(resolved, path)
-                below = os.path.relpath(resolved, root.path)
-        return root._descend(below, flags)
-
-    def _descend(self, path: str, flags: int) -> int:
-        """Opens a path component by component, without following links."""
-        *folders, name = (path or os.curdir).split("/")
-        opened = os.dup(self._descriptor)
-        for component, kind in [*((folder, _PASSED) for folder in folders), (name, flags)]:
-            try:
-                below = os.open(component, kind | _NOT_FOLLOWED, dir_fd=opened)
-            finally:
-                _close(opened)
-            opened = below
-        return opened
-
-    def _judged(self, path: str, flags: int) -> int:
-        """Opens a path on Windows, then refuses a file outside the directory."""
-        descriptor = os.open(self._joined(path), flags)
         try:
-            self._root_of(_final_path(descriptor), path)
+            self._require_inside(_final_path(descriptor, whole), path)
         except BaseException:
-            _close(descriptor)
+            os.close(descriptor)
             raise
         return descriptor
-
-    def _resolved(self, path: str) -> str:
-        """The absolute path without symbolic links."""
-        resolved = os.path.realpath(self._joined(path))
-        self._root_of(resolved, path)
-        return resolved
 
     def _joined(self, path: str) -> str:
         if leads_out(path):
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, path)
 
-    def _root_of(self, found: str, path: str) -> Root:
-        """The allowed directory that contains `found`, the resolved `path`."""
-        roots = [self] if self._linked is None else [self, self._linked]
-        for root in roots:
-            if is_below(_unprefixed(found), _unprefixed(root.path)):
-                return root
-        places = " or ".join(root.path for root in roots)
-        raise OutsideError(
-            f"expected a path inside {places}, found {path!r}, a link to {found}; replace the link "
-            "by a copy of its target"
-        )
+    def _require_inside(self, found: str, path: str) -> None:
+        """Refuses `found`, to which `path` leads, outside the allowed directories."""
+        allowed = [self.path] if self.linked is None else [self.path, self.linked]
+        if not any(is_below(_unprefixed(found), _unprefixed(it)) for it in allowed):
+            raise OutsideError(
+                f"expected a path inside {' or '.join(allowed)}, found {path!r}, a link to "
+                f"{found}; replace the link by a copy of its target"
+            )
 
 
 def open_own(path: str, mode: int) -> int:
@@ -251,13 +164,13 @@ def open_own(path: str, mode: int) -> int:
                 continue
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor
-            _close(descriptor)  # another file has the name now
+            os.close(descriptor)  # another file has the name now
     except OSError as error:
         error.filename = path
         raise
     finally:
         if folder is not None:
-            _close(folder)
+            os.close(folder)
 
 
 def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -> None:
@@ -279,38 +192,25 @@ def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -
         )
 
 
-@cache
-def openat2() -> Callable[[int, str, int], int] | None:
-    """Linux's openat2, which opens a path and follows links beneath a directory; None if missing.
+def _final_path(descriptor: int, path: str) -> str:
+    """The path of an open file, without links.
 
-    The returned function takes a third of the time of `Root._walked`. It returns -1 on failure: for
-    an absolute link, for example, or in a container that forbids openat2.
+    Linux without /proc, and other systems, resolve `path`, by which the file was opened; someone
+    who exchanges names at the same time may deceive them.
     """
-    if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
-        return None
-    if hasattr(sys, "getandroidapilevel"):  # Android ends the process for an unknown call
-        return None
-    try:
-        import ctypes
+    if not HAS_DIR_FD:
+        return _windows_path(descriptor)
+    if sys.platform == "darwin":
+        import fcntl
 
-        call = ctypes.CDLL(None).syscall
-    except (ImportError, OSError):  # Python was built without ctypes, or linked statically
-        return None
-    text, size = ctypes.c_char_p, ctypes.c_size_t
-    call.argtypes = (ctypes.c_long, ctypes.c_int, text, text, size)
-    call.restype = ctypes.c_long
-
-    def open_beneath(directory: int, path: str, flags: int) -> int:
-        if "\0" in path:  # C would end the path there
-            return -1
-        how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _BENEATH)  # struct open_how
-        return int(call(_OPENAT2, directory, os.fsencode(path), how, len(how)))
-
-    return open_beneath
+        found = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(_MAX_PATH_NBYTES))
+        return os.fsdecode(found.rstrip(b"\0"))
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return os.path.realpath(path)
 
 
-def _final_path(descriptor: int) -> str:
-    """The path of an open file on Windows, without links."""
+def _windows_path(descriptor: int) -> str:
     import ctypes
     import msvcrt
 
@@ -327,8 +227,3 @@ def _unprefixed(path: str) -> str:
     if path.startswith("\\\\?\\UNC\\"):
         return "\\\\" + path[len("\\\\?\\UNC\\") :]
     return path.removeprefix("\\\\?\\")
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # nothing was written
-        os.close(descriptor)

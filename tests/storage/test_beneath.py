@@ -48,29 +48,14 @@ EXCHANGED = [
 ]
 
 
-@pytest.fixture(params=["openat2", "walked", "judged"])
+@pytest.fixture(params=["posix", "windows"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How files are opened: by Linux alone, component by component, or as on Windows."""
-    if request.param == "judged":
+    """How directories are listed, and the paths of open files found."""
+    if request.param == "windows":
         _stand_in_for_windows(monkeypatch)
-    elif request.param == "walked":
-        monkeypatch.setattr(beneath, "openat2", lambda: None)
-    else:
-        _require_openat2()
 
 
-beneath_a_descriptor = pytest.mark.parametrize("way", ["openat2", "walked"], indirect=True)
-
-
-def _require_openat2() -> None:
-    directory = os.open(os.curdir, os.O_RDONLY)
-    try:
-        open_beneath = beneath.openat2()
-        if open_beneath is None or (opened := open_beneath(directory, os.curdir, os.O_RDONLY)) < 0:
-            pytest.skip("this system has no openat2, or forbids it")
-        os.close(opened)
-    finally:
-        os.close(directory)
+beneath_a_descriptor = pytest.mark.parametrize("way", ["posix"], indirect=True)
 
 
 def _stand_in_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +97,8 @@ def _reaching_model() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def root(top: Path) -> Iterator[Root]:
-    root = Root(str(top / "source"))
-    yield root
-    root.close()
+def root(top: Path) -> Root:
+    return Root(str(top / "source"))
 
 
 def _read(root: Root, path: str) -> bytes:
@@ -223,8 +206,6 @@ def test_nothing_stays_open(root: Root, top: Path) -> None:
         except OSError:
             continue
     assert list(root.scan("sub"))
-    root.close()
-    root.close()
     assert open_below(top) == []
 
 
@@ -237,62 +218,77 @@ def test_a_conversion_leaves_its_directory_closed(top: Path, source: str) -> Non
     assert open_below(top) == []
 
 
-def test_linux_opens_a_path_with_links_in_one_call(
-    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _require_openat2()
-    (top / "source" / "link").symlink_to("sub/../data.bin")
-    with monkeypatch.context() as patched:
-        patched.delattr(os, "open")
-        descriptor = root.open("link")
+def test_a_descriptor_is_not_inherited(root: Root) -> None:
+    descriptor = root.open("data.bin")
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
 
 
-def test_where_openat2_is_forbidden_a_file_is_opened_all_the_same(
-    root: Root, monkeypatch: pytest.MonkeyPatch
+def test_without_proc_the_path_is_resolved_once_more(
+    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beneath, "openat2", lambda: lambda directory, path, flags: -1)
-    assert _read(root, "sub/data.bin") == INSIDE
+    monkeypatch.setattr(sys, "platform", "freebsd14")
+    readlink: Callable[..., str] = os.readlink
+
+    def read_link(path: Any, **options: Any) -> str:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return readlink(path, **options)
+
+    monkeypatch.setattr(os, "readlink", read_link)
+    (top / "source" / "link").symlink_to("sub/data.bin")
+    (top / "source" / "out").symlink_to(top / "outside")
+    assert _read(root, "link") == INSIDE
+    with pytest.raises(OutsideError, match="outside"):
+        root.open("out/data.bin")
 
 
-def test_a_python_without_ctypes_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ctypes", None)
-    assert beneath.openat2.__wrapped__() is None
+def test_macos_tells_the_path_of_an_open_file(
+    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
 
+    def get_path(descriptor: int, command: int, buffer: bytes) -> bytes:
+        assert (command, len(buffer)) == (50, 1024)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return os.fsencode(path).ljust(1024, b"\0")
 
-def test_another_system_or_machine_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "platform", "darwin")
-        assert beneath.openat2.__wrapped__() is None
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "getandroidapilevel", lambda: 24, raising=False)
-        assert beneath.openat2.__wrapped__() is None
-    # Its calls have other numbers.
-    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="alpha"))
-    assert beneath.openat2.__wrapped__() is None
-
-
-def test_a_root_that_is_closed_opens_nothing(root: Root) -> None:
-    root.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        root.open("data.bin")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("/proc says where a file lies that is open")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", get_path)
+    (top / "source" / "out").symlink_to(top / "outside")
+    assert _read(root, "data.bin") == INSIDE
+    with pytest.raises(OutsideError, match="outside"):
+        root.open("out/data.bin")
 
 
 @pytest.mark.usefixtures("way")
-@beneath_a_descriptor
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(root: Root, top: Path) -> None:
+    os.mkfifo(top / "source" / "pipe")
+    os.close(root.open("pipe"))
+
+
 @pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="macOS lists what it passes")
-def test_a_directory_that_may_not_be_listed_is_passed(root: Root, top: Path) -> None:
-    (top / "source" / "sub").chmod(0o111)
+def test_a_directory_that_may_not_be_listed_is_passed() -> None:
     user = os.geteuid()
-    if user == 0:  # who may list every directory
-        os.seteuid(65534)
-    try:
-        with pytest.raises(PermissionError):
-            list(root.scan("sub"))
-        assert _read(root, "sub/data.bin") == INSIDE
-    finally:
-        os.seteuid(user)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
+        below = Path(folder) / "sub"
+        below.mkdir()
+        (below / "data.bin").write_bytes(INSIDE)
+        for directory in (folder, below):
+            os.chmod(directory, 0o111)
+        if user == 0:  # who may list every directory
+            os.seteuid(65534)
+        try:
+            root = Root(folder)
+            with pytest.raises(PermissionError):
+                list(root.scan("sub"))
+            assert _read(root, "sub/data.bin") == INSIDE
+        finally:
+            os.seteuid(user)
+            os.chmod(folder, 0o755)
 
 
 # Changes meanwhile
@@ -308,10 +304,6 @@ class Moments:
         self._exchanges = self.count = 0
         for name in ("open", "stat", "lstat", "readlink", "scandir"):
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
-        open_beneath = beneath.openat2()
-        if open_beneath is not None:
-            counted = self._counted(open_beneath)
-            monkeypatch.setattr(beneath, "openat2", lambda: counted)
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def called(path: Any, *arguments: Any, **options: Any) -> Any:
