@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).resolve().parent
-TOOLS = SUITE.parent / "tools"
+MAKERS = SUITE / "make"
 # Name of a file in the directory of the large vectors. The file is written after all large vectors,
 # and holds `digest_of_makers()`.
 MADE_FROM = "made-from"
@@ -274,7 +274,7 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
     """Makes the large vectors, unless the same programs have made them before.
 
     Raises:
-        LargeVectorError: `tools/vectors.py` failed, or a file could not be written.
+        LargeVectorError: `conformance.make` failed, or a file could not be written.
     """
     wanted = [
         vector[field]
@@ -291,7 +291,8 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
     try:
         marker.unlink(missing_ok=True)
         done = subprocess.run(
-            [sys.executable, TOOLS / "vectors.py", "--large", built],
+            [sys.executable, "-m", "conformance.make", "--large", built.absolute()],
+            cwd=SUITE.parent,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -308,7 +309,7 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
 def digest_of_makers() -> str:
     """The SHA-256 of the manifest and the programs that make vectors, in hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in (SUITE / "manifest.json", *sorted(TOOLS.glob("vector*.py"))):
+    for path in (SUITE / "manifest.json", *sorted(MAKERS.glob("*.py"))):
         data = path.read_bytes()
         digest.update(b"%d %s %d\n" % (len(path.name), path.name.encode(), len(data)))
         digest.update(data)

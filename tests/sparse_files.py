@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from differential import SparseFile
 from onnx import TensorProto, helper
 
 import onnxarchive
+from tools.fuzz.differential import SparseFile
 
 GIB = 1 << 30
 NEEDED = 8 * GIB  # free disk for all files on a file system without sparse files

@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx
 import pytest
 from models import external, model_of, raw_tensor
-from readme import blocks, commands, make_files, run_commands, run_python
-from zip_readers import READERS
 
 import onnxarchive
+from tools.docs.readme import blocks, commands, make_files, run_commands, run_python
+from tools.zip_readers.readers import READERS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,15 +17,15 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import docs
 import numpy as np
 import onnx
 import pytest
 from obstore.store import MemoryStore
-from readme import make_files
 from safetensors.numpy import save_file
 
 import onnxarchive
+from tools.docs import reference
+from tools.docs.readme import make_files
 
 # Classes that only functions instantiate.
 RESULTS = ("Archive", "Edit", "TorchTensors")
@@ -33,7 +33,7 @@ RESULTS = ("Archive", "Edit", "TorchTensors")
 
 def _documented() -> Iterator[tuple[str, Any]]:
     """All public functions, classes, methods and properties by name."""
-    for module in docs.MODULES:
+    for module in reference.MODULES:
         for name in module.__all__:
             value = getattr(module, name)
             yield f"{module.__name__}.{name}", value
@@ -141,7 +141,7 @@ def _names(files: Path) -> dict[str, Any]:
 def test_every_example_runs(
     name: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = docs.example(inspect.getdoc(DOCUMENTED[name]) or "")
+    code = reference.example(inspect.getdoc(DOCUMENTED[name]) or "")
     assert code
     names = _names(files)
     if ".session" in name or "onnxruntime." in code:
@@ -159,7 +159,7 @@ def test_every_example_runs(
 @pytest.mark.tool
 def test_the_reference_has_every_public_name_and_command(tmp_path: Path) -> None:
     for directory in ("one", "two"):
-        command = [sys.executable, docs.__file__, str(tmp_path / directory)]
+        command = [sys.executable, reference.__file__, str(tmp_path / directory)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     one = {it.name: it.read_text(encoding="utf-8") for it in (tmp_path / "one").rglob("*.html")}
     two = {it.name: it.read_text(encoding="utf-8") for it in (tmp_path / "two").rglob("*.html")}
@@ -167,7 +167,7 @@ def test_the_reference_has_every_public_name_and_command(tmp_path: Path) -> None
     for name in DOCUMENTED:
         short = name.removeprefix("onnxarchive.").removeprefix("interop.torch.").removeprefix("ir.")
         assert any(f'id="{short}"' in text for text in one.values()), name
-    for name, _ in docs.commands():
+    for name, _ in reference.commands():
         assert f"usage: onnxarchive {name} " in one["cli.html"]
     for page in ("ir", "interop/torch", "cli"):
         assert f'href="onnxarchive/{page}.html"' in one["onnxarchive.html"]

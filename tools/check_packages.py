@@ -24,7 +24,7 @@ VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # Rooms in which Pythons differ most: maps, threads, the event loop, when objects are freed.
 TESTS = ("storage", "remote", "conversion")
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
-README = str(ROOT / "tools" / "readme.py")
+README = str(ROOT / "tools" / "docs" / "readme.py")
 
 
 def main() -> int:

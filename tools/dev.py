@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "demo":
             run("tools/demo.py", *rest)
         elif arguments.command == "docs":
-            run("tools/docs.py", *rest)
+            run("tools/docs/reference.py", *rest)
         elif arguments.command == "python":
             run(*rest)
         else:

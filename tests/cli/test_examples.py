@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import docs
 import pytest
 from commands import run
-from readme import make_files
 
 import onnxarchive
 from onnxarchive.cli.examples import EXAMPLES
 from onnxarchive.cli.parser import parser
+from tools.docs import reference
+from tools.docs.readme import make_files
 
 # These serve a page, or need a network or the user's cache.
 ONLY_PARSED = ("view", "download", "cache", "cache ls", "cache clear")
@@ -25,8 +25,8 @@ def _arguments(command: str) -> list[str]:
 
 
 def test_every_command_has_an_example() -> None:
-    groups = {name.partition(" ")[0] for name, _ in docs.commands()}
-    assert set(EXAMPLES) == {name for name, _ in docs.commands()} | groups
+    groups = {name.partition(" ")[0] for name, _ in reference.commands()}
+    assert set(EXAMPLES) == {name for name, _ in reference.commands()} | groups
 
 
 @pytest.mark.parametrize("command", EXAMPLES)

@@ -1,4 +1,4 @@
-"""Killed conversions; tools/kill.py kills 200 of a larger model."""
+"""Killed conversions; tools/crash/conversions.py kills 200 of a larger model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.sweep
 
-TOOL = Path(__file__).parents[2] / "tools" / "kill.py"
+TOOL = Path(__file__).parents[2] / "tools" / "crash" / "conversions.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Killed edits leave a sound archive; tools/kill_edits.py kills 500 of them."""
+"""Killed edits leave a sound archive; tools/crash/edits.py kills 500 of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 if not hasattr(os, "fork"):
     pytest.skip("the tool forks", allow_module_level=True)
 
-import kill_edits
-from kill_edits import DisagreementError, Event, State
-
 import onnxarchive
+from tools.crash import edits
+from tools.crash.edits import DisagreementError, Event, State
 
 BEFORE = State(1, 1, False)
 UNFINISHED = [
@@ -42,13 +41,13 @@ def said(text: str) -> list[Event]:
 
 
 def possible(text: str) -> set[State]:
-    return kill_edits.possible_states(BEFORE, said(text))
+    return edits.possible_states(BEFORE, said(text))
 
 
 @pytest.mark.sweep
 def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, kill_edits.__file__, "--runs", "15", "--directory", str(tmp_path)],
+        [sys.executable, edits.__file__, "--runs", "15", "--directory", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
@@ -84,7 +83,7 @@ def test_the_tool_tells_what_an_archive_may_hold(text: str, models: set[int]) ->
 
 def test_the_tool_tells_models_from_tensors() -> None:
     assert possible("A begin tensor 5 \n A done tensor 5") == {State(1, 5, False)}
-    assert possible("A begin save 5 \n A done save 5") == {kill_edits.saved(5)}
+    assert possible("A begin save 5 \n A done save 5") == {edits.saved(5)}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
     ],
 )
 def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
-    assert len(kill_edits.unfounded(said(text))) == count
+    assert len(edits.unfounded(said(text))) == count
 
 
 def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "model.onnxa"
     state.write(path)
     with onnxarchive.open(path) as archive:
-        assert kill_edits.read_state(archive) == state
+        assert edits.read_state(archive) == state
 
 
 @pytest.mark.parametrize("name", ["weight_0", "added", "changing", "assets/labels.txt"])
@@ -176,5 +175,5 @@ def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
         last = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([last[0] ^ 1]))
-    with onnxarchive.open(path) as archive, pytest.raises(kill_edits.WrongError):
-        kill_edits.read_state(archive)
+    with onnxarchive.open(path) as archive, pytest.raises(edits.WrongError):
+        edits.read_state(archive)

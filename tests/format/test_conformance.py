@@ -20,11 +20,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import vectors as recipe
 from models import external_tensors
 from processes import is_running, started, wait_until
 
 import onnxarchive
+from conformance.make import __main__ as recipe
 from onnxarchive import Archive, ArchiveError
 from onnxarchive.archive.rules import rules
 
@@ -619,8 +619,9 @@ def test_a_command_is_cut_into_words_as_the_system_does_it(monkeypatch: pytest.M
 def fake_recipe(tmp_path: Path) -> Path:
     """A suite of one large vector, with its runner and recipe, which says how often it was run."""
     folder = tmp_path / "suite"
-    for name in ("conformance", "tools"):
-        (folder / name).mkdir(parents=True)
+    (folder / "conformance" / "make").mkdir(parents=True)
+    for package in ("conformance", "conformance/make"):
+        (folder / package / "__init__.py").touch()
     shutil.copy(RUNNER, folder / "conformance" / "run.py")
     vector = {"name": "big", "about": "", "file": "big.onnxa", "accepted": False, "large": True}
     text = json.dumps({"version": 1, "vectors": [{**vector, "rules": ["ZIP-1"], "stage": "open"}]})
@@ -630,7 +631,7 @@ def fake_recipe(tmp_path: Path) -> Path:
 
 
 def write_recipe(suite: Path, then: str) -> None:
-    (suite / "tools" / "vectors.py").write_text(
+    (suite / "conformance" / "make" / "__main__.py").write_text(
         "import pathlib, sys\nfolder = pathlib.Path(sys.argv[2])\n"
         f"folder.mkdir(exist_ok=True)\n{then}\n"
     )
@@ -659,7 +660,7 @@ def test_large_vectors_are_kept_until_their_recipes_change(
     assert (again.returncode, again.stderr) == (0, "")
     write_recipe(fake_recipe, "(folder / 'big.onnxa').write_text('2')")
     assert "passed over: big: 2\n" in run_fake(fake_recipe, built).stdout
-    (fake_recipe / "tools" / "vector_other.py").write_text("")
+    (fake_recipe / "conformance" / "make" / "other.py").write_text("")
     assert "making" in run_fake(fake_recipe, built).stderr
     (built / "big.onnxa").unlink()
     assert "making" in run_fake(fake_recipe, built).stderr
@@ -671,7 +672,7 @@ def test_large_vectors_that_were_not_made_to_the_end_are_not_kept(
 ) -> None:
     built = tmp_path / "built"
     assert run_fake(fake_recipe, built).returncode == 0
-    before = (fake_recipe / "tools" / "vectors.py").read_text()
+    before = (fake_recipe / "conformance" / "make" / "__main__.py").read_text()
     write_recipe(
         fake_recipe, "(folder / 'big.onnxa').write_text('3')\nraise OSError('disk é full')"
     )
@@ -680,7 +681,7 @@ def test_large_vectors_that_were_not_made_to_the_end_are_not_kept(
     making, line = done.stderr.splitlines()
     assert making.startswith("making")
     assert line.startswith("the large vectors cannot be made: exit status 1; OSError: disk")
-    (fake_recipe / "tools" / "vectors.py").write_text(before)
+    (fake_recipe / "conformance" / "make" / "__main__.py").write_text(before)
     assert "passed over: big: 1\n" in run_fake(fake_recipe, built).stdout
 
 

@@ -1,4 +1,4 @@
-"""Other zip readers find the same in an archive as the library, by tools/differential.py.
+"""Other zip readers find the same in an archive as the library, by tools/fuzz/differential.py.
 
 The tool itself does the same with archives of 65,534 and more entries, and of more than 4 GiB.
 """
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import differential
 import onnx
 import pytest
-from differential import Accepted, compare, differences, make_archives, read_by_library
-from zip_readers import READERS, Extracted, Reader, ReaderError, output_of
 
 import onnxarchive
 from onnxarchive.zipformat import layout
+from tools.fuzz import differential
+from tools.fuzz.differential import Accepted, compare, differences, make_archives, read_by_library
+from tools.zip_readers.readers import READERS, Extracted, Reader, ReaderError, output_of
 
 pytestmark = pytest.mark.tool
 

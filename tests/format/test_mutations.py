@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import fault_seeds
-import fuzz
 import onnx
 import onnxa_reader
 import pytest
@@ -38,6 +37,7 @@ from onnxarchive.archive.rules import rules
 from onnxarchive.buffers import checksums
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
+from tools.fuzz import run as fuzz
 
 pytestmark = pytest.mark.sweep
 

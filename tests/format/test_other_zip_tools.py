@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from differential import differences
 from onnx import TensorProto, helper, numpy_helper
-from zip_readers import READERS, Extracted, Reader, ReaderError, output_of
 
 import onnxarchive
+from tools.fuzz.differential import differences
+from tools.zip_readers.readers import READERS, Extracted, Reader, ReaderError, output_of
 
 pytestmark = pytest.mark.tool
 

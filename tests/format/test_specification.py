@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import messages
 import numpy as np
 import onnx
 import pytest
@@ -33,6 +32,7 @@ from onnxarchive.zipformat.records import (
     Zip64EndRecord,
     Zip64Locator,
 )
+from tools.docs import messages
 
 SPEC = Path(__file__).parents[2] / "spec"
 VECTORS = SPEC.parent / "conformance" / "vectors"

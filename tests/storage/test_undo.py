@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
 from models import documented_model, model_of, raw_tensor
 from outcomes import came, requires
-from zip_readers import READERS, Reader, ReaderError
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -27,6 +26,7 @@ from onnxarchive.storage import undo
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.undo import FileBefore, UnfinishedEdit
 from onnxarchive.zipformat.layout import Placement
+from tools.zip_readers.readers import READERS, Reader, ReaderError
 
 OLD = b"0123456789"
 # The log of an edit of the last three of these bytes.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import check_packages
 import pytest
+
+from tools import check_packages
 
 THIS = "{}.{}".format(*sys.version_info)
 

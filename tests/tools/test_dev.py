@@ -6,8 +6,9 @@ import subprocess
 import venv
 from pathlib import Path
 
-import dev
 import pytest
+
+from tools import dev
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])

@@ -1,0 +1,1 @@
+"""The conformance suite: vectors, their recipes, and a runner."""

@@ -1,0 +1,1 @@
+"""The recipes of the vectors; `python3 -m conformance.make` makes the files."""

@@ -1,0 +1,377 @@
+"""The vectors of archives with several models, and of archives of later versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from conformance.make.parts import (
+    FLOAT,
+    LABELS,
+    MODEL_PROTO,
+    UINT8,
+    Tensor,
+    V,
+    Vector,
+    W,
+    accepted,
+    alignment_extra,
+    archive,
+    attribute,
+    graph,
+    model,
+    node,
+    refused,
+    with_models,
+)
+from conformance.make.zips import Entry, Image, content, number
+
+OF_W = model(graph(W))
+NO_TENSOR = model(graph())
+OTHER_NAME = replace(W, name="shared")
+
+
+def several_models() -> Iterator[Vector]:
+    """The vectors of archives with several models, and of archives of later versions."""
+    yield from _conforming()
+    yield from _bad_names()
+    yield from _bad_places()
+    yield from _bad_contents()
+    yield from _bad_tensors()
+
+
+def _conforming() -> Iterator[Vector]:
+    yield accepted(
+        "models-share-a-tensor",
+        "Two models share a tensor under two names, and each model has another tensor; the archive "
+        "also has an asset.",
+        "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
+        lambda: with_models(
+            (W, Tensor("d"), V, LABELS),
+            model(graph(W, Tensor("d"))),
+            {"decoder": model(graph(V, OTHER_NAME))},
+        ),
+        W,
+        Tensor("d"),
+        further={"decoder": (V, OTHER_NAME)},
+    )
+    yield accepted(
+        "models-default-names-nothing",
+        "All external tensors are in the further model, none in the default model.",
+        "DATA-2",
+        lambda: with_models((W, V), NO_TENSOR, {"a": model(graph(W, V))}),
+        further={"a": (W, V)},
+    )
+    yield accepted(
+        "models-alone",
+        "Three models without external tensors.",
+        "MODEL-4 DATA-2",
+        lambda: with_models((), NO_TENSOR, {"a": NO_TENSOR, "b": NO_TENSOR}),
+    )
+    ids = ("a", "a0", "a_", "a_b", "aa", "b", "x" * 64)
+    yield accepted(
+        "models-ids",
+        "Model ids: shortest, longest, with digits and underscores, in the order of bytes.",
+        "MODEL-4 VERSION-1",
+        lambda: with_models((W,), OF_W, dict.fromkeys(ids, OF_W)),
+        W,
+        further=dict.fromkeys(ids, (W,)),
+    )
+    in_attribute = model(graph(more=content(1, node(attribute(5, W.proto)))))
+    yield accepted(
+        "models-other-place",
+        "An initializer of one model shares an entry with a tensor in an attribute of the other.",
+        "DATA-8",
+        lambda: with_models((W,), OF_W, {"a": in_attribute}),
+        W,
+        further={"a": (W,)},
+    )
+    of_no_elements = Tensor("none", FLOAT, (0, 3), b"")
+    yield accepted(
+        "models-share-no-elements",
+        "Two models share a tensor of no elements.",
+        "DATA-8",
+        lambda: with_models(
+            (of_no_elements,),
+            model(graph(of_no_elements)),
+            {"a": model(graph(of_no_elements))},
+        ),
+        of_no_elements,
+        further={"a": (of_no_elements,)},
+    )
+    yield accepted(
+        "models-pairs-differ",
+        "Two models give different, correct pairs of external_data for one tensor.",
+        "DATA-5 DATA-8",
+        lambda: with_models(
+            (W,),
+            OF_W,
+            {
+                "a": model(
+                    graph(replace(W, pairs=(("offset", "0"), ("location", "w"), ("length", "24"))))
+                )
+            },
+        ),
+        W,
+        further={"a": (W,)},
+    )
+
+
+def _named(name: bytes, data: bytes = NO_TENSOR) -> Callable[[], Image]:
+    """Returns a function that makes an archive with an entry of this name before the model."""
+
+    def image() -> Image:
+        made = archive(W)
+        made.entries.insert(1, Entry(name, data))
+        return made
+
+    return image
+
+
+def _bad_names() -> Iterator[Vector]:
+    for name, identifier in (
+        ("empty", b""),
+        ("capital", b"Decoder"),
+        ("capital-inside", b"deCoder"),
+        ("digit-first", b"2"),
+        ("underscore-first", b"_a"),
+        ("hyphen", b"decoder-2"),
+        ("dot", b"a.onnx"),
+        ("65-bytes", b"x" * 65),
+        ("newline", b"a\n"),
+        ("blank", b" a"),
+        ("folder", b"a/b"),
+        ("letter-beyond-ascii", "é".encode()),
+    ):
+        yield refused(
+            f"model-id-{name}",
+            f"A further model with the id {identifier.decode()!r}.",
+            "MODEL-4",
+            _named(MODEL_PROTO + b"_" + identifier),
+            "model-id",
+        )
+    for name, entry_name in (
+        ("word", b"__INDEX"),
+        ("letter", b"__MODEL_PROTOS"),
+        ("small-letters", b"__model_proto_a"),
+        ("underscores", b"__"),
+        ("folder", b"__later/a"),
+        ("beyond-ascii", "__größe".encode()),
+    ):
+        yield refused(
+            f"later-version-{name}",
+            f"An entry {entry_name.decode()!r}, which a later version may define.",
+            "VERSION-1",
+            _named(entry_name),
+            "later-version",
+        )
+    yield refused(
+        "later-version-tensor",
+        "A tensor whose key begins with two underscores.",
+        "VERSION-1",
+        lambda: archive(Tensor("__w")),
+        "later-version",
+    )
+
+
+def _bad_places() -> Iterator[Vector]:
+    def of_order(*suffixes: str) -> Callable[[], Image]:
+        """Returns a function that makes an archive of models with these suffixes, in this order."""
+        entries = [Entry(MODEL_PROTO + it.encode(), OF_W) for it in suffixes]
+        return lambda: Image([W.entry, *entries])
+
+    yield refused(
+        "models-out-of-order",
+        "Further models in descending order.",
+        "MODEL-4",
+        of_order("_b", "_a", ""),
+        "model-order",
+    )
+    yield refused(
+        "models-in-order-without-underscores",
+        "The id 'ab' comes before 'a_', although the byte of '_' is less than the byte of 'b'.",
+        "MODEL-4",
+        of_order("_ab", "_a_", ""),
+        "model-order",
+    )
+    yield refused(
+        "models-after-the-default",
+        "A further model is the last entry.",
+        "MODEL-1 MODEL-4",
+        of_order("", "_a"),
+        "model-not-last",
+    )
+    yield refused(
+        "models-without-a-default",
+        "A further model without a default model.",
+        "MODEL-1",
+        of_order("_a"),
+        "model-missing",
+    )
+    yield refused(
+        "models-twice",
+        "Two further models with the same id.",
+        "NAME-2 MODEL-4",
+        of_order("_a", "_a", ""),
+        "duplicate",
+    )
+    yield refused(
+        "models-before-an-asset",
+        "An asset between a further model and the default model.",
+        "MODEL-4",
+        lambda: Image([W.entry, Entry(MODEL_PROTO + b"_a", OF_W), LABELS, archive(W).entries[-1]]),
+        "model-order",
+    )
+    yield refused(
+        "models-before-a-tensor",
+        "A further model before the tensors.",
+        "MODEL-4",
+        lambda: Image([Entry(MODEL_PROTO + b"_a", OF_W), W.entry, archive(W).entries[-1]]),
+        "model-order",
+    )
+
+
+def _bad_contents() -> Iterator[Vector]:
+    def further(data: bytes, **attributes: object) -> Callable[[], Image]:
+        """Returns a function that makes an archive; a further model has these Entry attributes."""
+        image = with_models((W,), OF_W, {"a": data})
+        image.entries[1] = replace(image.entries[1], **attributes)  # type: ignore[arg-type]
+        return lambda: image
+
+    for name, about, data in (
+        ("empty", "of no bytes", b""),
+        ("cut", "that ends within a field", OF_W[:-1]),
+        ("no-graph", "without a graph", number(1, 10)),
+        ("no-ir-version", "without ir_version", content(7, graph(W))),
+        ("two-models", "of two ModelProtos", OF_W * 2),
+        ("zip", "that begins with the signature of an end record", b"PK\5\6" + b"\1" * 18),
+    ):
+        yield refused(
+            f"further-model-{name}",
+            f"A further model {about}.",
+            "MODEL-3",
+            further(data),
+            "proto-corrupt",
+        )
+    yield refused(
+        "further-model-crc",
+        "The CRC-32 of a further model is wrong.",
+        "ZIP-15",
+        further(OF_W, crc=1),
+        "crc",
+        stage="open",
+    )
+    yield refused(
+        "further-model-local-name",
+        "The local header of a further model has a wrong name.",
+        "ZIP-7",
+        further(OF_W, local_name=MODEL_PROTO + b"_b"),
+        "lfh-name",
+        stage="open",
+    )
+    yield refused(
+        "further-model-local-date",
+        "The local header of a further model has a wrong date.",
+        "ZIP-7",
+        further(OF_W, local={"date": 0x22}),
+        "size-mismatch",
+        stage="open",
+    )
+    yield refused(
+        "further-model-padding",
+        "The padding of a further model is not zero.",
+        "ALIGN-3",
+        lambda: _with_padding(with_models((W,), OF_W, {"a": OF_W})),
+        "padding-nonzero",
+        stage="open",
+    )
+
+
+def _with_padding(image: Image) -> Image:
+    """Sets the last padding byte of the second entry to 1; returns the image."""
+    placed = image.place()[1]
+    nbytes = len(placed.local_header) - 30 - len(placed.entry.name) - 6
+    extra = alignment_extra(64, nbytes)[:-1] + b"\1"
+    image.entries[1] = replace(image.entries[1], local_extra=extra)
+    return image
+
+
+def _bad_tensors() -> Iterator[Vector]:
+    def with_further(*tensors: Tensor) -> Callable[[], Image]:
+        """Returns a function that makes an archive of W and V; a further model has `tensors`."""
+        return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
+
+    yield refused(
+        "models-unreferenced",
+        "An entry is the location of no tensor of any model.",
+        "DATA-2",
+        with_further(W),
+        "unreferenced",
+    )
+    yield refused(
+        "models-dangling",
+        "A location in a further model is no key of the archive.",
+        "DATA-1",
+        with_further(V, Tensor("x")),
+        "dangling",
+    )
+    yield refused(
+        "models-shared-key",
+        "Two tensors of a further model have the same location.",
+        "DATA-3",
+        with_further(V, replace(V, name="v2")),
+        "shared-key",
+    )
+    yield refused(
+        "models-location-model",
+        "A location in a further model is the name of the same further model.",
+        "DATA-1",
+        with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO_a"),))),
+        "dangling",
+    )
+    yield refused(
+        "models-location-default-model",
+        "A location in a further model is the name of the default model.",
+        "DATA-1",
+        with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO"),))),
+        "dangling",
+    )
+    for name, about, tensor in (
+        ("dims-order", "the dims [3, 2] in place of [2, 3]", replace(W, dims=(3, 2))),
+        ("dims-rank", "the dims [6] in place of [2, 3]", replace(W, dims=(6,))),
+        ("dims-one", "the dims [2, 3, 1] in place of [2, 3]", replace(W, dims=(2, 3, 1))),
+        ("data-type", "the type INT32 in place of FLOAT", replace(W, data_type=6)),
+        (
+            "data-type-and-dims",
+            "the type UINT8 and the dims [24]",
+            replace(W, data_type=UINT8, dims=(24,)),
+        ),
+    ):
+        yield refused(
+            f"models-differ-in-{name}",
+            f"Two models share an entry; the tensor of the further model has {about}.",
+            "DATA-8",
+            with_further(V, tensor),
+            "shared-key-differs",
+        )
+    yield refused(
+        "models-differ-in-size",
+        "Two models share an entry that is too short for the tensor of the further model.",
+        "DATA-8 TENSOR-3",
+        with_further(V, replace(W, dims=(2, 4))),
+        "size-lie",
+    )
+    yield refused(
+        "models-further-length",
+        "Only the further model states a length, and it is wrong.",
+        "DATA-5",
+        with_further(V, replace(W, pairs=(("location", "w"), ("length", "23")))),
+        "ext-numbers",
+    )
+    yield refused(
+        "models-further-checksum",
+        "Only the further model states a checksum, and it is wrong.",
+        "DATA-6",
+        with_further(V, replace(W, pairs=(("location", "w"), ("checksum", "0" * 40)))),
+        "ext-keys",
+    )

@@ -1,0 +1,438 @@
+"""The benchmark at a size that takes no time: that it measures, judges and tells; not how fast."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from processes import started
+
+import onnxarchive
+from tools.bench import cases, inputs, interrupts, plot, process, report, run as bench, server, ways
+from tools.bench.cases import CASES, PROCESS, Target
+from tools.bench.process import Figures
+
+pytestmark = pytest.mark.tool
+
+TOOL = Path(bench.__file__)
+SCALE = 0.001
+MIB = 1 << 20
+HAS_PROC = os.path.exists("/proc/self/status")
+
+# Stands in for a machine without a package: nobody finds it, and nobody can import it.
+HIDE = "import sys\nsys.modules[{package!r}] = None\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that all cases read, as far as their packages are installed."""
+    path = tmp_path_factory.mktemp("bench")
+    absent = cases.missing()
+    wanted = {
+        (group, kind)
+        for case in CASES.values()
+        for measure in case.measures
+        for kind in measure.reads
+        for group in (measure.group, "warm")
+        if not absent.keys() & set(measure.needs)
+    }
+    for group, place in inputs.places(path, SCALE).items():
+        inputs.make(place, sorted(kind for name, kind in wanted if name == group))
+        place.output.mkdir()
+    return path
+
+
+def run(path: Path, *arguments: str, sitecustomize: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the tool in its tiny size; it writes below `path` and leaves nothing there."""
+    work, extra = path / "work", path / "extra"
+    work.mkdir(exist_ok=True)
+    extra.mkdir(exist_ok=True)
+    (extra / "sitecustomize.py").write_text(sitecustomize)
+    places = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, TOOL, "--scale", str(SCALE), "--directory", work, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": places},
+    )
+    assert list(work.iterdir()) == []
+    return done
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    absent = cases.missing()
+    there = inputs.places(folder, SCALE)
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    for measure in CASES[name].measures:
+        if absent.keys() & set(measure.needs):
+            continue
+        place = there[measure.group]
+        if CASES[name].is_served:
+            server.serve(folder)
+            request.addfinalizer(interrupts.end_children)
+        if "warm" in measure.clocks:
+            figures = process.measure(name, measure.name, folder, SCALE)
+            assert figures.seconds > 0
+            assert figures.cpu_seconds is not None
+            assert (figures.anonymous is not None) == HAS_PROC
+            assert (figures.resident is not None) == HAS_PROC
+            written = list(place.output.iterdir())
+            nbytes = sum(path.stat().st_size for path in written)
+            assert nbytes >= place.group.nbytes * measure.writes
+            assert {path.stat().st_ino for path in written} <= synced
+            empty(there, measure.group)
+        if measure.clocks != ("warm",) and not measure.is_peer:
+            whole, step = process.run_whole(measure, place, SCALE)
+            assert 0 < step.seconds < whole.seconds
+            empty(there, measure.group)
+
+
+def empty(there: dict[str, inputs.Place], group: str) -> None:
+    for name in ("warm", group):
+        for path in there[name].output.iterdir():
+            path.unlink()
+
+
+def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
+    program = f"import sys; sys.path[0] = {os.fspath(TOOL.parents[2])!r}; import tools.bench.ways"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    heavy = {"numpy", "onnx", "onnxarchive", "dataclasses", "inspect", "json", "subprocess"}
+    found = set(done.stdout.split())
+    assert "tools.bench.ways" in found
+    assert not heavy & found
+
+
+def test_data_that_a_program_has_anyway_is_no_part_of_its_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = inputs.places(folder, SCALE)["warm"]
+    made = inputs.Place.model
+
+    def slow(self: inputs.Place) -> onnx.ModelProto:
+        time.sleep(0.2)
+        return made(self)
+
+    monkeypatch.setattr(inputs.Place, "model", slow)
+    monkeypatch.setattr(ways, "_apart", 0.0)
+    ways.whole("save_archive", {}, os.fspath(folder), "warm", SCALE)
+    apart, step = map(float, capfd.readouterr().out.splitlines()[-1].split())
+    assert apart >= 0.2
+    assert step > 0
+    for path in place.output.iterdir():
+        path.unlink()
+
+
+def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
+    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    place = inputs.places(folder, SCALE)["large"]
+    for kind in ("archive", "external", "single", "safetensors", "pickled"):
+        package = inputs.MADE_WITH.get(kind)
+        if package is not None and package in cases.missing():
+            continue
+        inputs.make(place, [kind])
+        if kind == "archive":
+            with onnxarchive.open(place.archive) as archive:
+                archive.verify()
+                found[kind] = dict(archive.tensors)
+        elif kind in ("external", "single"):
+            model = onnx.load(place.file(kind))
+            onnx.checker.check_model(model)
+            tensors = model.graph.initializer
+            found[kind] = {it.name: numpy_helper.to_array(it) for it in tensors}
+        elif kind == "safetensors":
+            found[kind] = importlib.import_module("safetensors.numpy").load_file(place.safetensors)
+        else:
+            torch = importlib.import_module("torch")
+            found[kind] = {it: value.numpy() for it, value in torch.load(place.pickled).items()}
+    place.single.unlink()
+    expected = dict(place.arrays())
+    assert len({array.tobytes() for array in expected.values()}) == place.group.count
+    for tensors_of_kind in found.values():
+        assert tensors_of_kind.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(tensors_of_kind[name], array)
+
+
+@pytest.mark.parametrize("name", ["size-10000000", "size-100000000000"])
+def test_a_sparse_archive_breaks_no_rule_and_takes_no_disk(name: str, folder: Path) -> None:
+    place = inputs.places(folder, SCALE)[name]
+    assert onnxarchive.check(place.archive, full=name == "size-10000000") == []
+    status = place.archive.stat()
+    assert status.st_size > place.group.nbytes
+    if hasattr(status, "st_blocks"):
+        assert status.st_blocks * 512 < min(place.group.nbytes, 64 * MIB)
+
+
+@pytest.mark.parametrize("name", ["large", "many", "single", "chain", "light", "real"])
+@pytest.mark.parametrize("scale", [1, 0.1, 0.01, 0.001])
+def test_a_scaled_group_has_so_many_bytes(name: str, scale: float) -> None:
+    group = inputs.GROUPS[name]
+    assert group.scaled(scale).nbytes == pytest.approx(group.nbytes * scale, rel=0.05)
+
+
+def test_the_figures_are_written_as_json_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cases = ["convert-large", "verify"]
+    told, drawn = tmp_path / "told.json", tmp_path / "drawn"
+    options = ["--rounds", "1", "--json", os.fspath(told), "--plot", os.fspath(drawn)]
+    done = run(tmp_path, "--only", *cases, *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(told.read_text())
+    assert found["settings"] == {"rounds": 1, "scale": SCALE, "cold": False}
+    assert "Python" in found["machine"]
+    assert list(found["cases"]) == cases
+    for name, case in found["cases"].items():
+        rows = [it.row(clock) for it in CASES[name].measures for clock in it.clocks]
+        assert list(case["rounds"]) == rows
+        for row, figures in case["rounds"].items():
+            assert len(figures) == 1
+            assert case["medians"][row]["seconds"] == figures[0]["seconds"]
+        for target in case["targets"]:
+            spread = target["spread"]
+            assert spread["low"] <= spread["median"] <= spread["high"]
+            assert target["met"] is None  # the sizes are scaled
+            limited = Target(**target["target"])
+            assert target["rounds_met"] == report.is_met(limited, spread["median"])
+    (path,) = drawn.iterdir()
+    bytes_drawn = path.read_bytes()
+    for name in cases:
+        assert (f"{name}: ".encode() in bytes_drawn) == (name in plot.COMPARED)
+    assert f"onnxarchive {onnxarchive.__version__}" in done.stdout
+    assert "targets met:" in done.stdout
+    subprocess.run([sys.executable, TOOL.parent / "plot.py", told, drawn], check=True)
+    assert path.read_bytes() == bytes_drawn
+
+
+def test_files_are_dropped_from_the_cache_if_asked(tmp_path: Path) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this system has no posix_fadvise")
+    told = tmp_path / "told.json"
+    done = run(
+        tmp_path, *("--only", "verify", "--rounds", "2", "--cold", "--json", os.fspath(told))
+    )
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(told.read_text())["cases"]["verify"]["rounds"]
+    assert [len(figures) for figures in rounds.values()] == [2] * 6
+    assert "files dropped from the page cache" in done.stdout
+
+
+def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    done = run(
+        tmp_path,
+        *("--only", "open-many", "--rounds", "1", "--json", os.fspath(told)),
+        sitecustomize=HIDE.format(package="safetensors"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out: safetensors: safetensors is not installed" in done.stdout
+    assert "not measured  time relative to safetensors: at most 0.6" in done.stdout
+    case = json.loads(told.read_text())["cases"]["open-many"]
+    assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}"]
+    assert case["targets"][0]["met"] is None
+
+
+def test_a_measure_that_fails_is_told_and_the_others_are_taken(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    broken = """
+import onnxarchive
+def broken(*arguments, **options):
+    raise OSError("broken on purpose")
+onnxarchive.check = broken
+"""
+    done = run(
+        tmp_path,
+        *("--only", "verify", "--rounds", "1", "--json", os.fspath(told)),
+        sitecustomize=broken,
+    )
+    assert done.returncode == 1
+    assert "FAILED: check --full" in done.stdout
+    case = json.loads(told.read_text())["cases"]["verify"]
+    assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}", "map", f"map{PROCESS}"]
+    assert "exit status 1" in case["failures"]["check --full"]
+    assert "broken on purpose" in case["failures"]["check --full"]
+
+
+def test_a_peer_that_fails_is_told_and_no_failure_of_the_run(tmp_path: Path) -> None:
+    broken = "import onnx\nonnx.load = None\n"  # which is what the measure calls
+    done = run(tmp_path, "--only", "convert-single", "--rounds", "1", sitecustomize=broken)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1" in done.stdout
+    )
+    assert "not measured  time relative to onnx: at most 0.2" in done.stdout
+    assert "times as fast as copy" in done.stdout
+
+
+def test_files_that_cannot_be_made_fail_the_case_and_no_other(tmp_path: Path) -> None:
+    broken = """
+import os, sys
+told = " ".join(sys.orig_argv)
+if "inputs.py" in told and '"many"' in told:
+    os._exit(7)
+"""
+    cases = ("--only", "open-many", "session-unpacked")
+    done = run(tmp_path, *cases, "--rounds", "1", sitecustomize=broken)
+    assert done.returncode == 1
+    assert "FAILED: onnxarchive: its input files cannot be made: exit status 7" in done.stdout
+    assert "not measured  time relative to safetensors" in done.stdout
+    assert "  time relative to onnxruntime:" in done.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, TOOL, "--scale", str(SCALE), "--directory", tmp_path]
+    with started([*command, "--only", "start"]) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "start ...\n"
+        (folder,) = tmp_path.iterdir()
+        while not any(folder.iterdir()):  # until the first tool has begun to write
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait() == bench.INTERRUPTED
+        assert "nothing is left behind" in process.stderr.read()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_a_child_that_starts_as_the_interrupt_comes_is_not_left(tmp_path: Path) -> None:
+    """The signal comes after the child has begun, and before the tool has been given it."""
+    told = tmp_path / "child"
+    early = f"""
+import os, signal, subprocess, sys
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__([sys.executable, "-c", "import time; time.sleep(100)"])
+        open({os.fspath(told)!r}, "w").write(str(self.pid))
+        os.kill(os.getpid(), signal.SIGTERM)
+if "bench/run.py" in " ".join(sys.orig_argv):
+    subprocess.Popen = Popen
+"""
+    done = run(tmp_path, "--only", "start", sitecustomize=early)
+    assert done.returncode == bench.INTERRUPTED, done.stderr
+    assert "nothing is left behind" in done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(5 << 30))
+    with pytest.raises(SystemExit, match=r"expected .* GB of free disk, found 5.4 GB; give"):
+        bench.main(["--only", "view-large", "--directory", os.fspath(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(44 * 10**9))
+    assert bench.main(["--only", "real", "--directory", os.fspath(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    for name in ("real", "real-convert"):
+        assert f"{name} is skipped: expected 45.1 GB of free disk, found 44.0 GB" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rounds", "0"], ["--scale", "0"], ["--scale", "2"], ["--only", "nothing"]]
+)
+def test_wrong_use_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        bench.main(arguments)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_ways_take_turns_forwards_and_in_reverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
+        taken.append(name)
+        return Figures(len(taken), 1)
+
+    def run_whole(*_: object) -> tuple[Figures, Figures]:
+        taken.append("process")
+        return Figures(0), Figures(0)
+
+    for function in (run_warm, run_whole):
+        monkeypatch.setattr(bench, function.__name__, function)
+    for name in ("run_tool", "_warm"):
+        monkeypatch.setattr(bench, name, lambda *_: None)
+    arguments = argparse.Namespace(rounds=3, scale=SCALE, cold=False, quick=False)
+    (result,) = bench.Run(tmp_path, arguments, {}).cases(["open-many"])
+    ours, other = ["process", "onnxarchive"], ["process", "safetensors"]
+    count = 3 * CASES["open-many"].times
+    forwards, reverse = [*ours, *other], [*other, *ours]
+    assert taken == ([*forwards, *reverse, *reverse, *forwards] * count)[: 4 * count]
+    assert [it.seconds for it in result.rounds["onnxarchive"]] == [8, 18, 30]
+    assert list(result.rounds) == [
+        *("onnxarchive", f"onnxarchive{PROCESS}", "safetensors", f"safetensors{PROCESS}")
+    ]
+    taken.clear()
+    arguments = argparse.Namespace(rounds=4, scale=SCALE, cold=False, quick=True)
+    bench.Run(tmp_path, arguments, {}).cases(["read"])
+    assert "process" not in taken
+    names = [it.name for it in CASES["read"].measures]
+    turned = [*names[1:], names[0]]
+    assert taken == [*names, *reversed(names), *turned, *reversed(turned)]
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="/proc/self/status says what is anonymous")
+def test_memory_that_is_given_back_meanwhile_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that takes 200 MiB, waits, and gives them back before the clock stops."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {os.fspath(TOOL.parents[2])!r})\n"
+        "from tools.bench import cases, process\nimport time\n"
+        "def prepare(place):\n"
+        "    def step():\n"
+        "        taken = bytearray(200 << 20)\n"
+        "        time.sleep(0.1)\n"
+        "    return step\n"
+        "measure = cases.Measure('taking', 'warm', prepare)\n"
+        "cases.CASES['taking'] = cases.Case('', (measure,))\n"
+        "sys.exit(process.main(sys.argv[1:]))\n"
+    )
+    monkeypatch.setattr(process, "__file__", os.fspath(program))
+    figures = process.run_warm("taking", "taking", tmp_path, SCALE)
+    assert figures.anonymous is not None
+    assert figures.resident is not None
+    assert 190 * MIB < figures.anonymous < 220 * MIB
+    assert 190 * MIB < figures.resident < 220 * MIB

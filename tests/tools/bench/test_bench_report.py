@@ -1,0 +1,279 @@
+"""What the benchmark says of given figures: verdicts, tables, growth, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.bench import cases, plot, process, report, ways
+from tools.bench.cases import CASES, PROCESS, Case, Measure, Target
+from tools.bench.process import Figures
+from tools.bench.report import Point, Result, Spread, Verdict
+
+MIB = 1 << 20
+HALF = Target("at most", 0.5, "other")
+
+
+def result_of(
+    target: Target,
+    ours: list[float],
+    others: list[float],
+    anonymous: tuple[int | None, int | None] = (None, None),
+) -> Result:
+    """The result of a case with two measures and one target."""
+    measures = tuple(Measure(name, "warm", ways.open_archive) for name in ("ours", "other"))
+    rounds = {
+        name: [Figures(it, it / 2, memory, memory) for it in seconds]
+        for name, seconds, memory in zip(("ours", "other"), (ours, others), anonymous, strict=True)
+    }
+    return Result("case", Case("title", measures, (target,)), "size", 1, rounds)
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "met", "rounds_met"),
+    [
+        ([1, 1, 1], [4, 4, 4], True, 3),
+        ([2, 2, 2], [4, 4, 4], True, 3),  # the limit itself
+        ([3, 3, 3], [4, 4, 4], False, 0),
+        ([1, 1.5, 1], [4, 4, 4], True, 3),
+        ([1, 20, 300], [4, 80, 1200], True, 3),  # compared within each round
+        ([9, 9, 8], [10, 10, 10], False, 0),
+    ],
+)
+def test_a_target_is_judged_by_the_median_of_the_ratios_of_rounds(
+    ours: list[float], others: list[float], met: bool, rounds_met: int
+) -> None:
+    result = result_of(HALF, ours, others)
+    (verdict,) = result.verdicts()
+    assert (verdict.met, verdict.rounds_met, verdict.rounds) == (met, rounds_met, 3)
+    assert ("NOT MET" in report.text(result)) == (not met)
+
+
+@pytest.mark.parametrize(
+    ("ours", "is_judged"),
+    [
+        ([1, 2, 3], True),  # as wide as its margin of 2
+        ([1, 2, 3.1], False),
+        ([0.9, 2, 3], False),
+        ([5, 6, 7], True),
+        ([5, 5.5, 7], False),
+        ([4.25, 4.25, 4.375], True),
+        ([4.125, 4.125, 4.375], False),  # missed in each round, but by less than its spread
+    ],
+)
+def test_a_spread_greater_than_the_margin_is_no_verdict(ours: list[float], is_judged: bool) -> None:
+    target = Target("at most", 4, "other")
+    result = result_of(target, ours, [1, 1, 1])
+    (verdict,) = result.verdicts()
+    assert verdict.met == ((sorted(ours)[1] <= 4) if is_judged else None)
+    told = report.describe(verdict)
+    assert told.startswith("no verdict") == (not is_judged)
+    assert ("the spread exceeds the difference of median and target" in told) == (not is_judged)
+    assert (report.summary([result]).splitlines()[0]).endswith(f"verdict: {not is_judged:d}")
+
+
+def test_scaled_sizes_are_no_verdict() -> None:
+    result = result_of(Target("at most", 4, "other"), [1, 1, 1], [1, 1, 1])
+    assert [it.met for it in result.verdicts()] == [True]
+    result.is_scaled = True
+    (verdict,) = result.verdicts()
+    assert verdict.met is None
+    assert report.describe(verdict).endswith("in 3 of 3 rounds (the target is for full sizes)")
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "met"),
+    [([2], [10], True), ([2], [9.9], False), ([1], [10], True), ([10], [1], False)],
+)
+def test_at_least_is_how_many_times_as_fast_as_the_other(
+    ours: list[float], others: list[float], met: bool
+) -> None:
+    (verdict,) = result_of(Target("at least", 5, "other"), ours, others).verdicts()
+    assert verdict.met == met
+    assert verdict.spread is not None
+    assert verdict.spread.median == others[0] / ours[0]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "met"), [(15 * MIB, True), (16 * MIB, True), (16 * MIB + 1, False), (0, True)]
+)
+@pytest.mark.parametrize("figure", ["anonymous", "resident"])
+def test_a_figure_alone_is_held_against_its_limit(figure: Any, nbytes: int, met: bool) -> None:
+    target = Target("at most", 16 * MIB, figure=figure)
+    result = result_of(target, [1], [1], (nbytes, 0))
+    (verdict,) = result.verdicts()
+    assert verdict.met == met
+    assert f"{nbytes / MIB:.1f} MiB" in report.describe(verdict)
+
+
+@pytest.mark.parametrize(("nbytes", "met"), [(105, True), (106, False), (1, True)])
+def test_memory_is_compared_with_that_of_the_other(nbytes: int, met: bool) -> None:
+    target = Target("at most", 1.05, "other", figure="anonymous")
+    (verdict,) = result_of(target, [1], [1], (nbytes, 100)).verdicts()
+    assert verdict.met == met
+
+
+def test_a_target_without_its_figures_is_not_judged() -> None:
+    left_out = result_of(HALF, [1], [])
+    left_out.left_out["other"] = "other is not installed"
+    failed = result_of(HALF, [], [1])
+    failed.failures["ours"] = "Traceback\nexit status 1"
+    untold = result_of(Target("at most", 1, figure="anonymous"), [1], [1])
+    process = result_of(Target("at most", 1, f"other{PROCESS}"), [1], [1])
+    process.left_out["other"] = "other is not installed"
+    for result, reason in (
+        (left_out, "other: other is not installed"),
+        (failed, "ours: exit status 1"),
+        (untold, "anonymous is 0 or not reported by this system"),
+        (process, f"other{PROCESS}: other is not installed"),
+    ):
+        (verdict,) = result.verdicts()
+        assert verdict == Verdict(verdict.target, "ours", reason=reason)
+        assert reason in report.describe(verdict)
+    told = report.summary([left_out, failed, untold])
+    assert told.startswith("targets met: 0 of 3, without a verdict: 3")
+
+
+def test_every_target_is_about_rows_that_its_case_takes() -> None:
+    for case in CASES.values():
+        rows = {it.row(clock) for it in case.measures for clock in it.clocks}
+        for target in case.targets:
+            assert {target.row or case.measures[0].name, target.beside} <= rows | {None}
+
+
+def test_a_table_tells_medians_ratios_and_their_spread() -> None:
+    result = result_of(HALF, [1, 2, 3], [2, 2, 2])
+    ours, other = report.table(result).splitlines()[1:]
+    assert ours.split() == ["ours", "2.00", "s", "1.00", "s..3.00", "s", "1.00", "s"]
+    assert "1 (0.5..1.5)" in other
+
+
+def test_whole_processes_are_compared_with_one_another() -> None:
+    result = result_of(HALF, [1, 1, 1], [2, 2, 2])
+    result.rounds[f"ours{PROCESS}"] = [Figures(3)] * 3
+    result.rounds[f"other{PROCESS}"] = [Figures(12)] * 3
+    lines = {it.strip().partition("  ")[0]: it for it in report.table(result).splitlines()}
+    assert "0.25 (0.25..0.25)" in lines[f"other{PROCESS}"]
+    assert "(" not in lines[f"ours{PROCESS}"]
+
+
+def test_a_round_has_the_median_of_its_figures() -> None:
+    figures = [Figures(3, 1, 5), Figures(1, 2, 6), Figures(2, 3, 4)]
+    assert process.median_of(figures) == Figures(2, 2, 5)
+
+
+# Growth
+
+
+def growing(exponent: float, amounts: tuple[int, ...] = (1, 10, 100, 1000)) -> list[Point]:
+    return [Point(it, Spread.of([it**exponent]), None) for it in amounts]
+
+
+@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2])
+def test_the_slope_is_the_exponent_of_growth(exponent: float) -> None:
+    assert report.slope(growing(exponent)) == pytest.approx(exponent)
+
+
+def test_the_slope_is_of_the_upper_end_where_nothing_constant_hides_it() -> None:
+    points = [Point(1, Spread.of([100.0]), None), *growing(1)[1:]]
+    assert report.slope(points) == pytest.approx(1)
+
+
+def test_one_amount_has_no_slope() -> None:
+    assert report.slope(growing(1, (8, 8))) is None
+
+
+def grown(name: str) -> Result:
+    """A made-up result of a case about growth, in proportion."""
+    case = CASES[name]
+    amounts = {it.name: 10 ** (index % 5 + 1) for index, it in enumerate(case.measures)}
+    rounds = {it: [Figures(amount / 1000, 1, amount * 10)] for it, amount in amounts.items()}
+    return Result(name, case, "", 1, rounds, amounts)
+
+
+def test_growth_is_told_with_its_slope() -> None:
+    result = grown("growth-bytes")
+    assert list(report.growth(result)) == ["open", "ls", "edit", "save"]
+    assert "  open: slope 1.00 (1: time in proportion to size; 0: constant time)" in report.text(
+        result
+    )
+
+
+# Pictures
+
+
+def measured(name: str) -> Result:
+    """A made-up result of a case."""
+    rows = [it.row(clock) for it in CASES[name].measures for clock in it.clocks]
+    rounds = {
+        row: [Figures((place + 1) * factor, 1, 1, 1) for factor in (0.9, 1, 1.2)]
+        for place, row in enumerate(rows)
+    }
+    return Result(name, CASES[name], "10 tensors of 64 bytes", 640, rounds)
+
+
+def drawn(path: Path, results: list[Result]) -> dict[str, bytes]:
+    machine = {"CPU": "a processor", "memory": "1 GiB", "file system": "ext4"}
+    told = json.loads(json.dumps(report.as_json(machine, {}, results)))
+    return {it.name: it.read_bytes() for it in plot.draw(told, path)}
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast of two colours as WCAG 2 computes it, from 1 to 21."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[it : it + 2], 16) / 255 for it in (1, 3, 5)]
+        red, green, blue = (
+            it / 12.92 if it <= 0.04045 else ((it + 0.055) / 1.055) ** 2.4 for it in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.tool
+def test_the_same_figures_give_the_same_pictures_byte_for_byte(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = [measured("view-large"), measured("save-large"), grown("growth-bytes")]
+    first = drawn(tmp_path / "first", results)
+    assert first == drawn(tmp_path / "second", results)
+    assert list(first) == ["speed.svg", "growth.svg"]
+    for data in first.values():
+        assert b"<dc:date>" not in data
+    root = ElementTree.fromstring(first["speed.svg"])
+    texts = {"".join(it.itertext()).strip() for it in root.iter() if it.tag.endswith("}text")}
+    assert {it.name for it in CASES["view-large"].measures} <= texts
+    assert {it.name for it in CASES["save-large"].measures} <= texts
+    assert b"slope 1.00" in first["growth.svg"]
+
+
+@pytest.mark.tool
+def test_pictures_are_readable_in_light_and_dark(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (data,) = drawn(tmp_path, [measured("view-large")]).values()
+    text = data.decode()
+    forms = [dict(it) for it in (plot.LIGHT, plot.DARK)]
+    for form in forms:
+        assert all(f"--{name}: {color}" in text for name, color in form.items())
+        assert contrast(form["text"], form["background"]) > 7
+        for color in (plot.OURS, plot.PEER, plot.MACHINE):
+            assert contrast(color, form["background"]) > 3
+    assert "prefers-color-scheme: dark" in text
+    assert "#000000" not in text
+    assert not math.isclose(contrast(forms[0]["background"], forms[1]["background"]), 1)
+
+
+def test_cases_that_run_only_if_asked_for_are_named() -> None:
+    everything = cases.names()
+    assert "real" not in everything
+    assert cases.names(["real"]) == ["real", "real-convert"]
+    assert set(cases.names((), True)) < set(everything)
+    assert cases.names(["save"]) == ["save-many", "save-large"]
+    assert cases.names(["sav"]) == []
+    assert "torch" in cases.missing(True)

@@ -1,0 +1,143 @@
+"""The targets of the fuzzer without a fuzzer: on their seeds, and on some thousand mutations."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.model import wire
+from tools.fuzz import run as fuzz
+
+MUTATIONS = 2500
+NUMBERS = [0, 1, 2, 20, 44, 45, 46, 64, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFE, 0xFFFF, 1 << 31, -2, -1]
+
+each_target = pytest.mark.parametrize("name", sorted(fuzz.TARGETS))
+
+
+def _mutated(generator: random.Random, data: bytes, other: bytes) -> bytes:
+    """The bytes with one to four changes."""
+    changed = bytearray(data)
+    for _ in range(generator.randint(1, 4)):
+        # Half of the changes are in the end of a file, where directory and end records are.
+        begin = max(len(changed) - 300, 0) if generator.getrandbits(1) else 0
+        at = generator.randint(begin, len(changed))
+        kind = generator.choice(["bit", "bit", "byte", "number", "insert", "delete", "copy", "cut"])
+        if kind == "bit" and at < len(changed):
+            changed[at] ^= 1 << generator.randrange(8)
+        elif kind == "byte":
+            changed[at : at + 1] = bytes([generator.choice(NUMBERS) % 256])
+        elif kind == "number":
+            width = generator.choice([2, 4, 8])
+            number = generator.choice(NUMBERS) % (1 << 8 * width)
+            changed[at : at + width] = number.to_bytes(width, "little")
+        elif kind == "insert":
+            changed[at:at] = generator.choice([generator.randbytes(3), bytes(64), b"PK\1\2"])
+        elif kind == "delete":
+            del changed[at : at + generator.randint(1, 64)]
+        elif kind == "copy":
+            begin = generator.randint(0, len(other))
+            changed[at:at] = other[begin : begin + generator.randint(1, 100)]
+        elif kind == "cut" and generator.randrange(10) == 0:
+            del changed[at:]
+    return bytes(changed)
+
+
+@each_target
+def test_the_seeds_of_a_target_are_no_findings_and_some_are_accepted(name: str) -> None:
+    target = fuzz.TARGETS[name]
+    verdicts = [target.run(data) for data in target.seeds()]
+    assert verdicts.count(True) >= 5
+
+
+@pytest.mark.sweep
+@each_target
+def test_mutated_seeds_are_no_findings(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    target = fuzz.TARGETS[name]
+    generator = random.Random(f"{name} 1")
+    seeds = target.seeds()
+    verdicts = []
+    for index in range(MUTATIONS):
+        data = _mutated(generator, seeds[index % len(seeds)], generator.choice(seeds))
+        verdicts.append(bool(target.run(data)))
+    assert 0 < sum(verdicts) < MUTATIONS
+    record_property("mutated files", MUTATIONS)
+
+
+@each_target
+@pytest.mark.parametrize("data", [b"", b"\0", b"PK\5\6" + bytes(18), bytes(100), b"\x08\x0a:\0"])
+def test_few_bytes_are_no_finding(name: str, data: bytes) -> None:
+    fuzz.TARGETS[name].run(data)
+
+
+def test_a_disagreement_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fuzz.serialized_models()[0]
+    assert fuzz.run_wire(model)
+
+    def broken(data: bytes, field: str) -> int:
+        raise ArchiveFormatError("no")
+
+    monkeypatch.setattr(wire, "occurrences", broken)
+    with pytest.raises(fuzz.DisagreementError):
+        fuzz.run_wire(model)
+
+
+def test_an_input_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "input"
+    for data, verdict in ((fuzz.archives()[-1], "accepted\n"), (b"text", "refused\n")):
+        path.write_bytes(data)
+        assert fuzz.main(["archive", "--reproduce", str(path)]) == 0
+        assert capsys.readouterr().out == verdict
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = [tmp_path / "input", tmp_path / "temporary"]
+    before[0].write_bytes(fuzz.archives()[-1])
+    before[1].mkdir()
+    done = subprocess.run(
+        [sys.executable, fuzz.__file__, "archive", "--reproduce", before[0]],
+        env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(before[1]))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "accepted\n"), done.stderr
+    assert list(before[1].iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "vector", ["bool-2", "unused-bits-int4", "external-data-checksum", "crc", "plain"]
+)
+def test_what_the_data_of_tensors_breaks_is_found_anew(
+    vector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fuzz.VECTORS / f"{vector}.onnxa"
+    assert fuzz.is_archive(path) is (vector == "plain")
+    if vector not in ("crc", "plain"):
+        monkeypatch.setattr(fuzz, "_broken_by_data", lambda model, data: set())
+    elif vector == "plain":
+        monkeypatch.setattr(fuzz, "_broken_by_data", lambda model, data: {"TENSOR-5"})
+    else:
+        return
+    with pytest.raises(fuzz.DisagreementError):
+        fuzz.is_archive(path)
+
+
+def test_a_missing_fuzzer_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert fuzz.main(["archive", "--seconds", "1"]) == 2
+    assert "pip install atheris" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""What develops, measures and attacks the library; `dev.py` sets up and runs it."""

@@ -1,0 +1,1 @@
+"""The benchmark (`run.py`), and smaller measurements."""

@@ -1,0 +1,481 @@
+"""The cases of run.py: each compares a few ways to do the same work."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+from tools.bench import ways
+from tools.bench.inputs import COUNTS, SIZES, Place
+
+OURS: Final = "onnxarchive"
+MIB: Final = 1 << 20
+PROCESS: Final = ", process"  # suffix of the rows about whole processes
+ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only
+NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
+
+# What is timed. "warm": the step, in a process that has taken the same step with a small file.
+# "first": the step, in a process that takes only this step. "process": the whole process of
+# "first", from start to end, minus the time to make the step's data in memory.
+Clock: TypeAlias = Literal["warm", "first", "process"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One way to do the work of a case.
+
+    Attributes:
+        name: The name of the measure.
+        group: The name of the group of tensors.
+        prepare: Returns the step to time.
+        reads: The kinds of input files.
+        needs: The packages and programs needed in addition to this library's requirements.
+        writes: True if the measure writes all bytes of the group to disk.
+        clocks: What is timed (see `Clock`); each clock gives a row of figures.
+        is_raw: True if the measure shows a limit of the machine, or the cost of a parsed model.
+        is_peer: True if the measure is another library's; its failure does not fail the tool.
+    """
+
+    name: str
+    group: str
+    prepare: Callable[[Place], ways.Step]
+    reads: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    writes: bool = False
+    clocks: tuple[Clock, ...] = ("warm", "process")
+    is_raw: bool = False
+    is_peer: bool = False
+
+    def row(self, clock: Clock) -> str:
+        """The name of the row for a clock."""
+        return self.name + PROCESS if clock == "process" and len(self.clocks) > 1 else self.name
+
+
+_peer: Final = partial(Measure, is_peer=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target of one row of a case.
+
+    Attributes:
+        bound: "at most": row / beside <= `limit`, or row <= `limit` without `beside`.
+            "at least": beside / row >= `limit`.
+        limit: The limit of the ratio, or of the figure in seconds or bytes.
+        beside: The other row of the comparison, or None.
+        row: The row; None for the first row of the case.
+        figure: The attribute of `Figures` to compare.
+    """
+
+    bound: Literal["at most", "at least"]
+    limit: float
+    beside: str | None = None
+    row: str | None = None
+    figure: Literal["seconds", "cpu_seconds", "anonymous", "resident"] = "seconds"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Several ways to do the same work.
+
+    Attributes:
+        title: The work, in words.
+        measures: The ways; the report compares the first with each of the others.
+        targets: The targets of the case.
+        times: Repetitions of each way in a round; 1 with --quick or a single round. The median is
+            the figure of the round. Short steps need more repetitions.
+        moves_bytes: True if the time depends on the bytes of the tensors; the report shows GB/s.
+        grows: The quantity that grows from measure to measure, or None. The measures of a growing
+            case are named "what: how much".
+        is_served: True if a server serves the files.
+        is_large: True if the files exceed the page cache; each way is then measured once.
+    """
+
+    title: str
+    measures: tuple[Measure, ...]
+    targets: tuple[Target, ...] = ()
+    times: int = 1
+    moves_bytes: bool = False
+    grows: Literal["tensors", "bytes"] | None = None
+    is_served: bool = False
+    is_large: bool = False
+
+
+_ONNX_IR: Final = ("onnx_ir",)
+_SAFETENSORS: Final = ("safetensors",)
+_ONNX_SAFETENSORS: Final = ("onnx_ir", "onnx_safetensors", "safetensors")
+_TORCH: Final = ("torch",)
+_ONNXRUNTIME: Final = ("onnxruntime",)
+_SERVED: Final = ("nginx", "obstore")
+_PROGRAMS: Final = ("nginx", "curl")
+MODEL: Final = "ModelProto"  # the row that shows the memory of a parsed model
+_PARSED: Final = Measure(MODEL, "many", ways.parse_model, clocks=("warm",), is_raw=True)
+
+
+def _start() -> Case:
+    onnx = partial(ways.import_package, package="onnx")
+    ours = partial(ways.import_package, package=OURS)
+    python = "python -c 'import onnx'"
+    return Case(
+        "whole processes; the rows 'open', 'import onnx' and 'import onnxarchive' time one step, "
+        "the first of its process",
+        (
+            Measure(
+                "import, open, views",
+                "light",
+                ways.view_archive,
+                ("archive",),
+                (),
+                False,
+                ("process",),
+            ),
+            Measure("onnxarchive ls", "light", ways.run_ls, ("archive",), (), False, ("process",)),
+            _peer(python, "light", onnx, clocks=("process",)),
+            Measure("open", "light", ways.open_archive, ("archive",), (), False, ("first",)),
+            Measure("import onnxarchive", "light", ours, clocks=("first",)),
+            _peer("import onnx", "light", onnx, clocks=("first",)),
+        ),
+        (
+            Target("at most", 1.25, python),
+            Target("at most", 1.25, python, "onnxarchive ls"),
+            Target("at most", 0.25, "import onnx", "open"),
+            Target("at most", 1.1, "import onnx", "import onnxarchive"),
+        ),
+        times=5,
+    )
+
+
+def _views(group: str) -> tuple[Measure, ...]:
+    both = ("external", "safetensors")
+    for_torch = partial(ways.view_safetensors, framework="pt")
+    return (
+        Measure(OURS, group, ways.view_archive, ("archive",)),
+        _peer("onnx_ir", group, ways.view_onnx_ir, ("external",), _ONNX_IR),
+        _peer("safetensors", group, ways.view_safetensors, ("safetensors",), _SAFETENSORS),
+        _peer("safetensors pt", group, for_torch, ("safetensors",), (*_SAFETENSORS, *_TORCH)),
+        _peer("onnx-safetensors", group, ways.view_onnx_safetensors, both, _ONNX_SAFETENSORS),
+        _peer("torch.load mmap", group, ways.load_torch, ("pickled",), _TORCH),
+        _peer("onnx.load", group, ways.load_onnx, ("external",)),
+    )
+
+
+_SAVING_PEERS: Final = (
+    "onnx",
+    "onnx_ir",
+    "safetensors",
+    "onnx-safetensors",
+    "numpy.savez",
+    "torch.save",
+)
+
+
+def _saves(group: str) -> tuple[Measure, ...]:
+    return (
+        Measure(OURS, group, ways.save_archive, writes=True),
+        Measure("pwrite", group, ways.write_raw, writes=True, is_raw=True),
+        _peer("onnx", group, ways.save_onnx, writes=True),
+        _peer("onnx_ir", group, ways.save_onnx_ir, (), _ONNX_IR, True),
+        _peer("safetensors", group, ways.save_safetensors, (), _SAFETENSORS, True),
+        _peer("onnx-safetensors", group, ways.save_onnx_safetensors, (), _ONNX_SAFETENSORS, True),
+        _peer("numpy.savez", group, ways.save_numpy, writes=True),
+        _peer("torch.save", group, ways.save_torch, (), _TORCH, True),
+    )
+
+
+def _conversions(group: str, kind: str) -> Case:
+    described = {"external": "external data", "single": "a single .onnx"}[kind]
+    measures = (
+        Measure(OURS, group, partial(ways.convert, kind=kind), (kind,), writes=True),
+        Measure("copy", group, partial(ways.copy_raw, kind=kind), (kind,), (), True, is_raw=True),
+        _peer("onnx", group, partial(ways.convert_onnx, kind=kind), (kind,), writes=True),
+        _peer("onnx_ir", group, partial(ways.convert_onnx_ir, kind=kind), (kind,), _ONNX_IR, True),
+    )
+    targets = (
+        Target("at least", 0.75, "copy"),
+        Target("at most", 0.2, "onnx"),
+        Target("at most", 150 * MIB, figure="anonymous"),
+    )
+    title = f"convert {described}; onnx and onnx_ir: load and save"
+    return Case(title, measures, targets, moves_bytes=True)
+
+
+def _sessions(*, is_packed: bool) -> Case:
+    named = {
+        OURS: (ways.session_of_archive, "archive"),
+        "onnxruntime": (ways.session_of_onnx, "external"),
+    }
+    measures = [
+        Measure(
+            name,
+            "chain",
+            partial(prepare, is_packed=is_packed),
+            (kind,),
+            _ONNXRUNTIME,
+            is_peer=name != OURS,
+        )
+        for name, (prepare, kind) in named.items()
+    ]
+    targets = (
+        Target("at most", 1.05, "onnxruntime"),
+        Target("at most", 1.05, "onnxruntime", figure="anonymous"),
+    )
+    title = f"session of ONNX Runtime, {'default options' if is_packed else 'prepacking off'}"
+    return Case(title, tuple(measures), targets, 1 if is_packed else 3)
+
+
+def _edits(group: str) -> Case:
+    return Case(
+        "set an item of the metadata; onnx.load: load the model with external data",
+        (
+            Measure(OURS, group, ways.edit_archive, ("archive",), clocks=("warm",)),
+            _peer("onnx.load", group, ways.load_onnx, ("external",), clocks=("warm",)),
+        ),
+        (Target("at most", 0.35, "onnx.load", figure="cpu_seconds"),),
+        times=5,
+    )
+
+
+_GROWING: Final[Mapping[str, Callable[[Place], ways.Step]]] = {
+    "open": ways.open_archive,
+    "ls": ways.list_archive,
+    "edit": ways.edit_archive,
+}
+
+
+def _growth(grows: Literal["tensors", "bytes"]) -> Case:
+    groups = (
+        {f"{count:,}": f"count-{count}" for count in COUNTS}
+        if grows == "tensors"
+        else {f"{size / 10**9:g} GB": f"size-{size}" for size in SIZES}
+    )
+    measures = [
+        Measure(f"{what}: {much}", group, prepare, ("archive",), clocks=("warm",))
+        for what, prepare in _GROWING.items()
+        for much, group in groups.items()
+    ]
+    saved = (
+        groups
+        if grows == "tensors"
+        else {"0.01 GB": "size-10000000", "0.1 GB": "size-100000000", "1 GB": "size-1000000000"}
+    )
+    measures += [
+        Measure(f"save: {much}", group, ways.save_archive, writes=True, clocks=("warm",))
+        for much, group in saved.items()
+    ]
+    titles = {
+        "tensors": "growth with the number of tensors of 64 bytes",
+        "bytes": "growth with the bytes of 100 tensors; sparse files, except for save",
+    }
+    least, *_, most = groups
+    targets = [
+        Target("at most", 1.5, f"{what}: {least}", f"{what}: {most}")
+        for what in _GROWING
+        if grows == "bytes"
+    ]
+    return Case(titles[grows], tuple(measures), tuple(targets), grows=grows)
+
+
+# Cases of the same large files are neighbours, so that few files are on the disk at a time.
+CASES: Final[Mapping[str, Case]] = {
+    "start": _start(),
+    "edit": _edits("light"),
+    "edit-many": _edits("many"),
+    "open-many": Case(
+        "open an archive; safetensors: safe_open, and list the keys",
+        (
+            Measure(OURS, "many", ways.open_archive, ("archive",)),
+            _peer("safetensors", "many", ways.open_safetensors, ("safetensors",), _SAFETENSORS),
+        ),
+        (Target("at most", 0.6, "safetensors"),),
+        times=3,
+    ),
+    "view-many": Case(
+        "open and get each tensor (onnx.load: load only)",
+        (*_views("many"), _PARSED),
+        (
+            Target("at most", 0.6, "safetensors"),
+            Target("at most", 1.5, MODEL, figure="anonymous"),
+        ),
+    ),
+    "save-many": Case(
+        "save from memory, synced",
+        (*_saves("many"), _PARSED),
+        (
+            Target("at most", 1.5, "safetensors"),
+            *(Target("at most", 1, peer) for peer in _SAVING_PEERS if "safetensors" not in peer),
+            Target("at most", 1.5, MODEL, figure="anonymous"),
+        ),
+        moves_bytes=True,
+    ),
+    "convert-many": Case(
+        "convert external data; save: the same tensors from memory",
+        (
+            Measure(
+                OURS, "many", partial(ways.convert, kind="external"), ("external",), writes=True
+            ),
+            Measure("save", "many", ways.save_archive, writes=True),
+            _PARSED,
+        ),
+        (
+            Target("at most", 1.5, "save"),
+            Target("at most", 1.5, MODEL, figure="anonymous"),
+        ),
+        moves_bytes=True,
+    ),
+    "remote-ls": Case(
+        "onnxarchive ls of a URL (nginx on this machine); file: ls of the file",
+        (
+            Measure(
+                OURS, "many", partial(ways.list_archive, is_remote=True), ("archive",), _SERVED
+            ),
+            Measure("file", "many", ways.list_archive, ("archive",), _SERVED),
+        ),
+        (Target("at most", 4, "file"),),
+        is_served=True,
+    ),
+    "growth-tensors": _growth("tensors"),
+    "growth-bytes": _growth("bytes"),
+    "session": _sessions(is_packed=True),
+    "session-unpacked": _sessions(is_packed=False),
+    "convert-single": _conversions("single", "single"),
+    "save-large": Case(
+        "save from memory, synced",
+        _saves("large"),
+        (
+            Target("at least", 0.85, "pwrite"),
+            *(Target("at most", 1, peer) for peer in _SAVING_PEERS),
+        ),
+        moves_bytes=True,
+    ),
+    "view-large": Case(
+        "open and get each tensor (onnx.load: load only)",
+        _views("large"),
+        (
+            Target("at most", 0.1, "onnx_ir"),
+            Target("at most", 1 / 200, "safetensors"),
+            Target("at most", 1 / 200, "onnx.load"),
+            Target("at most", 16 * MIB, figure="resident"),
+        ),
+    ),
+    "read": Case(
+        "open, and sum every tensor; the rows willneed and populate are named for their prefetch",
+        (
+            Measure(OURS, "large", ways.read_archive, ("archive",)),
+            *(
+                Measure(it, "large", partial(ways.read_archive, prefetch=it), ("archive",))
+                for it in ("willneed", "populate")
+            ),
+            Measure("map", "large", ways.read_map, ("archive",), is_raw=True),
+            _peer("onnx_ir", "large", ways.read_onnx_ir, ("external",), _ONNX_IR),
+            _peer("safetensors", "large", ways.read_safetensors, ("safetensors",), _SAFETENSORS),
+        ),
+        moves_bytes=True,
+    ),
+    "remote-download": Case(
+        "download from nginx on this machine, synced; only onnxarchive checks the bytes",
+        (
+            Measure(OURS, "large", ways.download, ("archive",), _SERVED, True),
+            _peer("curl", "large", ways.download_with_curl, ("archive",), ("nginx", "curl"), True),
+            _peer("obstore", "large", ways.download_with_obstore, ("archive",), _SERVED, True),
+            # A lower bound for every download: a copy of the file.
+            Measure(
+                "copy",
+                "large",
+                partial(ways.copy_raw, kind="archive"),
+                ("archive",),
+                writes=True,
+                is_raw=True,
+            ),
+        ),
+        (Target("at least", 1.5, "curl"), Target("at least", 0.8, "obstore")),
+        moves_bytes=True,
+        is_served=True,
+    ),
+    "convert-large": _conversions("large", "external"),
+    "verify": Case(
+        "compare every CRC-32; check: every rule, too; map: the sum of all bytes, through a map",
+        (
+            Measure(OURS, "large", ways.verify, ("archive",)),
+            Measure("check --full", "large", ways.check, ("archive",)),
+            Measure("map", "large", ways.read_map, ("archive",), is_raw=True),
+        ),
+        (Target("at least", 0.7, "map"), Target("at most", 1.1, OURS, "check --full")),
+        times=2,
+        moves_bytes=True,
+    ),
+    "real": Case(
+        "an archive of 20 GiB, not sparse",
+        (
+            Measure("write", "real", ways.write_archive, writes=True, clocks=("warm",)),
+            *(
+                Measure(name, "real", prepare, ("archive",), needs, writes, ("warm",))
+                for name, prepare, needs, writes in (
+                    (
+                        "session",
+                        partial(ways.session_of_archive, is_packed=False),
+                        _ONNXRUNTIME,
+                        False,
+                    ),
+                    ("edit", ways.edit_archive, (), False),
+                    ("check --full", ways.check, (), False),
+                    ("export", ways.export_archive, (), True),
+                )
+            ),
+        ),
+        moves_bytes=True,
+        is_large=True,
+    ),
+    "real-convert": Case(
+        "convert external data of 20 GiB",
+        (
+            Measure(
+                OURS,
+                "real",
+                partial(ways.convert, kind="external"),
+                ("external",),
+                writes=True,
+                clocks=("warm",),
+            ),
+        ),
+        moves_bytes=True,
+        is_large=True,
+    ),
+}
+
+
+def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
+    """Selects cases by name or by first words, in the order in which they run.
+
+    Without `asked`, selects all cases except `ASKED_ONLY` and, with `is_quick`, `NOT_QUICK`.
+    """
+    if asked:
+        return [
+            it for it in CASES if any(it == name or it.startswith(f"{name}-") for name in asked)
+        ]
+    left_out = (ASKED_ONLY, *NOT_QUICK) if is_quick else ASKED_ONLY
+    return [it for it in CASES if not it.startswith(left_out)]
+
+
+def program(name: str) -> str | None:
+    """The path of a program on PATH or in an sbin directory; None if missing."""
+    return shutil.which(name) or shutil.which(name, path=f"/usr/sbin{os.pathsep}/usr/local/sbin")
+
+
+def missing(is_quick: bool = False) -> dict[str, str]:
+    """The packages and programs that are missing or left out, each with the reason."""
+    needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
+    found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
+    for package in sorted(needed - found.keys()):
+        if package in _PROGRAMS and program(package):
+            continue
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(package) is not None:
+                continue
+        found[package] = f"{package.replace('_', '-')} is not installed"
+    return found

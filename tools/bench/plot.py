@@ -1,0 +1,246 @@
+"""Draws the figures of run.py: speed next to that of other libraries, and growth with size.
+
+python3 tools/dev.py python tools/bench/plot.py FILE.json [DIR]
+
+Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `tools/bench/run.py
+--json`. The same file gives the same bytes. The pictures follow the viewer's light or dark mode.
+Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tools.bench.cases import CASES, MODEL, PROCESS
+from tools.bench.report import GB, MIB, duration
+
+IMAGES: Final = Path(__file__).resolve().parents[2] / "spec" / "images"
+# The cases in speed.svg; run.py prints all cases.
+COMPARED: Final = (
+    "view-large",
+    "view-many",
+    "save-large",
+    "save-many",
+    "convert-large",
+    "session-unpacked",
+)
+OURS, PEER, MACHINE = "#d9480f", "#3b82c4", "#8a8a8a"
+_SERIES: Final = (OURS, PEER, "#2b9a5d", "#9b5fc0")
+_LEAST: Final = 0.1  # MiB; smaller values are drawn as this value
+_HEIGHT: Final = 0.21  # height of a row in inches
+# Placeholder colours of text and background, replaced with variables of the style sheet.
+_TEXT, _BACKGROUND = "#010203", "#fefdfc"
+LIGHT: Final = {"text": "#1f2328", "background": "#ffffff"}
+DARK: Final = {"text": "#e6edf3", "background": "#0d1117"}
+_SETTINGS: Final[Any] = {
+    "axes.edgecolor": MACHINE,
+    "axes.facecolor": _BACKGROUND,
+    "axes.labelcolor": _TEXT,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": _BACKGROUND,
+    "font.family": "DejaVu Sans",  # which comes with matplotlib
+    "font.size": 8.0,
+    "savefig.facecolor": _BACKGROUND,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "onnxarchive",
+    "text.color": _TEXT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+}
+
+
+def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draws the figures of a run.
+
+    Args:
+        told: The parsed content of a `--json` file.
+        folder: The directory for the pictures; created if missing.
+
+    Returns:
+        The written files; a picture without cases to draw is not written.
+    """
+    import matplotlib
+
+    cases = told["cases"]
+    growing = {name: it for name, it in cases.items() if it["growth"]}
+    compared = {name: cases[name] for name in COMPARED if cases.get(name, {}).get("medians")}
+    machine = told["machine"]
+    title = f"{machine['CPU']}, {machine['memory']}, {machine['file system']}"
+    drawn = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        for name, found, picture in (
+            ("speed.svg", compared, _speed),
+            ("growth.svg", growing, _growth),
+        ):
+            if found:
+                (folder / name).write_bytes(_as_svg(picture(found, title)))
+                drawn.append(folder / name)
+    return drawn
+
+
+def _as_svg(figure: Any) -> bytes:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)
+    written = io.BytesIO()
+    figure.savefig(written, format="svg", metadata={"Date": None})
+    text = written.getvalue().decode()
+    for color, name in ((_TEXT, "text"), (_BACKGROUND, "background")):
+        text = text.replace(color, f"var(--{name})")
+    return text.replace(" <defs>", f" {style()}\n <defs>", 1).encode()
+
+
+def style() -> str:
+    """The style sheet with the light and dark colours of `--text` and `--background`."""
+    light, dark = (
+        ":root { " + "; ".join(f"--{name}: {color}" for name, color in form.items()) + " }"
+        for form in (LIGHT, DARK)
+    )
+    return f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
+
+
+def _speed(cases: Mapping[str, Any], title: str) -> Any:
+    """Draws a panel for each case, with a row of marks for each way.
+
+    Filled marks are warm steps; hollow marks are whole processes.
+    """
+    from matplotlib.figure import Figure
+
+    columns = 2 if len(cases) > 1 else 1
+    order = list(cases)
+    rows = [order[start : start + columns] for start in range(0, len(order), columns)]
+    heights = [max(len(_ways(cases[name])) for name in row) + 4 for row in rows]
+    size = (5 * columns, _HEIGHT * sum(heights) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(f"{title}\nfilled: warm; hollow: a whole process; bars: least and most")
+    panels = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for panel in panels.flat[len(order) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels.flat, order, strict=False):
+        _draw(panel, name, cases[name])
+    return figure
+
+
+def _ways(case: Mapping[str, Any]) -> list[str]:
+    found = dict.fromkeys(name.removesuffix(PROCESS) for name in case["rounds"])
+    return [name for name in found if name != MODEL]
+
+
+def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
+    measures = {it.name: it for it in CASES[name].measures}
+    ways = _ways(case)
+    for row, figures in case["rounds"].items():
+        way = row.removesuffix(PROCESS)
+        if way not in ways:
+            continue
+        measure = measures[way]
+        is_ours = not (measure.is_peer or measure.is_raw)
+        color = OURS if is_ours else MACHINE if measure.is_raw else PEER
+        seconds = [it["seconds"] for it in figures]
+        median = case["medians"][row]["seconds"]
+        place = ways.index(way)
+        is_hollow = row != way
+        panel.errorbar(
+            [median],
+            [place],
+            xerr=[[median - min(seconds)], [max(seconds) - median]],
+            fmt="o",
+            color=color,
+            markerfacecolor=_BACKGROUND if is_hollow else color,
+            markersize=5,
+            capsize=2,
+        )
+        if not is_hollow:
+            panel.annotate(
+                duration(median),
+                (median, place),
+                (0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+            )
+    panel.set_yticks(range(len(ways)), ways)
+    panel.set_ylim(len(ways) - 0.5, -0.8)
+    panel.set_title(f"{case['title']}\n{name}: {case['size']}", loc="left", fontsize=7)
+    _scale(panel)
+
+
+def _scale(panel: Any) -> None:
+    """Makes the axis of times logarithmic, with powers of ten at both ends."""
+    low, high = panel.dataLim.intervalx
+    panel.set_xscale("log")
+    panel.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+    panel.xaxis.set_major_formatter(lambda value, _: _seconds(value))
+    panel.xaxis.set_minor_formatter(lambda value, _: "")
+    panel.grid(axis="x", which="major", color=MACHINE, alpha=0.35)
+
+
+def _growth(cases: Mapping[str, Any], title: str) -> Any:
+    """Draws a column for each case: time above, memory below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(cases), 6), layout="constrained")
+    figure.suptitle(f"{title}\nslope 1: time grows in proportion; slope 0: time is constant")
+    panels = figure.subplots(2, len(cases), squeeze=False, sharex="col")
+    for (times, memories), (name, case) in zip(panels.T, cases.items(), strict=True):
+        for color, (what, found) in zip(_SERIES, case["growth"].items(), strict=True):
+            points = found["points"]
+            amounts = [it["amount"] for it in points]
+            slope = "" if found["slope"] is None else f", slope {found['slope']:.2f}"
+            seconds = [it["seconds"]["median"] for it in points]
+            times.plot(amounts, seconds, "o-", color=color, label=what + slope)
+            memory = [max((it["anonymous"] or 0) / MIB, _LEAST) for it in points]
+            memories.plot(amounts, memory, "o-", color=color)
+        times.set_title(case["title"], loc="left", fontsize=8)
+        times.set_xscale("log")
+        times.legend(frameon=False)
+        memories.set_ylabel("anonymous memory")
+        unit = _tensors if CASES[name].grows == "tensors" else _bytes
+        for panel, words in ((times, _seconds), (memories, _mebibytes)):
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter(lambda value, _, words=words: words(value))
+            panel.yaxis.set_minor_formatter(lambda value, _: "")
+            panel.xaxis.set_major_formatter(lambda value, _, unit=unit: unit(value))
+            panel.grid(color=MACHINE, alpha=0.35)
+    return figure
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s" if value >= 1 else f"{value * 1000:g} ms"
+
+
+def _tensors(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+def _bytes(nbytes: float) -> str:
+    return f"{nbytes / GB:g} GB"
+
+
+def _mebibytes(amount: float) -> str:
+    return f"{amount:g} MiB"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draws the pictures from a file."""
+    if len(argv) not in (1, 2):
+        print(__doc__, file=sys.stderr)
+        return 2
+    told = json.loads(Path(argv[0]).read_text())
+    for path in draw(told, Path(argv[1]) if len(argv) == 2 else IMAGES):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Kills processes that write archives, and checks what they leave."""

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Renders the reference of the public names and the command line as HTML pages.
+
+python3 tools/dev.py docs              into build/reference
+python3 tools/dev.py docs DIRECTORY    into another directory
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import onnxarchive
+import onnxarchive.interop.torch
+import onnxarchive.ir
+from onnxarchive.cli.parser import parser
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = (onnxarchive, onnxarchive.ir, onnxarchive.interop.torch)
+"""The modules whose `__all__` is public."""
+
+_EXAMPLE = re.compile(r"^Example:\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
+
+
+class Annotation(str):
+    """An annotation as in the source, such as `Unpack[Access]`; its `repr` has no quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def example(docstring: str) -> str | None:
+    """The code in the section `Example` of a docstring, or None."""
+    found = _EXAMPLE.search(docstring + "\n")
+    return None if found is None else textwrap.dedent(found[1]).strip() + "\n"
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields the name, such as `ls` or `assets add`, and the parser of each command."""
+    for name, command in choices(parser()).items():
+        actions = choices(command)
+        if actions:
+            yield from ((f"{name} {action}", each) for action, each in actions.items())
+        else:
+            yield name, command
+
+
+def choices(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The subcommands of a command, by name."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= action.choices
+    return found
+
+
+def render(directory: Path) -> None:
+    """Writes the pages."""
+    import pdoc  # only this function needs it
+
+    os.environ["COLUMNS"] = "88"  # argparse makes lines of up to 86 characters
+    convert = pdoc.docstrings.convert
+
+    def with_code(text: str, form: str, file: Path | None) -> str:
+        return convert(_EXAMPLE.sub(_fenced, text + "\n"), form, file)
+
+    def as_written(annotation: Any, *_: object) -> Any:
+        return Annotation(annotation) if isinstance(annotation, str) else annotation
+
+    onnxarchive.__doc__ = f"{onnxarchive.__doc__}\nThe commands: `onnxarchive.cli`."
+    sys.modules["onnxarchive.cli"] = _command_line()
+    pdoc.render.configure(docformat="google", show_source=False, footer_text="onnxarchive")
+    names = [*(module.__name__ for module in MODULES), "onnxarchive.cli"]
+    with (
+        mock.patch.object(pdoc.docstrings, "convert", with_code),
+        mock.patch.object(pdoc.doc, "safe_eval_type", as_written),
+    ):
+        pdoc.pdoc(*names, output_directory=directory)
+
+
+def _fenced(found: re.Match[str]) -> str:
+    return f"###### Example:\n\n```python\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
+
+
+def _command_line() -> ModuleType:
+    """A module whose docstring is the help of the program and of each command."""
+    texts = [f"The command line.\n\n```text\n{parser().format_help()}```\n"]
+    texts += [f"## {name}\n\n```text\n{each.format_help()}```\n" for name, each in commands()]
+    page = ModuleType("onnxarchive.cli", "\n".join(texts))
+    page.__spec__ = ModuleSpec(page.__name__, None)
+    vars(page)["__all__"] = []
+    return page
+
+
+if __name__ == "__main__":
+    render(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "reference")

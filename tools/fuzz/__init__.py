@@ -1,0 +1,1 @@
+"""Fuzzing, comparison with other zip readers, and changes of a reader that vectors must notice."""

@@ -1,0 +1,1 @@
+"""Other zip readers, called the same way."""
