@@ -90,7 +90,7 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
     from onnxarchive.interop.transforming import transform as transform
-    from onnxarchive.zipformat.entries import Entry as Entry
+    from onnxarchive.zipformat.directory import Entry as Entry
 
 __version__ = "0.1.0"
 
@@ -115,7 +115,7 @@ _NAMES = {
     "interop.onnxruntime": "session session_options",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",
-    "zipformat.entries": "Entry",
+    "zipformat.directory": "Entry",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

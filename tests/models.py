@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from onnxarchive.archive.reading import Archive
     from onnxarchive.storage.files import MappedFile
-    from onnxarchive.zipformat.entries import Entry
+    from onnxarchive.zipformat.directory import Entry
 
 # All data types of fixed width: number by onnx's name.
 NUMBERS: dict[str, int] = {

@@ -1,10 +1,9 @@
 """Archives: reading, checking and writing.
 
 Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the source of the
-archive: a file, bytes, a file object or a remote object. `contents` reads directory and models,
-`local_headers` compares local headers, `snapshot` finds the bytes of entries. `views` shows entries
-as tensors and assets, `html` as tables in notebooks; `views_ahead` speeds up the lookup of
-successive tensors. `rules` checks an archive.
+archive: a file, bytes, a file object or a remote object. `contents` reads directory and models, and
+compares local headers; `snapshot` finds the bytes of entries. `views` shows entries as tensors and
+assets, `html` as tables in notebooks. `rules` checks an archive.
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves

@@ -23,9 +23,10 @@ from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat import directory, false_ends
+from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
 from onnxarchive.zipformat.end_records import locate
-from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.local_header import check_local_header
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 # The models of a remote archive are read by one request, unless their headers and padding exceed
@@ -86,8 +87,8 @@ def read_contents(
         file.size,
         bounds.offset,
         directory_end,
-        entries.names,
-        entries.header_offsets,
+        [entry.name for entry in entries],
+        [entry.header_offset for entry in entries],
         report,
     )
     data = _read_models(file, entries, bounds.offset, report, max_model_nbytes)
@@ -96,13 +97,13 @@ def read_contents(
 
 def _read_models(
     file: RandomAccessFile,
-    entries: Entries,
+    entries: Sequence[Entry],
     directory_offset: int,
     report: Report,
     max_model_nbytes: int,
 ) -> dict[str, bytes]:
     """The bytes of each model by entry name, the default model first; {} if MODEL-2 is broken."""
-    found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
+    found = {entry.name: entry for entry in entries[first_model(entries) :]}
     # The default model is first, since its name is a prefix of the others.
     sizes = {name: found[name].nbytes for name in sorted(found)}
     if not check_model_sizes(sizes, max_model_nbytes, report):
@@ -118,12 +119,12 @@ def _read_models(
     return data
 
 
-def model_numbers(names: Sequence[str]) -> range:
-    """Indexes of the models' entries, which are the last entries."""
-    first = len(names)
-    while first and keys.is_model(names[first - 1]):
+def first_model(entries: Sequence[Entry]) -> int:
+    """Index of the first model's entry; the models are the last entries."""
+    first = len(entries)
+    while first and keys.is_model(entries[first - 1].name):
         first -= 1
-    return range(first, len(names))
+    return first
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
@@ -167,8 +168,7 @@ def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
         ArchiveFormatError: A model breaks a rule, or does not fit the entries.
     """
     names, nbytes = list(sizes), list(sizes.values())
-    entries = Entries(names, (), (), nbytes, ())
-    _models(data, Directory(entries, EMPTY.records, names, nbytes), names, Report())
+    _models(data, EMPTY._replace(names=names, sizes=nbytes), names, Report())
 
 
 def _models(
@@ -178,9 +178,9 @@ def _models(
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
     # Usually all tensors are before the assets.
-    is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
+    is_usual = listed.is_whole and listed.names[: len(named)] == named
     if is_usual and list(data) == [MODEL_PROTO]:
-        sizes = listed.entries.sizes[: len(named)]
+        sizes = [nbytes or 0 for nbytes in listed.sizes[: len(named)]]
         found = proto.check_at_once(data[MODEL_PROTO], named, sizes)
         if found is not None:
             return {"": found}
@@ -204,6 +204,15 @@ def _models(
         keys.model_id(name): CheckedModel(ParsedLater(b"", model), refs[name])
         for name, model in models.items()
     }
+
+
+def check_header(
+    file: RandomAccessFile, listed: Directory, number: int, report: Report
+) -> int | None:
+    """Compares an entry's local header with its directory record; see `check_local_header`."""
+    entry = listed.entries[number]
+    header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    return check_local_header(header, entry, listed.records[number], report)
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:

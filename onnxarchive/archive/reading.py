@@ -22,10 +22,10 @@ from onnxarchive.archive.contents import (
     MAX_MODEL_NBYTES,
     check_crc32,
     check_data,
+    check_header,
     read_contents,
     summed,
 )
-from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import (
@@ -53,7 +53,6 @@ from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
-from onnxarchive.zipformat.entries import Records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,8 +184,8 @@ class Archive(Closing):
         return MappingProxyType(proto.metadata(self._snapshot.model))
 
     @property
-    def _records(self) -> Records:
-        """The directory record of every entry, in the order of the archive."""
+    def _records(self) -> Sequence[bytes]:
+        """The packed directory record of every entry, in the order of the archive."""
         return self._snapshot.directory.records
 
     @property
@@ -386,27 +385,26 @@ class Archive(Closing):
         """
         snapshot = self._snapshot
         entries = snapshot.directory.entries
-        counter = ProgressCounter(progress, sum(entries.sizes))
+        counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
         jobs = threads.require_jobs(jobs)
         file = snapshot.file
         stream = ForwardFile(file)
         if not file.is_complete:
             file, jobs = stream, 1
-        headers = LocalHeaders(file, snapshot.directory)
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            headers.compare(number, Report())
+            check_header(file, snapshot.directory, number, Report())
             entry = entries[number]
             check_data(file, entry, snapshot.all_refs(entry.name), Report(), counter)
 
-        models = snapshot.model_numbers
+        others, models = entries[: snapshot.first_model], range(snapshot.first_model, len(entries))
         with (
             with_path(self.path),
             discarding_faults(snapshot.file),
             contextlib.ExitStack() as resources,
         ):
             resources.callback(stream.stop)  # also after an error
-            threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
+            threads.for_each(range(len(others)), [it.nbytes for it in others], verify, jobs)
             try:
                 for number in models:
                     verify(number)

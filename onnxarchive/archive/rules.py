@@ -11,8 +11,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import Unpack
 
-from onnxarchive.archive.contents import MAX_MODEL_NBYTES, Contents, check_data, read_contents
-from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.contents import (
+    MAX_MODEL_NBYTES,
+    Contents,
+    check_data,
+    check_header,
+    read_contents,
+)
 from onnxarchive.archive.openable import Access, Openable, files_of, opened
 from onnxarchive.archive.unfinished import require_finished
 from onnxarchive.buffers.counting import Progress, ProgressCounter
@@ -22,6 +27,7 @@ from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.zipformat.local_header import check_local_header
 
 MAX_FINDINGS = 1000  # of one rule
 
@@ -166,7 +172,7 @@ def check(
         if isinstance(file, MappedFile):
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
-        counter = ProgressCounter(progress, sum(contents.directory.entries.sizes))
+        counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
         if not full:
             _check_headers(file, contents, findings)
         elif file.is_complete:
@@ -186,25 +192,19 @@ def check(
 
 def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findings) -> None:
     """Compares all local headers with their directory records."""
-    entries = contents.directory.entries
-    headers = LocalHeaders(file, contents.directory)
-    if file.is_complete:
-        for number in range(len(entries)):
-            headers.compare(number, findings)
-        return
-    begins, ends = entries.header_offsets, entries.data_offsets
-    ranges = ((begin, end - begin) for begin, end in zip(begins, ends, strict=True))
-    for number, header in enumerate(file.read_ranges(ranges)):
-        headers.compare_given(number, bytes(header), findings)
+    entries, records = contents.directory.entries, contents.directory.records
+    ranges = ((it.header_offset, it.data_offset - it.header_offset) for it in entries)
+    for header, entry, record in zip(file.read_ranges(ranges), entries, records, strict=True):
+        check_local_header(bytes(header), entry, record, findings)
 
 
 def _check_in_one_pass(
     file: RandomAccessFile, contents: Contents, findings: _Findings, counter: ProgressCounter
 ) -> None:
     """Checks local headers and data of all entries; findings about data come last."""
-    headers, of_data = LocalHeaders(file, contents.directory), _Findings()
+    of_data = _Findings()
     for number, entry in enumerate(contents.directory.entries):
-        headers.compare(number, findings)
+        check_header(file, contents.directory, number, findings)
         check_data(file, entry, contents.refs(entry.name), of_data, counter)
     findings.take(of_data)
 
@@ -226,6 +226,6 @@ def _check_all_data(
         if found.list:
             by_entry[number] = found
 
-    threads.for_each(range(len(entries)), entries.sizes, check_entry, jobs)
+    threads.for_each(range(len(entries)), [it.nbytes for it in entries], check_entry, jobs)
     for _, found in sorted(by_entry.items()):
         findings.take(found)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
-from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.archive.views_ahead import ViewsAhead
+from onnxarchive.archive.contents import check_crc32, check_header, first_model, read_contents
 from onnxarchive.buffers import checksums, columns
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.lines import Lines, numbers_of
@@ -31,8 +29,9 @@ from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
-from onnxarchive.zipformat.entries import Entries, Entry
+from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
+from onnxarchive.zipformat.local_header import check_local_header
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +53,8 @@ class Snapshot:
         entries: The entries by name.
         model_ids: The ids of all models; `""`, the id of the default model, is the first.
         refs: The chosen model's tensors that are stored outside, by key.
-        headers: The local headers of all entries; they are read and verified when needed.
-        model_numbers: Indexes of the models' entries.
+        verified: For each entry 1 if its local header was found to match the directory, else 0.
+        first_model: Index of the first model's entry; the models are the last entries.
         alignment: Alignment in bytes, from the default model's local header.
     """
 
@@ -75,16 +74,19 @@ class Snapshot:
         self._contents = contents
         self._found = contents.models[model]
         self.refs = self._found.refs
-        self.headers = LocalHeaders(file, contents.directory)
         shapes = self._found.shapes
         if shapes is None:
             shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
-        self.model_numbers = model_numbers(self.entries.names)
-        for number in self.model_numbers:  # `read_contents` has compared their CRC-32s
-            with with_path(file.path):
-                self.headers.require(number)
-        self.alignment = self.headers.alignment
+        entries = contents.directory.entries
+        self.verified = bytearray(len(entries))
+        self.first_model = first_model(entries)
+        for number in range(self.first_model, len(entries)):
+            # `read_contents` has compared the CRC-32s of the models.
+            alignment = check_header(file, contents.directory, number, Report())
+            self.verified[number] = 1
+        assert alignment is not None  # else `Report` has raised an error
+        self.alignment = alignment
         file.release()
 
     @property
@@ -118,17 +120,10 @@ class Snapshot:
         """The index of the chosen model's initializers."""
         return Initializers(self.entries, self._found)
 
-    @cached_property
-    def views_ahead(self) -> ViewsAhead:
-        """The views that are looked up next if initializers are looked up in order."""
-        index, entries = self.initializers, self.directory.entries
-        verified = self.headers.verified
-        return ViewsAhead(index.names, index.in_order, entries, self._shapes, verified)
-
     def is_in(self, file: RandomAccessFile) -> bool:
         """True if a locked file has the same size and directory, and so the same content."""
-        packed, entries = self.directory.records.pack(), self.directory.entries
-        offset = entries.data_offsets[-1] + entries.sizes[-1]
+        packed, last = b"".join(self.directory.records), self.directory.entries[-1]
+        offset = last.data_offset + last.nbytes
         return file.size == self.size and file.read(offset, len(packed)) == packed
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
@@ -141,13 +136,12 @@ class Snapshot:
             ChecksumError: The CRC-32 of copied or fetched bytes does not match.
             ValueError: The archive is closed.
         """
-        listed = self.directory.entries
-        offset, nbytes = listed.data_offsets[number], listed.sizes[number]
+        _, _, offset, nbytes, _ = self.directory.entries[number]
         if not self.file.is_mapped:
             (copy,) = self._copies([number])
             return copy, 0, nbytes
         view = self.file.reaching(offset + nbytes)
-        if not self.headers.verified[number]:
+        if not self.verified[number]:
             self.fetch([number])
         return view, offset, nbytes
 
@@ -163,7 +157,7 @@ class Snapshot:
             (copy,) = self._copies([number])
             return bytes(copy)
         entry = self.directory.entries[number]
-        if not self.headers.verified[number]:
+        if not self.verified[number]:
             self.fetch([number])
         with with_path(self.file.path):
             data = self.file.read(entry.data_offset, entry.nbytes)
@@ -177,10 +171,7 @@ class Snapshot:
             ArchiveFormatError: They do not match.
         """
         with with_path(self.file.path):
-            if self.file.is_complete:
-                self.headers.require(number)
-            else:  # `compare` makes one request; `require` may also request the next headers
-                self.headers.compare(number, Report())
+            check_header(self.file, self.directory, number, Report())
 
     def locate_all(self, numbers: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:
         """As `locate` for many entries, which are fetched together."""
@@ -197,9 +188,11 @@ class Snapshot:
         with with_path(self.file.path), discarding_faults(self.file):
             if self.file.is_complete:
                 for number in numbers:
-                    self.headers.require(number)
+                    if not self.verified[number]:
+                        check_header(self.file, self.directory, number, Report())
+                        self.verified[number] = 1
                 return
-            numbers = [number for number in numbers if not self.headers.verified[number]]
+            numbers = [number for number in numbers if not self.verified[number]]
             self.file.fetch(map(self._range, numbers))
             entries = self.directory.entries
             for number in numbers:
@@ -209,12 +202,12 @@ class Snapshot:
                     found = Crc32.of(pieces)
                     check_crc32(entry, found.nbytes, found.value, Report())
                     self.file.set_verified(number)
-                self.headers.compare(number, Report())
-                self.headers.verified[number] = 1
+                check_header(self.file, self.directory, number, Report())
+                self.verified[number] = 1
 
     def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s."""
-        entries = self.directory.entries
+        entries, records = self.directory.entries, self.directory.records
         with with_path(self.file.path):
             copies = self.file.read_ranges(map(self._range, numbers))
             for number, copy in zip(numbers, copies, strict=True):
@@ -222,7 +215,7 @@ class Snapshot:
                 header = entry.header_offset % MIN_ALIGNMENT
                 begin = header + entry.data_offset - entry.header_offset
                 data = copy[begin:].toreadonly()
-                self.headers.compare_given(number, bytes(copy[header:begin]), Report())
+                check_local_header(bytes(copy[header:begin]), entry, records[number], Report())
                 check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
                 yield data
 
@@ -231,10 +224,9 @@ class Snapshot:
 
         The range begins up to 63 bytes before the header, so that the data is aligned in a copy.
         """
-        listed = self.directory.entries
-        begin = listed.header_offsets[number]
+        _, begin, data_offset, nbytes, _ = self.directory.entries[number]
         begin -= begin % MIN_ALIGNMENT
-        return begin, listed.data_offsets[number] + listed.sizes[number] - begin
+        return begin, data_offset + nbytes - begin
 
     def asset_number(self, path: str) -> int:
         """The index of an asset's entry.
@@ -254,11 +246,10 @@ class Snapshot:
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
         data_type, shape = self._shapes[number]
-        if data_type.is_viewed and self.headers.verified[number] and self.file.is_mapped:
+        if data_type.is_viewed and self.verified[number] and self.file.is_mapped:
             # For speed: the two lines after this block give the same array in 1.5 times the time.
-            listed = self.directory.entries
-            offset = listed.data_offsets[number]
-            view = self.file.reaching(offset + listed.sizes[number])
+            _, _, offset, nbytes, _ = self.directory.entries[number]
+            view = self.file.reaching(offset + nbytes)
             array: NDArray[Any] = np.ndarray(shape, data_type.dtype, view, offset)
             return array
         view, offset, _ = self.locate(number)
@@ -317,9 +308,9 @@ class NamedEntries(Mapping[str, Entry]):
         names: The names, in the order of the archive.
     """
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Sequence[Entry]) -> None:
         """Wraps `entries`; their names must be distinct."""
-        self.names = entries.names
+        self.names = [entry.name for entry in entries]
         self._entries = entries
 
     @cached_property
@@ -334,7 +325,7 @@ class NamedEntries(Mapping[str, Entry]):
         return name in self.index_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries.names)
+        return iter(self.names)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -373,9 +364,6 @@ class Initializers:
     Attributes:
         names: Names of the initializers of the main graph.
         others: The initializers of subgraphs by name.
-        in_order: For each entry that holds an initializer of the main graph, the index of this
-            initializer in `names`. Empty if the archive does not begin with these entries, or if a
-            name is ambiguous.
     """
 
     def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
@@ -388,11 +376,7 @@ class Initializers:
         self.others = {ref.name: ref for ref in refs}
         keys = stored.names
         numbers = np.full(len(names), _NO_ENTRY)
-        is_in_order = entries.names[: len(keys)] == keys  # almost always
-        self.in_order = stored.indexes if is_in_order else ()
-        numbers[np.array(stored.indexes, np.int64)] = (
-            np.arange(len(keys)) if is_in_order else [entries.index_of[key] for key in keys]
-        )
+        numbers[np.array(stored.indexes, np.int64)] = [entries.index_of[key] for key in keys]
         self._entries = columns.integers(numbers)
         self._other_entries: dict[str, int] = {}
         for key, (_, tensor) in stored.others.items():
@@ -412,7 +396,7 @@ class Initializers:
         """Removes ambiguous names; gives the old index of each name that stays in `names`."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
-        self.names, self.in_order = [self.names[i] for i in indexes], ()
+        self.names = [self.names[i] for i in indexes]
         for name in ambiguous:
             self.others.pop(name, None)
             self._other_entries.pop(name, None)

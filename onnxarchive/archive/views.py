@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 
 from onnxarchive.archive.snapshot import Initializers, Snapshot
-from onnxarchive.archive.views_ahead import NONE
 from onnxarchive.errors import ArchiveFormatError, shown, shown_names, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -68,18 +66,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._snapshot
-        ahead = snapshot.views_ahead
-        next_name, (data_type, shape), offset, end = ahead.first
-        if name == next_name:
-            ahead.first = next(ahead.others, NONE)
-            data = snapshot.file.reaching(end)
-            array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data, offset)
-            return array
         number = snapshot.initializers.entry(name)
         if number is not None:
-            array = snapshot.array(number)
-            ahead.prepare(number)
-            return array
+            return snapshot.array(number)
         with with_path(snapshot.file.path):
             return array_in_model(snapshot.ref(name))
 
@@ -115,7 +104,7 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
     texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
     number = snapshot.initializers.entry(name)
     if number is not None:
-        return texts, snapshot.directory.entries.sizes[number]
+        return texts, snapshot.directory.entries[number].nbytes
     data_type = tensors.stored_type(tensor)
     return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 

@@ -18,7 +18,7 @@ from onnxarchive.cli.table import count, cut, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
-from onnxarchive.zipformat.entries import Entry
+from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.layout import Placement
 
 _DEFAULT: Final = "(default)"  # shown for the empty id of the default model

@@ -60,7 +60,7 @@ from onnxarchive.storage.paths import directory_of
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
-from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
@@ -167,8 +167,7 @@ def _plan_end(
     if not {item.name for item in items} <= {*names}:
         require_names([*names[:stay], *(item.name for item in items)])
     writer.require_entries(stay + len(items) + len(models))
-    nbytes = archive._snapshot.directory.entries.sizes
-    sizes = dict(zip(names[:stay], nbytes, strict=False))
+    sizes = {name: archive.entries[name].nbytes for name in names[:stay]}
     sizes |= {item.name: item.nbytes for item in items}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(ASSET_PREFIX)}
     check_model_sizes(
@@ -205,7 +204,7 @@ def _moved(
 
 def _kept_names(archive: Archive) -> list[str]:
     """The names of all entries except the models, in the order of the archive."""
-    return list(archive.entries.names[: archive._snapshot.model_numbers.start])
+    return list(archive.entries.names[: archive._snapshot.first_model])
 
 
 def _keys_of(archive: Archive, model: ChangedModel) -> Iterable[str]:
@@ -304,7 +303,7 @@ def _plan_anew(
 
 def _is_end(archive: Archive, entries: _Entries) -> bool:
     """True if an edit leaves every entry of the archive but the models as it is."""
-    return entries.stay == archive._snapshot.model_numbers.start and not entries.replaced
+    return entries.stay == archive._snapshot.first_model and not entries.replaced
 
 
 def _has_models(archive: Archive, models: Collection[Item]) -> bool:
@@ -354,12 +353,12 @@ def _write(archive: Archive, entries: _Entries, options: EditOptions) -> MappedF
             _write_entry(archive, name, data, target, counter)
         target.offset = offset
         before = target.last(SEARCHED_SIZE)
-        listed = archive._snapshot.directory.entries
+        listed = archive._snapshot.directory.entries[: entries.stay]
         zip_writer = ZipWriter(
             target,
             alignment=archive.alignment,
             kept=kept,
-            named=(listed.names[: entries.stay], listed.header_offsets[: entries.stay]),
+            named=([it.name for it in listed], [it.header_offset for it in listed]),
             offset=offset,
             before=before,
         )
@@ -393,13 +392,14 @@ def _write(archive: Archive, entries: _Entries, options: EditOptions) -> MappedF
 
 def _records(archive: Archive, entries: _Entries) -> bytes:
     """The directory records of the entries that keep their place, with their new CRC-32s."""
-    records, parts, begin = archive._records[: entries.stay], [], 0
-    for number in sorted(archive.entries.index_of[name] for name in entries.replaced):
-        crc32 = entries.replaced[archive.entries.names[number]].crc32
-        assert crc32 is not None
-        parts += [records[begin:number].pack(), records[number]._replace(crc32=crc32).pack()]
-        begin = number + 1
-    return b"".join([*parts, records[begin:].pack()])
+    records = [*archive._records[: entries.stay]]
+    for name, data in entries.replaced.items():
+        number = archive.entries.index_of[name]
+        record = DirectoryRecord.unpack(records[number])
+        assert record is not None
+        assert data.crc32 is not None
+        records[number] = record._replace(crc32=data.crc32).pack()
+    return b"".join(records)
 
 
 def _write_entry(

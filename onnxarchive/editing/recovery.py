@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxarchive.archive.contents import read_contents
-from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.contents import check_header, read_contents
 from onnxarchive.archive.unfinished import unfinished_edit
 from onnxarchive.errors import (
     ArchiveError,
@@ -132,7 +131,8 @@ def roll_back(file: MappedFile) -> bool:
 def _require_whole(file: MappedFile) -> None:
     """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Report(), undo.MAX_END_NBYTES)
-    LocalHeaders(file, contents.directory).require_all()
+    for number in range(len(contents.directory.entries)):
+        check_header(file, contents.directory, number, Report())
 
 
 def _is_leftover(file: MappedFile) -> bool:

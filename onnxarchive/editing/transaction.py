@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from onnxarchive.archive.items import Item
     from onnxarchive.editing.placeholders import GivenModel
     from onnxarchive.model.tensors import TensorRef
-    from onnxarchive.zipformat.entries import Entry
+    from onnxarchive.zipformat.directory import Entry
 
 __all__ = ["Edit", "edit"]
 

@@ -25,7 +25,7 @@ from onnxarchive.archive.opening import open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
 from onnxarchive.model.keys import model_entry
 from onnxarchive.storage.optional import needing
-from onnxarchive.zipformat.entries import Entry
+from onnxarchive.zipformat.directory import Entry
 
 _INDEX: Final = "index.html"
 _SUFFIXES: Final = frozenset({".css", ".html", ".ico", ".js", ".json", ".png"})

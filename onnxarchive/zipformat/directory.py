@@ -10,39 +10,90 @@ locate data.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.directory_at_once import read_at_once
 from onnxarchive.zipformat.end_records import Bounds
-from onnxarchive.zipformat.entries import EMPTY, VERSIONS_NEEDED, Directory, Entries, Entry, Records
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import DirectoryRecord
 
-_MAX_SHOWN_FIELDS = 8  # in a message
+_VERSIONS_NEEDED: Final = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
+# Parts of a `DirectoryRecord`: up to the time, CRC-32, sizes, size of the name, up to the offset of
+# the local header, this offset.
+_PARTS: Final = struct.Struct("<12s4x3IH12sI")
+# In the record of a small entry with an ASCII name, as this library writes it.
+_USUAL_BEGIN, *_, _USUAL_END, _ = _PARTS.unpack(Placement(b"", 0, 0, 0).directory_record().pack())
+_MAX_SHOWN_FIELDS: Final = 8  # in a message
+
+
+class Entry(NamedTuple):
+    """One entry of an archive.
+
+    Attributes:
+        name: The entry's name.
+        header_offset: Offset of its local header in the file, in bytes.
+        data_offset: Offset of its data in the file, in bytes.
+        nbytes: Size of its data in bytes.
+        crc32: CRC-32 of its data, as stated in the directory.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            for entry in archive.entries.values():
+                print(entry.name, entry.data_offset, entry.nbytes)
+    """
+
+    name: str
+    header_offset: int
+    data_offset: int
+    nbytes: int
+    crc32: int
+
+
+class Directory(NamedTuple):
+    """The content of the central directory.
+
+    Attributes:
+        entries: The entries in directory order. Names may repeat.
+        records: The packed directory record of each entry.
+        names: Names of all records, even if the entry was left out; None for a name not in UTF-8.
+        sizes: Size of every record's data in bytes; None if unknown.
+        is_whole: True if number and size of the records match the end records.
+    """
+
+    entries: Sequence[Entry]
+    records: Sequence[bytes]
+    names: Sequence[str | None] = ()
+    sizes: Sequence[int | None] = ()
+    is_whole: bool = True
+
+
+EMPTY: Final = Directory((), ())
 
 
 class _Listed(NamedTuple):
-    """A decoded directory record; values that do not fit 32 bits come from its Zip64 field.
+    """The content of a directory record; values that do not fit 32 bits come from its Zip64 field.
 
     Attributes:
         name: The entry's name, with escapes for bytes that are not UTF-8.
         is_utf8: True if the name is UTF-8 (NAME-1).
+        name_size: Size of the name in bytes.
         nbytes: Size of the entry's data in bytes; None if unknown.
         header_offset: Offset of the local header in the file, in bytes; None if unknown.
-        record: The record.
-        offset: Offset of the record in the directory, in bytes.
+        crc32: CRC-32 of the entry's data.
+        packed: The record itself.
     """
 
     name: str
     is_utf8: bool
+    name_size: int
     nbytes: int | None
     header_offset: int | None
-    record: DirectoryRecord
-    offset: int
+    crc32: int
+    packed: bytes
 
 
 def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
@@ -58,21 +109,15 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
         The directory, with every entry if nothing was reported. Otherwise, entries whose size or
         offsets are unknown or break ZIP-6 are left out.
     """
-    return read_at_once(data, bounds) or read_one_by_one(data, bounds, report)
-
-
-def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
-    """Reads the central directory without `read_at_once`; see `read_directory`."""
     listed = _list(data, bounds, report)
-    last = listed[-1] if listed else None
-    size = last.offset + last.record.packed_size if last else 0
+    size = sum(len(item.packed) for item in listed)
     is_whole = len(listed) == bounds.entry_count and size == bounds.size
-    if last is None:
+    if not listed:
         if bounds.entry_count == 0 and bounds.offset:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
-        return Directory(EMPTY.entries, Records(data, ()), is_whole=is_whole)
+        return EMPTY._replace(is_whole=is_whole)
     if listed[0].header_offset not in (0, None):
         report.broken(
             "ZIP-1",
@@ -83,40 +128,70 @@ def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
     ends = [following.header_offset for following in listed[1:]]
     ends.append(bounds.offset if is_whole else None)
     entries: list[Entry] = []
-    offsets: list[int] = []
+    packed: list[bytes] = []
     previous_end = 0
-    for item, end in zip(listed, ends, strict=True):
-        if item.nbytes is None or item.header_offset is None or end is None:
+    for (name, _, name_size, nbytes, header_offset, crc32, record), end in zip(
+        listed, ends, strict=True
+    ):
+        if nbytes is None or header_offset is None or end is None:
             continue  # the reason has been reported
-        entry = Entry(
-            item.name, item.header_offset, end - item.nbytes, item.nbytes, item.record.crc32
-        )
+        data_offset = end - nbytes
+        least = layout.header_size(name_size, nbytes)
+        space = data_offset - header_offset
         # An entry that begins before the previous one ends is left out: no byte is in two entries.
-        if entry.header_offset < previous_end:
+        if header_offset < previous_end:
             report.broken(
                 "ZIP-6",
                 f"expected its local header at offset {previous_end} or later, after the entries "
-                f"before it, found {entry.header_offset}",
-                entry=entry.name,
+                f"before it, found {header_offset}",
+                entry=name,
             )
-        elif _require_header_space(entry, item.record, bounds, report):
+        elif not (end <= bounds.offset and least <= space < least + layout.MAX_ALIGNMENT):
+            report.broken(
+                "ZIP-6",
+                f"expected a local header of {least} to {least + layout.MAX_ALIGNMENT - 1} bytes "
+                f"at offset {header_offset}, followed by {nbytes} bytes of data, found {space} "
+                "bytes before the data: entries overlap or leave a gap, or the directory lists "
+                "them in another order",
+                entry=name,
+            )
+        else:
+            if data_offset % layout.MIN_ALIGNMENT:
+                report.broken(
+                    "ALIGN-1",
+                    f"expected its data at a multiple of {layout.MIN_ALIGNMENT}, found offset "
+                    f"{data_offset}",
+                    entry=name,
+                )
             previous_end = end
-            entries.append(entry)
-            offsets.append(item.offset)
+            entries.append(Entry(name, header_offset, data_offset, nbytes, crc32))
+            packed.append(record)
     names = [item.name if item.is_utf8 else None for item in listed]
-    sizes = [item.nbytes for item in listed]
-    return Directory(_in_columns(entries), Records(data, offsets), names, sizes, is_whole)
-
-
-def _in_columns(entries: Sequence[Entry]) -> Entries:
-    return Entries(*map(list, zip(*entries, strict=True))) if entries else EMPTY.entries
+    return Directory(entries, packed, names, [item.nbytes for item in listed], is_whole)
 
 
 def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
     """Unpacks and checks the records; reports a wrong count or total size as ZIP-4."""
     listed: list[_Listed] = []
+    unpack, last = _PARTS.unpack_from, len(data) - DirectoryRecord.SIZE
     position = 0
     for index in range(bounds.entry_count):
+        if position <= last:
+            begin, crc32, compressed, nbytes, name_size, end, offset = unpack(data, position)
+            packed = data[position : position + DirectoryRecord.SIZE + name_size]
+            name = packed[DirectoryRecord.SIZE :]
+            if (
+                begin == _USUAL_BEGIN
+                and end == _USUAL_END
+                and compressed == nbytes < records.SATURATED_32 > offset
+                and name.isascii()
+                and len(name) == name_size
+            ):
+                listed.append(
+                    _Listed(name.decode(), True, name_size, nbytes, offset, crc32, packed)
+                )
+                position += len(packed)
+                continue
         record = DirectoryRecord.unpack(data, position)
         if record is None:
             report.broken(
@@ -125,11 +200,7 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
                 f"{bounds.offset + position}, found none",
             )
             return listed
-        name, is_utf8 = _decode(record.name, report)
-        _require_plain_record(record, name, report)
-        listed.append(
-            _Listed(name, is_utf8, *_size_and_offset(record, name, report), record, position)
-        )
+        listed.append(_check_record(record, report))
         position += record.packed_size
     if position != bounds.size:
         report.broken(
@@ -138,6 +209,15 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
             f"{position} bytes",
         )
     return listed
+
+
+def _check_record(record: DirectoryRecord, report: Report) -> _Listed:
+    """The content of a record of any form; reports each rule that the record breaks."""
+    name, is_utf8 = _decode(record.name, report)
+    _require_plain_record(record, name, report)
+    nbytes, offset = _size_and_offset(record, name, report)
+    packed = record.pack()
+    return _Listed(name, is_utf8, len(record.name), nbytes, offset, record.crc32, packed)
 
 
 def _decode(encoded: bytes, report: Report) -> tuple[str, bool]:
@@ -160,7 +240,7 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
         broken("ZIP-8", f"expected method 0 (stored), found {record.method}")
     if record.compressed_size != record.uncompressed_size:
         broken("ZIP-8", records.unequal_sizes(record.compressed_size, record.uncompressed_size))
-    if record.version_needed not in VERSIONS_NEEDED:
+    if record.version_needed not in _VERSIONS_NEEDED:
         broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
     mode = record.external_attributes >> records.UNIX_MODE_SHIFT
     dos_attributes = record.external_attributes & records.DOS_ATTRIBUTES_MASK
@@ -266,30 +346,3 @@ def hexadecimal(identifiers: list[int]) -> str:
     """Formats the ids of extra fields for a message."""
     texts = [f"{identifier:#06x}" for identifier in identifiers[:_MAX_SHOWN_FIELDS]]
     return "[" + ", ".join(texts + ["..."] * (len(identifiers) > _MAX_SHOWN_FIELDS)) + "]"
-
-
-def _require_header_space(
-    entry: Entry, record: DirectoryRecord, bounds: Bounds, report: Report
-) -> bool:
-    """True if the local header fits the space before the data; reports ZIP-6 and ALIGN-1."""
-    least = Placement(record.name, entry.nbytes, 0, 0).unpadded_offset
-    space = entry.data_offset - entry.header_offset
-    is_inside = entry.data_offset + entry.nbytes <= bounds.offset
-    if not (is_inside and least <= space < least + layout.MAX_ALIGNMENT):
-        report.broken(
-            "ZIP-6",
-            f"expected a local header of {least} to {least + layout.MAX_ALIGNMENT - 1} bytes at "
-            f"offset {entry.header_offset}, followed by {entry.nbytes} bytes of data, found "
-            f"{space} bytes before the data: entries overlap or leave a gap, or the directory "
-            f"lists them in another order",
-            entry=entry.name,
-        )
-        return False
-    if entry.data_offset % layout.MIN_ALIGNMENT:
-        report.broken(
-            "ALIGN-1",
-            f"expected its data at a multiple of {layout.MIN_ALIGNMENT}, "
-            f"found offset {entry.data_offset}",
-            entry=entry.name,
-        )
-    return True

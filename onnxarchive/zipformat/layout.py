@@ -20,6 +20,7 @@ from onnxarchive.zipformat.records import (
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # with a larger power of two, padding may not fit an extra field
+_LOCAL_ZIP64_SIZE = len(records.pack_zip64_extra(0, 0))  # with both sizes
 END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
 
 
@@ -59,6 +60,17 @@ def fits_32(value: int) -> bool:
 def local_zip64_values(nbytes: int) -> tuple[int, ...]:
     """The values in the Zip64 field of a local header: both sizes or none (APPNOTE 4.5.3)."""
     return () if fits_32(nbytes) else (nbytes, nbytes)
+
+
+def header_size(name_size: int, nbytes: int) -> int:
+    """Size of a local header without padding, in bytes.
+
+    Args:
+        name_size: Size of the entry's name in bytes.
+        nbytes: Size of the entry's data in bytes.
+    """
+    zip64_size = 0 if fits_32(nbytes) else _LOCAL_ZIP64_SIZE
+    return LocalHeader.SIZE + name_size + zip64_size + records.ALIGNMENT_EXTRA_SIZE
 
 
 def directory_zip64_values(nbytes: int, header_offset: int) -> tuple[int, ...]:
@@ -113,9 +125,7 @@ class Placement(NamedTuple):
     @property
     def unpadded_offset(self) -> int:
         """Offset of the data if there were no padding, in bytes."""
-        zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
-        header_size = LocalHeader.SIZE + len(self.name) + len(zip64_extra)
-        return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
+        return self.header_offset + header_size(len(self.name), self.nbytes)
 
     def _shared_fields(self) -> dict[str, Any]:
         """The fields that the local header and the directory record share."""

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.directory import hexadecimal
-from onnxarchive.zipformat.entries import Entry
+from onnxarchive.zipformat.directory import Entry, hexadecimal
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
+# "Version needed" to "file name length", which both headers have (APPNOTE 4.3.7 and 4.3.12).
+_SHARED: Final = slice(6, 30)
 
-def check_local_header(
-    header: bytes, entry: Entry, record: DirectoryRecord, report: Report
-) -> int | None:
+
+def check_local_header(header: bytes, entry: Entry, packed: bytes, report: Report) -> int | None:
     """Compares an entry's local header with its directory record.
 
     Args:
         header: The bytes from `entry.header_offset` to `entry.data_offset`.
         entry: The entry.
-        record: Its directory record.
+        packed: Its directory record.
         report: Receives each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
 
     Returns:
         The alignment in the header, in bytes; None if the alignment is invalid, or if the size or
         the extra fields of the header are wrong.
     """
+    shared = packed[_SHARED]
+    name = packed[DirectoryRecord.SIZE :][: int.from_bytes(shared[-2:], "little")]
+    least = layout.header_size(len(name), entry.nbytes)
+    padding = entry.data_offset - entry.header_offset - least
+    alignment = int.from_bytes(header[least - 2 : least], "little")
+    if (
+        layout.is_alignment(alignment)
+        and entry.data_offset % alignment == 0
+        and 0 <= padding < alignment
+        and layout.fits_32(entry.nbytes)
+    ):
+        extra = records.pack_alignment_extra(alignment, padding)
+        expected = (LocalHeader.SIGNATURE, shared, len(extra).to_bytes(2, "little"), name, extra)
+        if header == b"".join(expected):
+            return alignment
+    record = DirectoryRecord.unpack(packed)
+    assert record is not None  # the directory's reader found it
+    return _compare(header, entry, record, report)
+
+
+def _compare(header: bytes, entry: Entry, record: DirectoryRecord, report: Report) -> int | None:
+    """As `check_local_header`, field by field."""
     broken = partial(report.broken, entry=entry.name)
     local = LocalHeader.unpack(header)
     if local is None or local.packed_size != len(header):

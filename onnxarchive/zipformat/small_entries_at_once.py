@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader, pack_alignment_extra
 
 # The fields that a local header shares with its directory record: "version needed" to "file name
@@ -90,7 +89,7 @@ def pack_entries(
         )
         header_offsets.append(offset)
         directory += (_BEFORE_COMMON, common, _AFTER_COMMON, _OFFSET.pack(offset), encoded)
-        unpadded_offset = offset + LEAST_HEADER_SIZE + len(encoded)
+        unpadded_offset = offset + layout.header_size(len(encoded), nbytes)
         padding = -unpadded_offset % alignment
         extra = _EXTRAS[padding] if is_usual else pack_alignment_extra(alignment, padding)
         size = _EXTRA_SIZES[padding] if is_usual else len(extra).to_bytes(2, "little")

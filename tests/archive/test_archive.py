@@ -45,7 +45,6 @@ from onnxarchive import (
     UnsupportedFeatureError,
 )
 from onnxarchive.model import dtypes
-from onnxarchive.storage.files import MappedFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -931,23 +930,6 @@ def test_tensors_of_a_file_object_are_aligned_in_memory(tmp_path: Path) -> None:
         for array in (archive.tensors["w"], archive.fetch()["w"]):
             assert array.flags.aligned
             assert array.tobytes() == raw_tensor("w", double, (300,)).raw_data
-
-
-def test_local_headers_of_all_tensors_are_read_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensors = (raw_tensor(f"w{it}", dims=(16,), seed=it) for it in range(1000))
-    onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa", size_threshold=0)
-    reads: list[int] = []
-    read = MappedFile.read
-
-    def counted(file: MappedFile, offset: int, size: int) -> bytes:
-        reads.append(size)
-        return read(file, offset, size)
-
-    monkeypatch.setattr(MappedFile, "read", counted)
-    onnxarchive.load(tmp_path / "m.onnxa")
-    assert len(reads) < 30
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="/proc says what is open")

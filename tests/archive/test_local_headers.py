@@ -4,7 +4,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ import pytest
 from models import break_local_header
 
 import onnxarchive
-from onnxarchive.archive.contents import read_contents
-from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.contents import check_header, read_contents
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import records
@@ -68,7 +66,7 @@ def test_a_broken_header_is_refused_when_its_tensor_is_read_and_hides_no_other(
                     assert archive.tensors[f"w{index}"][-1] == index % 256
 
 
-def test_every_header_is_compared_once_whatever_is_read_ahead(path: Path) -> None:
+def test_every_header_is_compared_once(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         for index in range(COUNT):
             archive.tensors[f"w{index}"]
@@ -88,31 +86,7 @@ def test_a_tensor_that_is_read_alone_brings_no_other_header(path: Path) -> None:
                 archive.tensors[f"w{index + 1}"]
 
 
-@pytest.mark.parametrize("alignment", [64, 256])
-def test_headers_are_read_ahead_in_few_reads_where_they_lie_close(
-    alignment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.onnxa"
-    with onnxarchive.Writer(path, alignment=alignment) as writer:
-        for index in range(COUNT):
-            writer.add(f"w{index}", np.full(16, index, np.uint16))
-        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
-    reads: list[tuple[int, int]] = []
-    read = MappedFile.read
-
-    def counted(file: MappedFile, offset: int, size: int) -> bytes:
-        reads.append((offset, size))
-        return read(file, offset, size)
-
-    with onnxarchive.open(path) as archive:
-        monkeypatch.setattr(MappedFile, "read", counted)
-        list(archive.tensors.values())
-    assert len(reads) < COUNT / 10
-    assert max(size for _, size in reads) <= 1 << 16
-    assert all(one + size <= other for (one, size), (other, _) in pairwise(reads))
-
-
-def test_a_header_that_cannot_be_read_hides_none_before_it(
+def test_a_header_that_cannot_be_read_hides_no_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = MappedFile.read
@@ -171,13 +145,13 @@ def test_a_comparison_that_reports_goes_on(path: Path) -> None:
         count = len(archive.entries)
     rules = Rules()
     with MappedFile(path) as file:
-        headers = LocalHeaders(file, read_contents(file, rules).directory)
+        listed = read_contents(file, rules).directory
         for number in range(count):
-            headers.compare(number, rules)
+            check_header(file, listed, number, rules)
     assert rules.found == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
 
 
-def test_a_padding_that_is_a_whole_unit_too_long_is_refused_whatever_is_read_ahead(
+def test_a_padding_that_is_a_whole_unit_too_long_is_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "model.onnxa"

@@ -1,4 +1,4 @@
-"""A tensor is the same in whatever order tensors are looked up."""
+"""Tensors are looked up by their names alone: in any order, by any number of threads."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from written import converted
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
-from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive import snapshot
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Stored
+from onnxarchive.errors import Report
 from onnxarchive.zipformat.writer import ZipWriter
 
 ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": b""}
@@ -167,15 +168,15 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
 def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require = LocalHeaders.require
+    check = snapshot.check_header
     tried: list[int] = []
 
-    def require_locked(self: LocalHeaders, number: int) -> None:
+    def check_locked(file: Any, listed: Any, number: int, report: Report) -> int | None:
         with pytest.raises(LockedError), onnxarchive.edit(archive, timeout=0):
             pass
         tried.append(number)
-        require(self, number)
+        return check(file, listed, number, report)
 
-    monkeypatch.setattr(LocalHeaders, "require", require_locked)
+    monkeypatch.setattr(snapshot, "check_header", check_locked)
     onnxarchive.convert(archive, tmp_path / "converted.onnxa")
     assert 0 in tried

@@ -47,8 +47,8 @@ from onnxarchive.model import weights, wire
 from onnxarchive.model.keys import ASSET_PREFIX, is_model
 from onnxarchive.model.spans import decode
 from onnxarchive.zipformat import directory
+from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
-from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.local_header import check_local_header
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -336,7 +336,7 @@ def _with_crc32s(data: bytes) -> bytes:
         crc32 = zlib.crc32(data[entry.data_offset : entry.data_offset + entry.nbytes])
         for field in (entry.header_offset + 14, position + 16):
             mended[field : field + 4] = crc32.to_bytes(4, "little")
-        position += record.packed_size
+        position += len(record)
     return bytes(mended)
 
 
