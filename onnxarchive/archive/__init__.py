@@ -1,7 +1,7 @@
 """Archives: reading, checking and writing.
 
-Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the source of the
-archive: a file, bytes, a file object or a remote object. `contents` reads directory and models, and
+Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the file of an
+archive while no edit runs. `contents` reads directory and models, and
 compares local headers; `snapshot` finds the bytes of entries. `views` shows entries as tensors and
 assets, `html` as tables in notebooks. `rules` checks an archive.
 

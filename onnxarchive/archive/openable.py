@@ -1,13 +1,11 @@
-"""Opens the source of an archive: a file, bytes, a file object, or a remote object."""
+"""Opens the file of an archive, and refuses what is read of it while an edit runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypedDict, TypeGuard, Unpack
+from collections.abc import Iterator
 
-from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import (
     ArchiveFormatError,
     LockedError,
@@ -16,130 +14,48 @@ from onnxarchive.errors import (
     with_path,
     without_traceback,
 )
-from onnxarchive.remote.urls import is_url
-from onnxarchive.sources.recognition import not_a_file, recognised
+from onnxarchive.remote.location import Location
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking
-from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.end_records import locate
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
-# A path, a URL, the bytes of an archive, or a seekable binary file object.
-Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
-
-
-class StoreAccess(TypedDict, total=False):
-    """Options for reaching a store; see `onnxarchive.open`."""
-
-    store: Any
-    storage_options: Mapping[str, Any] | None
-
-
-class Access(StoreAccess, total=False):
-    """Options for reaching remote archives; see `onnxarchive.open`. Local files ignore them."""
-
-    cache: str | os.PathLike[str] | bool | None
-
-
-def without_cache(access: Access) -> StoreAccess:
-    """The options without `cache`."""
-    return StoreAccess(store=access.get("store"), storage_options=access.get("storage_options"))
-
-
-def require_known(
-    options: Iterable[str], known: Collection[str] = Access.__optional_keys__
-) -> None:
-    """Refuses options with unknown names, such as misspelled arguments.
-
-    Every function of this module that takes options calls it, whatever the source is.
-
-    Raises:
-        TypeError: There is such an option.
-    """
-    for name in options:
-        if name not in known:
-            from difflib import get_close_matches  # only this error needs it
-
-            nearest = get_close_matches(name, known, 1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise TypeError(f"this function has no argument {name!r}{hint}")
-
-
-def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """True if the source is a URL or a path in a store."""
-    require_known(access)
-    is_path = isinstance(source, str | os.PathLike)
-    return is_url(source) or (is_path and access.get("store") is not None)
-
-
-def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """True if the source is a local path, neither a URL nor a path in a store."""
-    return not is_remote(source, access) and isinstance(source, str | os.PathLike)
-
-
-def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
-    """The path of an archive to edit.
-
-    Raises:
-        UnsupportedFeatureError: The source is not a local file.
-    """
-    if is_local(source, access):
-        return source
-    raise not_a_file(source)
-
-
-def exists(path: str, access: Access) -> bool:
-    """True if the file or remote object exists."""
-    if not is_remote(path, access):
-        return os.path.lexists(path)
-    from onnxarchive.remote.objects import has_object
-
-    return has_object(path, **without_cache(access))
-
-
-def files_of(source: object, access: Access) -> list[str]:
-    """A list with the path of a local source; an empty list for other sources."""
-    return [os.fspath(source)] if is_local(source, access) else []
-
 
 @contextlib.contextmanager
 def opened(
-    source: Openable, *, timeout: float | None = locking.TIMEOUT, **access: Unpack[Access]
+    location: Location, *, timeout: float | None = locking.TIMEOUT
 ) -> Iterator[RandomAccessFile]:
-    """Opens a source; a local file is not edited while the block runs, see `opened_archive`.
+    """Opens an archive's file; a local file is not edited while the block runs.
 
-    The opened source is closed if the block raises an error, and otherwise stays open; a file
-    object of the caller always stays open.
+    The file is closed if the block raises an error, and otherwise stays open; a file object of the
+    caller always stays open.
 
     Args:
-        source: The source.
-        timeout: Seconds to wait for the lock of a file; None waits without limit.
-        access: Options for reaching a remote archive.
+        location: The archive.
+        timeout: Seconds to wait for the lock of a local file; None waits without limit.
 
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
             interrupted.
         LockedError: The file was edited while the block ran.
         ArchiveFormatError: The file is not a regular file.
-        TypeError: `source` is of another type.
-        ValueError: A file object is not seekable or not binary.
-        OSError: The source cannot be opened.
+        OSError: The file cannot be opened; for other errors see `Location.open`.
     """
-    if is_local(source, access):
+    if location.path is not None:
         with (
-            recognised(source),
-            opened_archive(source, rule="FILE-1", timeout=timeout) as file,
+            recognised(location.path),
+            opened_archive(location.path, rule="FILE-1", timeout=timeout) as local,
         ):
-            yield file
+            yield local
         return
-    other = _opened(source, access)
+    file = location.open()
     try:
-        with recognised(other), with_path(other.path):
-            yield other
+        with recognised(file), with_path(file.path):
+            yield file
     except BaseException:
-        other.close()
+        file.close()
         raise
 
 
@@ -224,18 +140,3 @@ def _end(file: MappedFile) -> tuple[int, bytes]:
         if bounds is not None:
             end = file.read(bounds.offset, file.size - bounds.offset)
     return file.size, end
-
-
-def _opened(source: Openable, access: Access) -> RandomAccessFile:
-    if isinstance(source, bytes | bytearray | memoryview):
-        return MemoryFile(as_bytes(source))
-    if isinstance(source, str | os.PathLike):
-        from onnxarchive.remote.opening import open_remote  # local files do not need it
-
-        return open_remote(os.fspath(source), **access)
-    if hasattr(source, "read"):
-        return BinaryFile(source)
-    raise TypeError(
-        "expected a path, a URL, bytes or a binary file object, found "
-        f"{type(source).__module__}.{type(source).__qualname__}"
-    )

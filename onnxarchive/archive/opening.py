@@ -6,11 +6,11 @@ from typing import Literal, Unpack, get_args
 
 import onnx
 
-from onnxarchive.archive import openable
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.openable import Access, Openable
+from onnxarchive.archive.openable import opened
 from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.errors import with_path
+from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile, Prefetch
 
@@ -94,7 +94,7 @@ def open(
             f"expected mode 'r', found {mode!r}; onnxarchive.edit changes an archive, save and "
             "Writer make one"
         )
-    with openable.opened(source, timeout=timeout, **access) as file:
+    with opened(Location.of(source, **access), timeout=timeout) as file:
         archive = Archive(file, max_model_nbytes, model)
     if prefetch is not None and isinstance(archive._file, MappedFile):
         try:
@@ -138,6 +138,6 @@ def load(
     Example:
         model = onnxarchive.load("model.onnxa")
     """
-    opened = open(source, model=model, max_model_nbytes=max_model_nbytes, **access)
-    with opened as archive, with_path(archive.path):
+    archive = open(source, model=model, max_model_nbytes=max_model_nbytes, **access)
+    with archive, with_path(archive.path):
         return complete_model(archive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from onnxarchive.buffers.counting import Progress
@@ -43,7 +43,7 @@ class WriteOptions:
     size_threshold: int = DEFAULT_SIZE_THRESHOLD
     alignment: int = layout.MIN_ALIGNMENT
     convert_attribute: bool = False
-    assets: Mapping[str, Asset] | None = None
+    assets: Mapping[str, Asset] | None = field(default=None, repr=False)  # perhaps many bytes
     progress: Progress | None = None
     jobs: int | None = None
     timeout: float | None = locking.TIMEOUT

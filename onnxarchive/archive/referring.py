@@ -14,13 +14,14 @@ from onnxarchive.archive.items import Item
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import ModelToStore, plan_archive
 from onnxarchive.archive.reading import Archive, read_verified
-from onnxarchive.archive.writing import write_archive
+from onnxarchive.archive.writing import write_file
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError, Report, with_path
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.storage import locking
 from onnxarchive.storage.paths import directory_of
 
 
@@ -191,4 +192,6 @@ def save_referring(
         kept_assets=asset_items(archive),
         temporary=directory_of(path),
     )
-    write_archive(plan, path, options, require=partial(archive._require_current, path))
+    require = partial(archive._require_current, path)
+    with write_file(plan, path, options, require=require) as file:
+        locking.unlock(file.fileno())

@@ -18,11 +18,12 @@ from onnxarchive.archive.contents import (
     check_header,
     read_contents,
 )
-from onnxarchive.archive.openable import Access, Openable, files_of, opened
+from onnxarchive.archive.openable import opened
 from onnxarchive.archive.unfinished import require_finished
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model.keys import is_model
+from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
@@ -163,12 +164,13 @@ def check(
     """
     findings = _Findings()
     jobs = threads.require_jobs(jobs)
-    for path in files_of(source, access):
+    location = Location.of(source, **access)
+    if location.path is not None:
         try:
-            MappedFile(path, rule="FILE-1").close()
+            MappedFile(location.path, rule="FILE-1").close()
         except ArchiveFormatError as error:
             return [Finding("FILE-1", None, error.message)]
-    with opened(source, **access) as file:
+    with opened(location) as file:
         if isinstance(file, MappedFile):
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, cast
 import onnx
 
 from onnxarchive.archive.libraries import is_instance
-from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -31,6 +30,7 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, SupportsWrite
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import directory_of, require_no_input
@@ -143,9 +143,9 @@ def save(
         jobs=jobs,
         timeout=timeout,
     )
-    files = files_of(path, access)
-    for file in files:
-        require_no_input(file, options.asset_files)
+    target = Location.of(path, **access)
+    if target.path is not None:
+        require_no_input(target.path, options.asset_files)
     planned = {} if origin is None else _kept_models(origin)
     planned |= {identifier: _to_store(found) for identifier, found in given.items()}
     splits = {
@@ -159,12 +159,12 @@ def save(
         planned,
         options,
         kept_assets=() if origin is None else verified_assets(origin),
-        temporary=directory_of(files[0]) if files else None,
+        temporary=directory_of(target.path) if target.path is not None else None,
     )
-    if splits and files:
-        _write_split(plan, files[0], splits, options)
+    if splits and target.path is not None:
+        _write_split(plan, target.path, splits, options)
     else:
-        write_archive(plan, path, options, access=access)
+        write_archive(plan, target, options)
 
 
 def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:

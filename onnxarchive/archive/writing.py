@@ -6,9 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from onnxarchive.archive.items import Item, Items
-from onnxarchive.archive.openable import Access, is_remote, without_cache
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import Plan, require_names
 from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
@@ -17,6 +17,7 @@ from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
+from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
@@ -32,44 +33,26 @@ from onnxarchive.zipformat.writer import ZipWriter
 COPIED_SIZE = 1 << 25
 
 
-def write_archive(
-    plan: Plan,
-    path: str | os.PathLike[str] | SupportsWrite,
-    options: WriteOptions,
-    *,
-    require: Require | None = None,
-    access: Access | None = None,
-) -> int:
+def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
     """Writes a planned archive; gives its size in bytes.
 
     Args:
         plan: The plan.
-        path: A path or URL, where the archive appears when it is complete; or a binary file, which
-            is written sequentially.
+        target: A path or URL, where the archive appears when it is complete; or a binary file,
+            which is written sequentially.
         options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
-        require: Called before the file is renamed; an error discards the file.
-        access: Options for reaching a remote target, or None.
     """
-    access = access or {}
-    if is_remote(path, access):
-        return _write_object(plan, os.fspath(path), options, access)
-    if isinstance(path, str | os.PathLike):
-        with write_file(plan, path, options, require=require) as written:
+    if target.path is not None:
+        with write_file(plan, target.path, options) as written:
             locking.unlock(written.fileno())
             return written.size
     require_names(plan.items.names)
-    return _stream_all(plan, path, options)
-
-
-def _write_object(plan: Plan, url: str, options: WriteOptions, access: Access) -> int:
-    """Writes a planned archive to a store; gives its size in bytes."""
-    from onnxarchive.remote.writing import create_object  # local files do not need it
-
-    require_names(plan.items.names)
+    if target.url is None:
+        return _stream_all(plan, cast(SupportsWrite, target.source), options)
     nbytes = plan.size(options.alignment)
-    with create_object(url, nbytes, **without_cache(access)) as target:
-        _stream_all(plan, target, options)
-        target.commit()
+    with target.create(nbytes) as written_object:
+        _stream_all(plan, written_object, options)
+        written_object.commit()
     return nbytes
 
 

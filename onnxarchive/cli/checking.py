@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 import onnxarchive
-from onnxarchive.archive.openable import Access
 from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError
+from onnxarchive.remote.location import Access
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.recognition import OtherKindError
 

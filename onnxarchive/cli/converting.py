@@ -66,7 +66,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
     if to_stream and not arguments.dry_run:
         require_no_terminal()
     if not to_stream:
-        require_free(target, arguments.force, access(arguments))
+        require_free(target, arguments.force, **access(arguments))
     with progress_bar("convert") as progress:
         conversion = convert(
             source,

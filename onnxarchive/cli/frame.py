@@ -13,9 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from onnxarchive.archive.openable import Access, exists
 from onnxarchive.buffers.data import Buffer
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import (
@@ -27,6 +26,7 @@ from onnxarchive.errors import (
     describe_error,
     shown,
 )
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import shown_url
 
 DONE: Final = 0
@@ -98,11 +98,11 @@ def as_options(message: str) -> str:
     return re.sub(r"\b\w+=[^\s;=]+ \((--[^()]+)\)", r"\1", message)
 
 
-def require_free(path: str, force: bool, access: Access | None = None) -> None:
+def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
     """Refuses a target that exists, unless `force` is true.
 
     Args:
-        path: The target; it may be a URL if `access` is given.
+        path: The target.
         force: Whether the target may be replaced.
         access: Options for a remote target.
 
@@ -112,10 +112,11 @@ def require_free(path: str, force: bool, access: Access | None = None) -> None:
     """
     if path == "-":
         raise ValueError("expected a path as target, found '-'; write './-' for a file named '-'")
-    if not force and exists(path, access or {}):
+    target = Location.of(path, **access)
+    if not force and target.exists():
         is_special = os.path.exists(path) and not os.path.isfile(path)
         text = "exists and is not a regular file" if is_special else "exists; --force replaces it"
-        raise FileExistsError(errno.EEXIST, text, shown_url(path))
+        raise FileExistsError(errno.EEXIST, text, target.name)
 
 
 def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) -> dict[str, Any]:

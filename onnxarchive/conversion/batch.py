@@ -6,11 +6,10 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
-from dataclasses import dataclass, field, replace as with_changes
+from dataclasses import replace as with_changes
 from functools import partial
-from typing import Unpack
+from typing import TypeAlias, Unpack
 
-from onnxarchive.archive.openable import Access, exists, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
@@ -23,11 +22,14 @@ from onnxarchive.conversion.trees import (
 )
 from onnxarchive.errors import ArchiveError, describe_error, shown
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import FollowLinks
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
+
+# A model, the archive to make of it, and the error message if this is impossible.
+_Work: TypeAlias = tuple[Location, Location, str | None]
 
 
 def convert_many(
@@ -104,24 +106,24 @@ def convert_many(
         assets=_absolute(assets),
         jobs=1 if jobs is None and executor is not None else jobs,
     )
-    out = os.fspath(out_dir).rstrip("/")
-    if files_of(out_dir, access):
-        out = os.path.realpath(out_dir)
+    folder = Location.of(out_dir, **access)
+    if folder.path is not None:
+        folder = folder.at(os.path.realpath(folder.path))
         if not dry_run:
-            os.makedirs(out, exist_ok=True)
-    work = list(_work(sources, out, access))
+            os.makedirs(folder.require_local(), exist_ok=True)
+    work = list(_work([folder.at(source) for source in sources], folder))
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
         follow_links = os.path.abspath(follow_links)
-    convert = _Convert(
-        options,
-        replace,
-        skip_existing,
-        verify_checksum,
-        follow_links,
-        dry_run,
-        other_files,
-        access,
+    convert = partial(
+        convert_one,
+        options=options,
+        replace=replace,
+        skip_existing=skip_existing,
+        other_files=other_files,
+        verify_checksum=verify_checksum,
+        follow_links=follow_links,
+        dry_run=dry_run,
     )
     for index, conversion in _outcomes(work, convert, executor):
         outcomes[index] = conversion
@@ -131,82 +133,76 @@ def convert_many(
 
 
 def _outcomes(
-    work: Iterable[tuple[str, str, str | None]], convert: _Convert, executor: Executor | None
+    work: Iterable[_Work],
+    convert: Callable[[Location, Location], Conversion],
+    executor: Executor | None,
 ) -> Iterator[tuple[int, Conversion]]:
     """Runs conversions, and yields each outcome with its index."""
-    todo: dict[int, tuple[str, str]] = {}
-    taken: dict[str, str] = {}
+    sources: dict[str, Location] = {}  # by target
+    futures: dict[Future[Conversion], tuple[int, Location, Location]] = {}
     for index, (source, target, error) in enumerate(work):
         if error is None:
-            other = taken.setdefault(os.path.normcase(target), source)
-            if other != source:
-                same = f"{shown_url(other)} has the same target {shown_url(target)}"
+            other = sources.setdefault(os.path.normcase(target.place), source)
+            if other.place != source.place:
+                same = f"{other.name} has the same target {target.name}"
                 error = f"{same}; convert one of them to another directory"
-        if error is None:
-            todo[index] = source, target
-        else:
+        if error is not None:
             yield index, _failure(source, target, error)
-    if executor is not None:
-        yield from _submitted(executor, todo, convert)
-        return
-    for index, (source, target) in todo.items():
-        yield index, convert(source, target)
-
-
-def _submitted(
-    executor: Executor,
-    todo: Mapping[int, tuple[str, str]],
-    convert: _Convert,
-) -> Iterator[tuple[int, Conversion]]:
-    """Runs conversions on an executor; yields index and outcome of each finished conversion."""
-    futures: dict[Future[Conversion], int] = {}
-    for index, (source, target) in todo.items():
-        try:
-            futures[executor.submit(convert_one, _Task(source, target, convert))] = index
-        except RuntimeError as error:  # its workers are dead, or it was shut down
-            yield index, _failure(source, target, f"the executor accepts no more work: {error}")
+        elif executor is None:
+            yield index, convert(source, target)
+        else:
+            try:
+                futures[executor.submit(convert, source, target)] = index, source, target
+            except RuntimeError as refusal:  # its workers are dead, or it was shut down
+                error = f"the executor accepts no more work: {refusal}"
+                yield index, _failure(source, target, error)
     for future in as_completed(futures):
-        index = futures[future]
+        index, source, target = futures[future]
         try:
             yield index, future.result()
-        except Exception as error:  # an error of the executor; conversions return their errors
-            yield index, _failure(*todo[index], f"the worker failed: {error!r}")
+        except Exception as failure:  # an error of the executor; conversions return their errors
+            yield index, _failure(source, target, f"the worker failed: {failure!r}")
 
 
-def _work(
-    sources: Iterable[str | os.PathLike[str]], out: str, access: Access
-) -> Iterator[tuple[str, str, str | None]]:
-    """Yields each model's absolute path, the path of its archive, and None.
+def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
+    """Yields each model, the archive to make of it, and None.
 
     Yields an error message in place of None for a model whose path is not allowed, for a source or
     folder that cannot be read, and for a source without models.
     """
     met: set[str] = set()
     for source in sources:
-        if is_remote(source, access):
-            yield from _remote_work(os.fspath(source), out, access, met)
+        if source.path is None:
+            yield from _remote_work(source, folder, met)
             continue
-        is_tree = os.path.isdir(source)
+        is_tree = os.path.isdir(source.path)
         faults: list[tuple[str, str]] = []
-        note = partial(_note_fault, faults, os.fspath(source))
+        note = partial(_note_fault, faults, source.path)
         found = False
         try:
-            for path, place in find_models(source, note):
+            for path, place in find_models(source.path, note):
                 absolute = os.path.abspath(path)
                 is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
-                if is_archive and is_below(os.path.realpath(path), out):
+                if is_archive and is_below(os.path.realpath(path), folder.place):
                     continue  # made by an earlier run
                 found = True
                 if absolute not in met:
                     met.add(absolute)
-                    yield absolute, os.path.join(out, with_suffix(place)), None
+                    yield source.at(absolute), _archive(folder, place), None
         except OSError as error:
             note(error)
         if not found and not faults:
             message = "expected a model in this tree, found none"
-            note(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
+            note(FileNotFoundError(errno.ENOENT, message, source.path))
         for path, message in faults:
-            yield path, os.path.join(out, with_suffix(os.path.basename(path))), message
+            yield source.at(path), _archive(folder, os.path.basename(path)), message
+
+
+def _archive(folder: Location, place: str) -> Location:
+    """The archive of the model at `place`, a path relative to its tree."""
+    if folder.path is not None:
+        return folder.at(os.path.join(folder.path, with_suffix(place)))
+    return folder.at(f"{folder.place.rstrip('/')}/{with_suffix(place)}")
 
 
 def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
@@ -214,33 +210,30 @@ def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> N
     faults.append((os.path.abspath(error.filename or source), describe_error(error)))
 
 
-def _remote_work(
-    source: str, out: str, access: Access, met: set[str]
-) -> Iterator[tuple[str, str, str | None]]:
+def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
     """Like `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
     found = False
     error: str | None
     try:
-        for url, place in find_remote_models(source, access):
-            if url.endswith(ARCHIVE_SUFFIX) and url.startswith(f"{out}/"):
+        for url, place in find_remote_models(source):
+            if url.endswith(ARCHIVE_SUFFIX) and url.startswith(f"{folder.place.rstrip('/')}/"):
                 continue  # made by an earlier run
             found = True
             if url in met:
                 continue
             met.add(url)
             if is_plain_path(place):
-                yield url, f"{out}/{with_suffix(place)}", None
+                yield source.at(url), _archive(folder, place), None
             else:
-                error = f"expected {PLAIN_PATH} below {shown_url(source)}, found {shown(place)}"
-                yield url, f"{out}/{with_suffix(os.path.basename(place))}", error
+                error = f"expected {PLAIN_PATH} below {source.name}, found {shown(place)}"
+                yield source.at(url), _archive(folder, os.path.basename(place)), error
         error = None if found else "expected a model below this URL, found none"
     except OSError as fault:
         error = describe_error(fault)
     except (ArchiveError, ImportError) as fault:
         error = str(fault)
     if error is not None:
-        name = shown_url(source).rstrip("/")
-        yield source, f"{out}/{with_suffix(os.path.basename(name))}", error
+        yield source, _archive(folder, os.path.basename(source.name.rstrip("/"))), error
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
@@ -251,8 +244,10 @@ def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
     }
 
 
-def _failure(source: str, target: str, error: str, error_type: str | None = None) -> Conversion:
-    return Conversion(shown_url(source), shown_url(target), error, error_type=error_type)
+def _failure(
+    source: Location, target: Location, error: str, error_type: str | None = None
+) -> Conversion:
+    return Conversion(source.name, target.name, error, error_type=error_type)
 
 
 def _public_type(error: Exception) -> str:
@@ -261,62 +256,47 @@ def _public_type(error: Exception) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in known)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Task:
-    """A conversion for an executor. Its `repr`, which may be logged, hides secrets of URLs."""
+def convert_one(
+    source: Location,
+    target: Location,
+    *,
+    options: WriteOptions,
+    replace: bool,
+    skip_existing: bool,
+    other_files: bool,
+    verify_checksum: bool,
+    follow_links: FollowLinks,
+    dry_run: bool,
+) -> Conversion:
+    """Converts one model, perhaps in a worker; errors are returned as outcomes.
 
-    source: str
-    target: str
-    convert: _Convert
-
-    def __repr__(self) -> str:
-        return f"{shown_url(self.source)} -> {shown_url(self.target)}"
-
-
-def convert_one(task: _Task) -> Conversion:
-    """Runs a task; Dask names tasks after this function."""
-    return task.convert(task.source, task.target)
-
-
-@dataclass(frozen=True, slots=True)
-class _Convert:
-    """Converts one model; errors are returned as outcomes."""
-
-    options: WriteOptions
-    replace: bool
-    skip_existing: bool
-    verify_checksum: bool
-    follow_links: FollowLinks
-    dry_run: bool
-    other_files: bool
-    access: Access = field(repr=False)  # it may hold credentials
-
-    def __call__(self, source: str, target: str) -> Conversion:
-        try:
-            is_there = not (self.replace and not self.skip_existing) and exists(target, self.access)
-            if is_there and self.skip_existing:
-                return Conversion(shown_url(source), shown_url(target), is_skipped=True)
-            if is_there:
-                raise FileExistsError(
-                    errno.EEXIST, "exists; replace=True (--force) replaces it", shown_url(target)
-                )
-            if not self.dry_run and files_of(target, self.access):
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-            with attributes.collected() as lost:  # a worker's warnings would not be seen
-                conversion = convert_silently(
-                    source,
-                    target,
-                    self.options,
-                    verify_checksum=self.verify_checksum,
-                    follow_links=self.follow_links,
-                    dry_run=self.dry_run,
-                    other_files=self.other_files,
-                    access=self.access,
-                )
-            return with_changes(conversion, warnings=(*conversion.warnings, *lost))
-        except (ArchiveError, ValueError) as error:
-            return _failure(source, target, str(error), _public_type(error))
-        except OSError as error:
-            return _failure(source, target, describe_error(error), type(error).__name__)
-        except Exception as error:  # the other conversions go on
-            return _failure(source, target, f"{type(error).__name__}: {error}")
+    Dask names tasks after this function. A log of the call shows no secrets, as `Location` has none
+    in its `repr`.
+    """
+    try:
+        is_there = not (replace and not skip_existing) and target.exists()
+        if is_there and skip_existing:
+            return Conversion(source.name, target.name, is_skipped=True)
+        if is_there:
+            raise FileExistsError(
+                errno.EEXIST, "exists; replace=True (--force) replaces it", target.name
+            )
+        if target.path is not None and not dry_run:
+            os.makedirs(os.path.dirname(target.path), exist_ok=True)
+        with attributes.collected() as lost:  # a worker's warnings would not be seen
+            conversion = convert_silently(
+                {"": source},
+                target,
+                options,
+                other_files=other_files,
+                verify_checksum=verify_checksum,
+                follow_links=follow_links,
+                dry_run=dry_run,
+            )
+        return with_changes(conversion, warnings=(*conversion.warnings, *lost))
+    except (ArchiveError, ValueError) as error:
+        return _failure(source, target, str(error), _public_type(error))
+    except OSError as error:
+        return _failure(source, target, describe_error(error), type(error).__name__)
+    except Exception as error:  # the other conversions go on
+        return _failure(source, target, f"{type(error).__name__}: {error}")

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Unpack
 
-from onnxarchive.archive import openable
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.items import Item
 from onnxarchive.archive.linked_models import linked_model, stays_outside
-from onnxarchive.archive.openable import Access, files_of, is_remote
+from onnxarchive.archive.openable import opened
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -38,7 +37,7 @@ from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
@@ -198,16 +197,15 @@ def convert(
         jobs=jobs,
         timeout=timeout,
     )
+    given = with_further_models(source, models)
     conversion = convert_silently(
-        source,
-        path,
+        {identifier: Location.of(it, **access) for identifier, it in given.items()},
+        Location.of(path, **access),
         options,
-        models=models,
         other_files=other_files,
         verify_checksum=verify_checksum,
         follow_links=follow_links,
         dry_run=dry_run,
-        access=access,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -215,29 +213,24 @@ def convert(
 
 
 def convert_silently(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str] | SupportsWrite,
+    sources: Mapping[str, Location],
+    target: Location,
     options: WriteOptions,
     *,
+    other_files: bool,
     verify_checksum: bool,
     follow_links: FollowLinks,
     dry_run: bool,
-    models: Mapping[str, str | os.PathLike[str]] | None = None,
-    other_files: bool = False,
-    access: Access,
 ) -> Conversion:
-    """Converts a model, as `convert`, but issues no warning about what was left out.
+    """Converts models by id, as `convert`, but issues no warning about what was left out.
 
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
     """
-    sources = with_further_models(source, models)
-    is_local = not any(is_remote(given, access) for given in sources.values())
-    if not is_local:
+    if any(source.url is not None for source in sources.values()):
         options = replace(options, jobs=1)
-    target = next(iter(files_of(path, access)), None)
-    temporary = None if target is None or dry_run else directory_of(target)
+    temporary = None if target.path is None or dry_run else directory_of(target.path)
     with contextlib.ExitStack() as resources:
-        opened = {
+        models = {
             identifier: resources.enter_context(
                 open_source(
                     given,
@@ -247,17 +240,16 @@ def convert_silently(
                     # Initializers that several models may share stay in the models.
                     taken_from=options.size_threshold if len(sources) == 1 else None,
                     follow_links=follow_links,
-                    **access,
                 )
             )
             for identifier, given in sources.items()
         }
-        default = opened[""]
-        opened = {**default.further, **opened}
-        files = [file for found in opened.values() for file in found.files]
-        if target is not None:
-            require_no_input(target, [*files, *options.asset_files])
-        taken = _without_data_files(default.others, opened.values())
+        default = models[""]
+        models = {**default.further, **models}
+        files = [file for found in models.values() for file in found.files]
+        if target.path is not None:
+            require_no_input(target.path, [*files, *options.asset_files])
+        taken = _without_data_files(default.others, models.values())
         assets = [
             Item.of(ASSET_PREFIX + name, data)
             for name, data in chain(default.assets.items(), taken.items())
@@ -265,27 +257,24 @@ def convert_silently(
         plan = plan_archive(
             {
                 id: ModelToStore(found.model, found.resolve, found.small, is_parsed=True)
-                for id, found in opened.items()
+                for id, found in models.items()
             },
             options,
             kept_assets=assets,
             temporary=temporary,
         )
-        if dry_run:
-            nbytes = plan.size(options.alignment)
-        else:
-            nbytes = write_archive(plan, path, options, access=access)
+        nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         count = sum(not name.startswith(ASSET_PREFIX) for name in plan.items.names)
         return Conversion(
-            source=shown_url(os.fspath(source)),
-            target=shown_url(os.fspath(path)) if isinstance(path, str | os.PathLike) else "-",
+            source=sources[""].name,
+            target=target.name,
             nbytes=nbytes,
             tensors=count,
             assets=len(plan.items) - count,
             taken=tuple(name for name in taken if name not in (options.assets or {})),
             left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
-            warnings=tuple(note for found in opened.values() for note in found.notes()),
+            warnings=tuple(note for found in models.values() for note in found.notes()),
         )
 
 
@@ -344,39 +333,37 @@ def export(
         onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
     """
     locking.require_timeout(timeout)
-    require_no_input(destination, files_of(path, access))
+    source = Location.of(path, **access)
+    require_no_input(destination, [source.path])
     if external_data is None:
-        with _opened(path, model, access) as (archive, models):
+        with _opened(source, model) as (archive, models):
             _export_single(archive, models[model_entry(model)], destination, progress, timeout)
         return
     beside = _beside(destination, external_data)
-    require_no_input(beside, files_of(path, access))
+    require_no_input(beside, [source.path])
     if os.path.realpath(beside) == os.path.realpath(destination):
         raise ValueError(
             f"expected external_data to be another file than {os.fspath(destination)}, found "
             f"{beside}, which is the same file"
         )
-    with _opened(path, model, access) as (archive, _):
+    with _opened(source, model) as (archive, _):
         _export_external(archive, destination, external_data, progress, timeout)
 
 
 @contextlib.contextmanager
-def _opened(
-    path: str | os.PathLike[str], model: str | None, access: Access
-) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
+def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
     """Opens an archive, and reads one or all models before the block runs.
 
     While the block runs, an edit may overwrite the models in the file.
 
     Args:
-        path: The archive.
+        source: The archive.
         model: Id of the model; None for all.
-        access: Options for a remote archive.
 
     Yields:
         The archive, and the models' bytes by entry name.
     """
-    with openable.opened(path, **access) as file:
+    with opened(source) as file:
         archive = Archive(streamed(file), model=model or "")
         ids = archive.models if model is None else (model,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
@@ -524,7 +511,8 @@ def extract(
         onnxarchive.extract("model.onnxa", "unzipped")
         model = onnx.load("unzipped/__MODEL_PROTO")
     """
-    with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
+    source = Location.of(path, **access)
+    with _opened(source, None) as (archive, models), new_directory(directory) as made:
         archive._fetch_missing(archive.entries)
         total = sum(entry.nbytes for entry in archive.entries.values())
         require_space(directory, total, made)

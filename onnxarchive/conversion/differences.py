@@ -18,7 +18,7 @@ from typing import Final, Unpack
 
 import onnx
 
-from onnxarchive.archive.openable import Access, Openable, opened
+from onnxarchive.archive.openable import opened
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
@@ -30,6 +30,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
+from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.storage.forward_file import streamed
 
 __all__ = ["Change", "Difference", "diff"]
@@ -125,8 +126,8 @@ def diff(
             print(section, [(change.kind, change.name) for change in changes])
     """
     given = model or ""
-    one = _open(path, given, full, access)
-    with one as archive, _open(other, given, full, access) as other_archive:
+    one = _open(Location.of(path, **access), given, full)
+    with one as archive, _open(Location.of(other, **access), given, full) as other_archive:
         pair = archive.models, other_archive.models
         ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
         ones, others = (
@@ -150,9 +151,9 @@ def diff(
         return Difference(archive.path, other_archive.path, sections)
 
 
-def _open(source: Openable, model: str, full: bool, access: Access) -> Archive:
+def _open(location: Location, model: str, full: bool) -> Archive:
     """Opens an archive; if `full`, a remote archive is streamed or cached as a whole."""
-    with opened(source, **access) as file:
+    with opened(location) as file:
         archive = Archive(streamed(file) if full else file, model=model)
         if full:
             archive._fetch_missing(archive.entries)

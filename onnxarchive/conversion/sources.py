@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from functools import partial
-from typing import Unpack
 
-from onnxarchive.archive.openable import Access, is_remote, opened_archive
+from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.reading import Archive, StreamedEntry
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
@@ -23,7 +21,7 @@ from onnxarchive.errors import (
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
-from onnxarchive.remote.opening import open_beside, open_remote
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.places import sha1
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.sources.remote_place import RemotePlace
@@ -36,19 +34,18 @@ from onnxarchive.storage.spooling import spool
 
 @contextlib.contextmanager
 def open_source(
-    path: str | os.PathLike[str],
+    location: Location,
     *,
     verify_checksum: bool = False,
     temporary: str | None = None,
     other_files: bool = False,
     taken_from: int | None = None,
     follow_links: FollowLinks = False,
-    **access: Unpack[Access],
 ) -> Iterator[Source]:
     """Opens the source of a conversion, and closes it when the block ends.
 
     Args:
-        path: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
+        location: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
         verify_checksum: Whether to compare data with the SHA-1 `checksum` of tensors.
         other_files: Whether the source includes the other files of its directory or zip.
@@ -57,7 +54,6 @@ def open_source(
         temporary: Directory for temporary files; None for the system's. They hold the
             inflated files of a zip, a remote file other than an archive, and one large remote
             tensor at a time.
-        access: Options for a remote source; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
@@ -68,30 +64,26 @@ def open_source(
         ObjectChangedError: A remote file changed while it was read.
         OSError: A file cannot be opened.
     """
-    local: str | os.PathLike[str] | None = None
+    path, name = location.path, location.name
     with contextlib.ExitStack() as resources:
-        if is_remote(path, access):
-            file = resources.enter_context(open_remote(os.fspath(path), **access))
-            name = file.path
+        if path is None:
+            file = resources.enter_context(location.open())
             resources.enter_context(with_path(name))
             archive = _open_remote_archive(file)
             if archive is not None:
                 resources.enter_context(archive)  # closing it ends the stream
                 yield _source(archive, verify_checksum)
                 return
-            open_location = partial(open_beside, os.fspath(path), **access)
             opened = open_copy(
                 _copy(file, temporary),
-                RemotePlace(open_location, resources, temporary),
+                RemotePlace(location.open_beside, resources, temporary),
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
             )
         else:
-            name = os.fsdecode(path)
             resources.enter_context(with_path(name))
-            local = path
-            with recognised(local, expected="a model"), with_path(name):
+            with recognised(path, expected="a model"), with_path(name):
                 archive = None if os.path.isdir(path) else _open_archive(path, resources)
             if archive is not None:
                 yield _source(archive, verify_checksum)
@@ -105,7 +97,7 @@ def open_source(
                 follow_links=follow_links,
             )
         # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
-        with recognised(local, expected="a model"), with_path(name):
+        with recognised(path, expected="a model"), with_path(name):
             source = resources.enter_context(opened)
         yield source
 

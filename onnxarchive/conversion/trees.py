@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from onnxarchive.archive.openable import Access, without_cache
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.remote.listing import list_objects
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.source import is_model_file
 
@@ -75,27 +73,22 @@ def _raise(error: OSError) -> None:
         del error  # else error, traceback and frame would refer to each other
 
 
-def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
+def find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
     """Finds the models below a URL, in the order of their paths.
 
     An object is a model if its name ends with `.onnx` or `.onnxa`; no object is read. Names that
-    begin with a dot are skipped. If `url` ends with `.onnx` or `.onnxa`, it is the only model.
-
-    Args:
-        url: The URL of a model or of a folder in a store.
-        access: Options for the store.
+    begin with a dot are skipped. If the URL ends with `.onnx` or `.onnxa`, it is the only model.
 
     Yields:
-        The URL of a model, and the path that the store lists, relative to `url` and unchecked.
+        The URL of a model, and the path that the store lists, relative to `folder` and unchecked.
 
     Raises:
         OSError: A request failed.
     """
-    name = shown_url(url)
-    if name.lower().endswith(_MODEL_SUFFIXES):
-        yield url, os.path.basename(name)
+    if folder.name.lower().endswith(_MODEL_SUFFIXES):
+        yield folder.url or "", os.path.basename(folder.name)
         return
-    for found in sorted(list_objects(url, **without_cache(access))):
+    for found in sorted(folder.objects()):
         is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))
         if found.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
             yield found.url, found.path

@@ -19,6 +19,7 @@ from onnxarchive.errors import (
     Report,
     with_path,
 )
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
@@ -70,8 +71,8 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIM
         onnxarchive.recover("model.onnxa")
     """
     locking.require_timeout(timeout)
-    with recognised(path):
-        removed = tuple(remove_abandoned(path, _is_leftover))
+    path = Location.of(path).require_local()
+    removed = tuple(remove_abandoned(path, _is_leftover))
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:

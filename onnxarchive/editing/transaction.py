@@ -12,7 +12,6 @@ import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.given_tensors import given_tensor
-from onnxarchive.archive.openable import require_path
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets, require_model_ids
 from onnxarchive.archive.reading import Archive
@@ -34,6 +33,7 @@ from onnxarchive.errors import (
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, require_process
@@ -123,7 +123,7 @@ def edit(
     """
     options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
     WriteOptions(size_threshold=size_threshold or 0)  # refuses a negative one
-    path = require_path(path, {})
+    path = Location.of(path).require_local()
     process, thread = os.getpid(), threading.get_ident()
     is_writable = None if copy else True
     with opened_for_edit(path, is_writable=is_writable, timeout=timeout) as file, file:

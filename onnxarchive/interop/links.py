@@ -11,13 +11,13 @@ from typing import Unpack
 import onnx
 
 from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8
-from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import is_below, leads_out, require_no_input
 from onnxarchive.storage.replacement import replacing
@@ -71,7 +71,7 @@ def link(
         onnxarchive.link("model.onnxa", "link.onnx")
         session = onnxruntime.InferenceSession("link.onnx")
     """
-    require_no_input(destination, files_of(path, access))
+    require_no_input(destination, [Location.of(path, **access).path])
     if os.path.islink(destination):
         raise ValueError(
             f"expected a destination that is not a symbolic link, since tools look for external "

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 from onnxarchive.archive.contents import summed
-from onnxarchive.archive.openable import Access
 from onnxarchive.archive.opening import open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
 from onnxarchive.model.keys import model_entry
+from onnxarchive.remote.location import Access
 from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat.directory import Entry
 

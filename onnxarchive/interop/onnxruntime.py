@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8, stays_outside
-from onnxarchive.archive.openable import Access, Openable, require_known
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
@@ -36,6 +35,7 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.remote.location import Access, Location, Openable, require_known
 from onnxarchive.storage.files import MappedFile
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _inputs(
 
 def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
-        require_known(access)
+        Location.of(source, **access)  # refuses unknown options
         if model not in ("", source.model_id):
             raise ValueError(
                 f"{source.path}: expected the model {source.model_id!r}, chosen when the archive "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
-from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -29,9 +28,8 @@ from onnxarchive.interop.ort_options import (
     set_entries,
 )
 from onnxarchive.model import dtypes
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader
 
 if TYPE_CHECKING:
@@ -133,15 +131,14 @@ def run(
     """
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
-    path, given = os.fsdecode(path), inputs or {}
-    is_file = bool(files_of(path, access))
-    name = path if is_file else shown_url(path)
+    location, given = Location.of(path, **access), inputs or {}
+    name = location.name
     require_onnxruntime()  # its import is not measured
     before = _memory()
     with with_path(name):
         begin = time.perf_counter()
-        with recognised(path if is_file else None, expected="a model"):
-            ort_session = _make_session(path, model, providers, prepack, access)
+        with recognised(location.path, expected="a model"):
+            ort_session = _make_session(location, model, providers, prepack)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -174,11 +171,7 @@ def run(
 
 
 def _make_session(
-    path: str,
-    model: str,
-    providers: Sequence[str] | None,
-    prepack: bool | None,
-    access: Access,
+    location: Location, model: str, providers: Sequence[str] | None, prepack: bool | None
 ) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, chosen = require_onnxruntime(), None
@@ -190,8 +183,8 @@ def _make_session(
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
     is_zip = True
-    for local in files_of(path, access):
-        with MappedFile(local) as file:
+    if location.path is not None:
+        with location.open() as file:
             if not file.size:
                 raise ArchiveFormatError("expected a model, found an empty file")
             is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
@@ -203,8 +196,10 @@ def _make_session(
     options.log_severity_level = 4  # fatal; errors are raised
     set_entries(options, prepacking_entries(prepack))
     with _as_run_error("load"):
-        make = partial(session, model=model, **access) if is_zip else ort.InferenceSession
-        ort_session = make(path, options, chosen, enable_fallback=0)
+        make = ort.InferenceSession
+        if is_zip:
+            make = partial(session, model=model, **location.access)
+        ort_session = make(location.place, options, chosen, enable_fallback=0)
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(

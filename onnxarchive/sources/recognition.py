@@ -12,12 +12,10 @@ from onnxarchive.errors import (
     INTERRUPTED,
     ArchiveError,
     ArchiveFormatError,
-    UnsupportedFeatureError,
     without_traceback,
 )
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
-from onnxarchive.remote.urls import is_url, shown_url
 from onnxarchive.sources.other_files import is_litter
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.random_access import RandomAccessFile
@@ -99,33 +97,29 @@ class OtherKindError(ArchiveFormatError):
 
 
 @contextlib.contextmanager
-def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
+def recognised(
+    source: str | os.PathLike[str] | RandomAccessFile | None, *, expected: str = "an ONNX archive"
+) -> Iterator[None]:
     """Replaces an ArchiveFormatError of the block by an error that names the kind of the file.
 
     The file is read only after an error.
 
     Args:
-        source: The path of the file, or the opened file; other objects are ignored. Of an opened
-            file, only the first bytes are read.
+        source: The path of the file, or the opened file, of which only the first bytes are read;
+            None leaves the error as it is.
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
         OtherKindError: The file is of another kind; raised instead of the ArchiveFormatError.
-        UnsupportedFeatureError: The path is a URL; raised instead of the FileNotFoundError.
     """
     try:
         yield
-    except FileNotFoundError as error:
-        if is_url(source):
-            without_traceback(error)
-            raise not_a_file(source) from None
-        raise
     except ArchiveFormatError as error:
         kind = None
         if isinstance(source, RandomAccessFile):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
                 kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
-        elif isinstance(source, str | os.PathLike):
+        elif source is not None:
             kind = kind_of(source)
         if kind is None or (kind.is_source and expected == "a model"):
             raise
@@ -135,16 +129,6 @@ def recognised(source: object, *, expected: str = "an ONNX archive") -> Iterator
             entry=error.entry,
             path=error.path,
         ) from without_traceback(error)
-
-
-def not_a_file(found: object) -> UnsupportedFeatureError:
-    """The error for a URL, bytes or a file object if only a local file is allowed."""
-    kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
-    return UnsupportedFeatureError(
-        f"expected a local file, found {kind}; onnxarchive.download copies a remote archive to a "
-        "file, and onnxarchive.save writes a changed one back",
-        path=shown_url(found) if is_url(found) else None,
-    )
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:

@@ -20,13 +20,13 @@ def leads_out(path: str) -> bool:
     return os.path.isabs(path) or os.pardir in path.split("/")
 
 
-def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None]) -> None:
     """Refuses to overwrite an input.
 
     Raises:
-        ValueError: `target` is one of the files `inputs`, perhaps by another path.
+        ValueError: `target` is one of the files `inputs`, perhaps by another path; None is no file.
     """
-    for path in inputs:
+    for path in filter(None, inputs):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):
                 raise ValueError(f"expected another file than the input {path}, found {target!s}")

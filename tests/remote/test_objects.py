@@ -13,8 +13,8 @@ from web_server import Answer, Request, WebServer, serving
 
 from onnxarchive import ArchiveError
 from onnxarchive.remote import objects
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
-from onnxarchive.remote.opening import open_beside
 
 CONTENT = bytes(range(251)) * 4000  # no two blocks are the same
 SIZE = len(CONTENT)
@@ -56,8 +56,8 @@ def test_a_small_object_is_read_by_opening_it(server: WebServer) -> None:
 
 
 def test_of_large_objects_beside_another_no_end_stays_in_memory(server: WebServer) -> None:
-    url = server.url("/model.onnx")
-    with open_beside(url, "m.onnxa") as large, open_beside(url, "small") as small:
+    model = Location.of(server.url("/model.onnx"))
+    with model.open_beside("m.onnxa") as large, model.open_beside("small") as small:
         assert (large.read(SIZE - 10, 10), small.read(990, 10)) == (
             CONTENT[-10:],
             CONTENT[990:1000],

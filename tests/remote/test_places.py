@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from web_server import Answer, Request, WebServer, serving
 
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import open_object
-from onnxarchive.remote.opening import open_remote
 
 SIZE = 300_000
 PUBLIC = {"skip_signature": True, "allow_http": True}
@@ -219,7 +219,7 @@ def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
         files.append(open_object(url, **access))
         expected = files[-1].read(0, 100)
         for _ in range(2):
-            with open_remote(url, **access, cache=tmp_path / "cache") as file:
+            with Location.of(url, **access, cache=tmp_path / "cache").open() as file:
                 assert file.read(0, 100) == expected
     assert files[0].read(0, 100) != files[1].read(0, 100)
     assert files[0].identity != files[1].identity
@@ -244,7 +244,7 @@ def test_the_cache_gives_what_was_fetched_before(
         url, access = place(servers[0], monkeypatch)
         if url.startswith("s3:"):
             access["storage_options"] = access["storage_options"] | {"token": token}
-        with open_remote(url, **access, cache=cache) as file:
+        with Location.of(url, **access, cache=cache).open() as file:
             file.read(0, SIZE)
         keys.add(open_object(url, **access).cache_key())
     assert len(keys) == 1
@@ -258,7 +258,7 @@ def test_options_without_a_lasting_form_are_not_cached(
     session = pytest.importorskip("aiobotocore.session").AioSession()
     options = {"anon": True, "endpoint_url": servers[0].url(""), "session": session}
     url = "s3a://bucket/m.onnxa"
-    with open_remote(url, storage_options=options, cache=tmp_path) as file:
+    with Location.of(url, storage_options=options, cache=tmp_path).open() as file:
         assert file.read(0, 4) == bytes([1] * 4)
         again = open_object(url, storage_options=options)
         assert again.identity == file.identity
@@ -268,7 +268,7 @@ def test_options_without_a_lasting_form_are_not_cached(
 
 def test_files_of_an_unknown_server_are_not_cached(tmp_path: Path) -> None:
     options = {"host": "host"}
-    with open_remote("hosted://m.onnxa", storage_options=options, cache=tmp_path) as file:
+    with Location.of("hosted://m.onnxa", storage_options=options, cache=tmp_path).open() as file:
         assert file.read(0, 4) == b"host"
     assert not list(tmp_path.iterdir())
 

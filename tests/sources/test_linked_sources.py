@@ -18,6 +18,7 @@ from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.conversion.trees import find_models
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.hugging_face import levels_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
@@ -227,7 +228,7 @@ def test_a_link_that_is_exchanged_while_the_source_is_open_is_refused(
 ) -> None:
     blobs = _cache(snapshot) / "blobs"
     (blobs / "other").write_bytes(SECRET)
-    with open_source(snapshot, follow_links=True) as source:
+    with open_source(Location.of(snapshot), follow_links=True) as source:
         (snapshot / "new").symlink_to(target.format(top=tmp_path, blobs=blobs))
         os.replace(snapshot / "new", snapshot / "model.onnx_data")
         for data in source.data.values():

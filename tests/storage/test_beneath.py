@@ -25,6 +25,7 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
 from onnxarchive.conversion.sources import open_source
+from onnxarchive.remote.location import Location
 from onnxarchive.storage import beneath
 from onnxarchive.storage.beneath import OutsideError, Root, open_own
 
@@ -482,7 +483,7 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
-    with open_source(top / "source") as source:
+    with open_source(Location.of(top / "source")) as source:
         os.truncate(top / "source" / "data.bin", size)
         for data in source.data.values():
             pieces = bytearray()
@@ -499,7 +500,7 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
 
 @pytest.mark.usefixtures("way")
 def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
-    with open_source(top / "source" / "m.onnx") as source:
+    with open_source(Location.of(top / "source" / "m.onnx")) as source:
         os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
         (top / "source" / "data.bin").symlink_to(top / "moved")
         first, second = (source.data[site] for site in source.data)
@@ -510,7 +511,7 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
-    with open_source(top / "source") as source:
+    with open_source(Location.of(top / "source")) as source:
         (top / "source" / "new").write_bytes(INSIDE)
         os.replace(top / "source" / "new", top / "source" / "data.bin")
         first, second = (source.data[site] for site in source.data)

@@ -1,0 +1,188 @@
+"""`Location`: where the source or the target of a function is, near or far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+
+from onnxarchive.buffers.data import Buffer, as_bytes
+from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.remote.urls import beside, is_url, shown_url
+from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.memory_file import MemoryFile
+from onnxarchive.storage.random_access import RandomAccessFile
+
+if TYPE_CHECKING:
+    from onnxarchive.remote.listing import ListedObject
+    from onnxarchive.remote.writing import ObjectWriter
+
+# A path, a URL, the bytes of an archive, or a seekable binary file object.
+Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
+
+
+class Access(TypedDict, total=False):
+    """Options for reaching remote archives; see `onnxarchive.open`. Local files ignore them."""
+
+    store: Any
+    storage_options: Mapping[str, Any] | None
+    cache: str | os.PathLike[str] | bool | None
+
+
+def require_known(options: Iterable[str], known: Collection[str]) -> None:
+    """Refuses options with unknown names, such as misspelled arguments.
+
+    Raises:
+        TypeError: There is such an option.
+    """
+    for name in options:
+        if name not in known:
+            from difflib import get_close_matches  # only this error needs it
+
+            nearest = get_close_matches(name, known, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise TypeError(f"this function has no argument {name!r}{hint}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Location:
+    """A local path, a URL, a key in a store, bytes, or a file object.
+
+    The modules and libraries for remote locations are imported when such a location is used.
+
+    Attributes:
+        source: The location as the caller gave it.
+        path: The local path; None for other locations.
+        url: The URL or the key; None for other locations.
+        access: Options for remote locations.
+    """
+
+    source: Any
+    path: str | None
+    url: str | None
+    access: Access
+
+    @classmethod
+    def of(cls, source: object, **access: Unpack[Access]) -> Location:
+        """The location of a source or a target.
+
+        Raises:
+            TypeError: An option has an unknown name; refused for every kind of location.
+        """
+        require_known(access, Access.__optional_keys__)
+        path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        if path is not None and (is_url(source) or access.get("store") is not None):
+            return cls(source, None, path, access)
+        return cls(source, path, None, access)
+
+    def at(self, place: str | os.PathLike[str]) -> Location:
+        """Another location with the same options."""
+        return Location.of(place, **self.access)
+
+    @property
+    def place(self) -> str:
+        """The path, the URL or the key, with secrets; empty for bytes and file objects."""
+        return self.path or self.url or ""
+
+    @property
+    def name(self) -> str:
+        """The name for messages, without secrets; `"-"` for bytes and file objects."""
+        if self.url is None:
+            return "-" if self.path is None else self.path
+        return shown_url(self.url) if self.access.get("store") is None else self.url
+
+    def __repr__(self) -> str:
+        return f"Location.of({self.name!r})"
+
+    def require_local(self) -> str:
+        """The path of a local file.
+
+        Raises:
+            UnsupportedFeatureError: The location is not a local path.
+        """
+        if self.path is not None:
+            return self.path
+        kind = "a URL" if is_url(self.source) else "bytes, a file object or a path in a store"
+        raise UnsupportedFeatureError(
+            f"expected a local file, found {kind}; onnxarchive.download copies a remote archive to "
+            "a file, and onnxarchive.save writes a changed one back",
+            path=None if self.url is None else self.name,
+        )
+
+    def open(self) -> RandomAccessFile:
+        """Opens the file, without a lock.
+
+        Raises:
+            ImportError: The library for the URL is missing.
+            TypeError: The source is of another type than `Openable`.
+            ValueError: A file object is not seekable or not binary, or an option is wrong.
+            OSError: The file cannot be opened.
+        """
+        source = self.source
+        if self.path is not None:
+            return MappedFile(self.path)
+        if self.url is not None:
+            return self._open_remote()
+        if isinstance(source, bytes | bytearray | memoryview):
+            return MemoryFile(as_bytes(source))
+        if hasattr(source, "read"):
+            return BinaryFile(source)
+        raise TypeError(
+            "expected a path, a URL, bytes or a binary file object, found "
+            f"{type(source).__module__}.{type(source).__qualname__}"
+        )
+
+    def _open_remote(self) -> RandomAccessFile:
+        from onnxarchive.remote.objects import open_object
+
+        cache = self.access.get("cache")
+        file = open_object(**self._remote)
+        if cache is None or cache is False:
+            return file
+        from onnxarchive.remote.cache import open_cached
+
+        try:
+            return open_cached(file, cache)
+        except BaseException:
+            file.close()
+            raise
+
+    def open_beside(self, location: str) -> RandomAccessFile:
+        """Opens another remote file by its location, a plain path relative to this one's folder.
+
+        Thousands of files may be open at a time, so the end of a large file is not kept in memory.
+        """
+        from onnxarchive.remote.objects import END_SIZE
+
+        file = self.at(beside(self.url or "", location)).open()
+        if file.size > END_SIZE:
+            file.release()
+        return file
+
+    def exists(self) -> bool:
+        """True if the file or the remote object exists."""
+        if self.url is None:
+            return self.path is not None and os.path.lexists(self.path)
+        from onnxarchive.remote.objects import has_object
+
+        return has_object(**self._remote)
+
+    def create(self, nbytes: int) -> ObjectWriter:
+        """Begins to write a remote object of `nbytes` bytes; see `writing.create_object`."""
+        from onnxarchive.remote.writing import create_object
+
+        return create_object(size=nbytes, **self._remote)
+
+    def objects(self) -> Iterator[ListedObject]:
+        """Lists the objects below a remote folder; see `listing.list_objects`."""
+        from onnxarchive.remote.listing import list_objects
+
+        return list_objects(**self._remote)
+
+    @property
+    def _remote(self) -> dict[str, Any]:
+        """The arguments for functions of this room: all but the cache."""
+        options = {name: it for name, it in self.access.items() if name != "cache"}
+        return {"url_or_path": self.url, **options}
