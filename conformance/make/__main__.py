@@ -23,10 +23,13 @@ from conformance.make import parts
 from conformance.make.conditions import single_conditions
 from conformance.make.conforming import conforming
 from conformance.make.ends import false_ends
-from conformance.make.faults import nonconforming
+from conformance.make.framing import bad_framing
 from conformance.make.large import large
+from conformance.make.names_and_models import bad_names_and_models
 from conformance.make.parts import Tensor, Vector
+from conformance.make.records import bad_records
 from conformance.make.several_models import several_models
+from conformance.make.tensors import bad_tensors
 from conformance.make.zips import Image, Zeros
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +78,10 @@ def vectors() -> list[Vector]:
     """All vectors; their names are unique."""
     listed = [
         *conforming(),
-        *nonconforming(),
+        *bad_framing(),
+        *bad_records(),
+        *bad_names_and_models(),
+        *bad_tensors(),
         *false_ends(),
         *several_models(),
         *single_conditions(),

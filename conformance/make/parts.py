@@ -211,6 +211,16 @@ def changed(index: int, **changes: object) -> Image:
     return image
 
 
+def image_with(**changes: object) -> Callable[[], Image]:
+    """Returns a function that makes the image of `plain` with these attributes replaced."""
+    return lambda: replace(plain(), **changes)  # type: ignore[arg-type]
+
+
+def entry_with(index: int, **changes: object) -> Callable[[], Image]:
+    """Returns a function that makes the image of `plain` with attributes of one entry replaced."""
+    return lambda: changed(index, **changes)
+
+
 def of_proto(proto: bytes, *tensors: Tensor) -> Image:
     """An archive with the entries of these tensors and this model."""
     return archive(*tensors, proto=proto)

@@ -1,0 +1,253 @@
+"""Small files that break a rule of tensors (section 8)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from conformance.make.parts import (
+    FLOAT,
+    FLOAT4,
+    FLOAT6,
+    INT4,
+    LABELS,
+    MODEL_PROTO,
+    STRING,
+    UINT2,
+    UINT8,
+    B,
+    Tensor,
+    V,
+    Vector,
+    W,
+    archive,
+    attribute,
+    everywhere,
+    graph,
+    model,
+    node,
+    of_proto,
+    refused,
+)
+from conformance.make.zips import Entry, Image, content, number, numbers
+
+
+def bad_tensors() -> Iterator[Vector]:
+    """The vectors of this module."""
+    yield from _bad_external_data()
+    yield from _bad_elements()
+
+
+def _bad_external_data() -> Iterator[Vector]:
+    def locations(location: str) -> Callable[[], Image]:
+        return lambda: archive(W, replace(V, pairs=(("location", location),)))
+
+    dangling: tuple[tuple[str, str], ...] = (
+        ("unknown", "u"),
+        ("empty", ""),
+        ("path", "/etc/passwd"),
+        ("above", "../v"),
+        ("dot", "./v"),
+        ("case", "V"),
+        ("model", "__MODEL_PROTO"),
+        ("nul", "v\0"),
+        ("newline", "v\n"),
+    )
+    for name, location in dangling:
+        yield refused(
+            f"location-{name}",
+            "A location is no key of the archive.",
+            "DATA-1 DATA-2",
+            locations(location),
+            "dangling",
+        )
+    yield refused(
+        "location-asset",
+        "The location of a tensor is an asset.",
+        "DATA-1",
+        _located_in_asset,
+        "dangling",
+    )
+    yield refused(
+        "unreferenced",
+        "An entry is the location of no tensor.",
+        "DATA-2",
+        lambda: of_proto(model(graph(W)), W, V),
+        "unreferenced",
+    )
+    yield refused(
+        "shared-key",
+        "Two tensors of one model have the same location.",
+        "DATA-3",
+        lambda: of_proto(model(graph(W, replace(W, name="w2"))), W),
+        "shared-key",
+    )
+    hidden = content(1, node(attribute(5, replace(W, name="w2").proto)))
+    yield refused(
+        "shared-key-in-attribute",
+        "An initializer and a tensor in an attribute have the same location.",
+        "DATA-3",
+        lambda: of_proto(model(graph(W, more=hidden)), W),
+        "shared-key",
+    )
+    proto, tensors = everywhere()
+    for tensor in tensors:
+        yield refused(
+            f"unreferenced-place-{tensor.key.removesuffix('_key').replace('_', '-')}",
+            "A model has a tensor at every possible place; one of these tensors has no entry.",
+            "DATA-1",
+            partial(of_proto, proto, *(it for it in tensors if it != tensor)),
+            "ref-elsewhere",
+        )
+    at = ("location", "w")
+    pairs: tuple[tuple[str, tuple[tuple[str, str | bytes], ...], str, str], ...] = (
+        ("none", (), "DATA-4 DATA-2", "ext-keys"),
+        ("no-location", (("offset", "0"),), "DATA-4 DATA-2", "ext-keys"),
+        ("location-twice", (at, at), "DATA-4", "ext-keys"),
+        ("two-locations", (("location", "u"), at), "DATA-4", "ext-keys"),
+        ("offset-twice", (at, ("offset", "0"), ("offset", "0")), "DATA-4", "ext-keys"),
+        ("basepath", (at, ("basepath", "/etc")), "DATA-4", "ext-keys"),
+        ("unknown", (at, ("Offset", "0")), "DATA-4", "ext-keys"),
+        ("empty-key", (at, ("", "")), "DATA-4", "ext-keys"),
+        ("offset", (at, ("offset", "4")), "DATA-5", "ext-numbers"),
+        ("offset-00", (at, ("offset", "00")), "DATA-5", "ext-numbers"),
+        ("offset-minus", (at, ("offset", "-0")), "DATA-5", "ext-numbers"),
+        ("offset-empty", (at, ("offset", "")), "DATA-5", "ext-numbers"),
+        ("length", (at, ("length", "23")), "DATA-5", "ext-numbers"),
+        ("length-zero", (at, ("length", "0")), "DATA-5", "ext-numbers"),
+        ("length-plus", (at, ("length", "+24")), "DATA-5", "ext-numbers"),
+        ("length-blank", (at, ("length", " 24")), "DATA-5", "ext-numbers"),
+        ("length-newline", (at, ("length", "24\n")), "DATA-5", "ext-numbers"),
+        ("length-underscore", (at, ("length", "2_4")), "DATA-5", "ext-numbers"),
+        ("length-leading-zero", (at, ("length", "024")), "DATA-5", "ext-numbers"),
+        ("length-other-digits", (at, ("length", "\u0662\u0664")), "DATA-5", "ext-numbers"),
+        ("length-2-64", (at, ("length", str(2**64 + 24))), "DATA-5", "ext-numbers"),
+        ("checksum", (at, ("checksum", "0" * 40)), "DATA-6", "ext-keys"),
+        ("location-not-utf-8", (("location", b"\xff"),), "DATA-1 DATA-2", "dangling"),
+        ("length-not-utf-8", (at, ("length", b"\xff")), "DATA-5", "ext-numbers"),
+        ("checksum-not-utf-8", (at, ("checksum", b"\xff")), "DATA-6", "ext-keys"),
+        ("checksum-empty", (at, ("checksum", "")), "DATA-6", "ext-keys"),
+        (
+            "checksum-in-capitals",
+            (at, ("checksum", hashlib.sha1(_bytes(W)).hexdigest().upper())),
+            "DATA-6",
+            "ext-keys",
+        ),
+    )
+    for name, given, rules, attack in pairs:
+        yield refused(
+            f"external-data-{name}",
+            "The pairs of external_data are invalid.",
+            rules,
+            partial(archive, replace(W, pairs=given)),
+            attack,
+        )
+    more: tuple[tuple[str, bytes], ...] = (
+        ("raw-data", content(9, _bytes(W))),
+        ("raw-data-empty", content(9, b"")),
+        ("float-data", content(4, bytes(24))),
+        ("int32-data", numbers(5, (1,))),
+        ("string-data", content(6, "")),
+        ("int64-data", numbers(7, (1,))),
+        ("double-data", content(10, bytes(8))),
+        ("uint64-data", numbers(11, (1,))),
+        ("segment", content(3, number(1, 0))),
+    )
+    for name, fields in more:
+        yield refused(
+            f"two-sources-{name}",
+            "An external tensor also has data in the model.",
+            "DATA-7",
+            partial(archive, replace(W, more=fields)),
+            "two-sources",
+        )
+    for name, fields in (("default", b""), ("unknown", number(14, 7))):
+        yield refused(
+            f"not-external-{name}",
+            "Pairs of external_data in a tensor that is not external.",
+            "DATA-7 DATA-2",
+            partial(archive, replace(W, is_external=False, more=fields)),
+            "two-sources",
+        )
+
+
+def _located_in_asset() -> Image:
+    tensor = Tensor("labels", pairs=(("location", "assets/labels.txt"),))
+    return Image([LABELS, Entry(MODEL_PROTO, model(graph(tensor)))])
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    assert isinstance(tensor.data, bytes)
+    return tensor.data
+
+
+def _bad_elements() -> Iterator[Vector]:
+    for data_type in (0, STRING, 29, 99, -1):
+        yield refused(
+            f"data-type-{data_type}".replace("--", "-minus-"),
+            "An external tensor has an invalid data type.",
+            "TENSOR-1",
+            partial(archive, replace(W, data_type=data_type)),
+            "dtype",
+        )
+    shapes: tuple[tuple[str, tuple[int, ...], int, bytes, str], ...] = (
+        ("negative", (-1,), UINT8, bytes(1), "dims"),
+        ("negative-twice", (-2, -4), UINT8, bytes(8), "dims"),
+        ("65", (1,) * 65, UINT8, bytes(1), "dims"),
+        ("2-64", (2**32, 2**32), UINT8, b"", "dims"),
+        ("2-64-and-1", (2**32, 2**32, 1), FLOAT, b"", "dims"),
+        ("2-63", (2**62, 2), UINT8, b"", "dims"),
+        ("element", (2**61,), FLOAT, b"", "dims"),
+        ("zero-between", (2**33, 0, 2**33), UINT8, b"", "zero-size"),
+        ("packed", (2**62, 4, 0), INT4, b"", "zero-size"),
+    )
+    for name, dims, data_type, data, attack in shapes:
+        yield refused(
+            f"dims-{name}",
+            "An external tensor has invalid dims.",
+            "TENSOR-2 TENSOR-3" if name in ("2-63", "element") else "TENSOR-2",
+            partial(archive, Tensor("w", data_type, dims, data)),
+            attack,
+        )
+    sizes: tuple[tuple[str, Tensor], ...] = (
+        ("one-less", Tensor("w", FLOAT, (2,), bytes(7))),
+        ("one-more", Tensor("w", FLOAT, (2,), bytes(9))),
+        ("none", Tensor("w", FLOAT, (2,), b"")),
+        ("of-no-elements", Tensor("w", FLOAT, (2, 0), bytes(8))),
+        ("unpacked", Tensor("w", INT4, (4,), bytes(4))),
+        ("packed-one-less", Tensor("w", INT4, (5,), bytes(2))),
+        ("six-bits", Tensor("w", FLOAT6, (5,), bytes(3))),
+        ("overflow", Tensor("w", UINT8, (2**61 + 8,), bytes(8))),
+    )
+    for name, tensor in sizes:
+        yield refused(
+            f"tensor-size-{name}",
+            "An entry and its tensor differ in size.",
+            "TENSOR-3",
+            partial(archive, tensor),
+            "size-lie",
+        )
+    tails: tuple[tuple[str, Tensor], ...] = (
+        ("int4", Tensor("w", INT4, (3,), b"\x21\x13")),
+        ("uint2", Tensor("w", UINT2, (5,), b"\x1b\x04")),
+        ("float6", Tensor("w", FLOAT6, (1,), b"\x40")),
+        ("float4", Tensor("w", FLOAT4, (1,), b"\x80")),
+    )
+    for name, tensor in tails:
+        yield refused(
+            f"unused-bits-{name}",
+            "An unused bit in the last byte of a packed tensor is set.",
+            "TENSOR-4",
+            partial(archive, tensor),
+            "dtype",
+        )
+    for value in (2, 255):
+        yield refused(
+            f"bool-{value}",
+            "A boolean that is neither 0 nor 1.",
+            "TENSOR-5",
+            partial(archive, replace(B, data=bytes([0, 1, value]))),
+            "dtype",
+        )
