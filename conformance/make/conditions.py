@@ -52,49 +52,36 @@ def _with_asset(name: str) -> Callable[[], Image]:
 
 def _headers() -> Iterator[Vector]:
     yield refused(
-        "local-extra-other-id",
+        "local-extra-other-id: ZIP-14 (extra-framing)",
         "The alignment field has a wrong id.",
-        "ZIP-14",
         lambda: _first_changed(local_extra=extra_field(0xD934, struct.pack("<H", 64) + bytes(27))),
-        "extra-framing",
     )
     long_name = replace(W, key="w" * 80)
     yield refused(
-        "alignment-96-obeyed",
+        "alignment-96-obeyed: ALIGN-2 (misaligned)",
         "The alignment field states 96; the data is aligned to 96 and to 64.",
-        "ALIGN-2",
         lambda: Image(
-            [
-                replace(long_name.entry, alignment=96),
-                Entry(MODEL_PROTO, model(graph(long_name))),
-            ]
+            [replace(long_name.entry, alignment=96), Entry(MODEL_PROTO, model(graph(long_name)))]
         ),
-        "misaligned",
     )
     for name, bits in (("set-user-id", 0o4000), ("set-group-id", 0o2000), ("sticky", 0o1000)):
         yield refused(
-            f"attributes-{name}",
+            f"attributes-{name}: ZIP-11 (special-bits)",
             f"The {name} bit is set in the attributes of an entry.",
-            "ZIP-11",
             partial(_first_changed, record={"external_attributes": (0o100644 | bits) << 16}),
-            "special-bits",
         )
     yield refused(
-        "small-file-saturated",
+        "small-file-saturated: ZIP64-1 (locator-missing)",
         "An end record with saturated values in a file of 62 bytes.",
-        "ZIP64-1",
         lambda: (
             bytes(40)
             + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, *[0xFFFFFFFF] * 2, 0)
         ),
-        "locator-missing",
     )
     yield refused(
-        "last-name-of-13-bytes",
+        "last-name-of-13-bytes: MODEL-1 (model-missing)",
         "The last entry is no model, but its name has 13 bytes, like __MODEL_PROTO.",
-        "MODEL-1",
         lambda: Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
-        "model-missing",
     )
 
 
@@ -116,9 +103,8 @@ def _names() -> Iterator[Vector]:
     )
     for name, text, about in composed:
         yield accepted(
-            f"name-of-asset-{name}-composed",
+            f"name-of-asset-{name}-composed: ASSET-1",
             f"The name of an asset has {about}.",
-            "ASSET-1",
             _with_asset(text),
             W,
         )
@@ -138,11 +124,9 @@ def _names() -> Iterator[Vector]:
     )
     for name, text, about in refusals:
         yield refused(
-            f"name-of-asset-{name}",
+            f"name-of-asset-{name}: ASSET-1 (fold-collision)",
             f"The name of an asset has {about}.",
-            "ASSET-1",
             _with_asset(text),
-            "fold-collision",
         )
 
 
@@ -167,9 +151,8 @@ def _wire() -> Iterator[Vector]:
     for name, field in last.items():
         tensor = replace(W, more=field)
         yield accepted(
-            f"model-ends-with-{name}",
+            f"model-ends-with-{name}: MODEL-3",
             f"The model, its graph and a tensor each end with an unknown field ({name}).",
-            "MODEL-3",
             partial(
                 of_proto,
                 number(1, 10)
@@ -180,16 +163,14 @@ def _wire() -> Iterator[Vector]:
             W,
         )
     yield accepted(
-        "model-field-largest",
+        "model-field-largest: MODEL-3",
         "A field with the number 2^29 - 1.",
-        "MODEL-3",
         partial(of_proto, model(graph(W), more=number(2**29 - 1, 1)), W),
         W,
     )
     yield accepted(
-        "model-groups-deepest",
+        "model-groups-deepest: MODEL-3",
         "Unknown groups nested 100 deep.",
-        "MODEL-3",
         partial(of_proto, model(graph(W), more=_groups(100)), W),
         W,
     )
@@ -220,26 +201,21 @@ def _wire() -> Iterator[Vector]:
     )
     for name, about, field in in_graph:
         end = v.varint(1000 << 3 | 4) if name == "group-past-message" else b""
+        attack = "proto-deep" if name == "group-too-deep" else "proto-corrupt"
         yield refused(
-            f"model-{name}",
+            f"model-{name}: MODEL-3 ({attack})",
             f"In a model: {about}.",
-            "MODEL-3",
             partial(of_proto, model(graph(W, more=field), more=end), W),
-            "proto-deep" if name == "group-too-deep" else "proto-corrupt",
         )
     yield refused(
-        "model-groups-too-deep",
+        "model-groups-too-deep: MODEL-3 (proto-deep)",
         "Unknown groups nested 101 deep.",
-        "MODEL-3",
         partial(of_proto, model(graph(W), more=_groups(101)), W),
-        "proto-deep",
     )
     yield refused(
-        "model-length-large",
+        "model-length-large: MODEL-3 (proto-corrupt)",
         "A length of 2^32 + 1, which is 1 if cut to 32 bits.",
-        "MODEL-3",
         partial(of_proto, model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
-        "proto-corrupt",
     )
 
 
@@ -262,11 +238,9 @@ def _external_data() -> Iterator[Vector]:
         is_external=False,
     )
     yield refused(
-        "two-sources-not-external",
+        "two-sources-not-external: DATA-7 (two-sources)",
         "A tensor whose data is in the model also has the location of another tensor.",
-        "DATA-7",
         partial(of_proto, model(graph(W, inside)), W),
-        "two-sources",
     )
     assert isinstance(W.data, bytes)
     checksum = hashlib.sha1(W.data).hexdigest()
@@ -283,11 +257,9 @@ def _external_data() -> Iterator[Vector]:
         ("checksum-newline", "newline in checksum", (at, ("checksum", checksum + "\n")), "DATA-6"),
     ):
         yield refused(
-            f"external-data-{name}",
+            f"external-data-{name}: {rule} (ext-keys)",
             f"Pairs of external_data: {about}.",
-            rule,
             partial(archive, replace(W, pairs=pairs)),
-            "ext-keys",
         )
 
 
@@ -299,11 +271,9 @@ def _zip64() -> Iterator[Vector]:
         ("directory_offset", "the offset of the directory"),
     ):
         yield refused(
-            f"sparse-one-value-{field.replace('_', '-')}",
+            f"sparse-one-value-{field.replace('_', '-')}: ZIP64-1 (two-truths)",
             f"The end record is saturated except for {about}.",
-            "ZIP64-1",
             partial(sparse, end={field: 3}),
-            "two-truths",
             large=True,
         )
     for name, about, rule, changes in (
@@ -311,32 +281,26 @@ def _zip64() -> Iterator[Vector]:
         ("record-directory-disk", "names disk 1 for the directory", "ZIP-3", {"directory_disk": 1}),
     ):
         yield refused(
-            f"sparse-{name}",
+            f"sparse-{name}: {rule} (locator-offset)",
             f"The Zip64 end record {about}.",
-            rule,
             partial(sparse, zip64=changes),
-            "locator-offset",
             large=True,
         )
     nbytes = len(BIG.data)
     yield refused(
-        "sparse-field-other-id",
+        "sparse-field-other-id: ZIP-13 (sentinel-no-extra)",
         "An extra field with the id 2 holds the sizes, in place of the Zip64 field.",
-        "ZIP-13",
         lambda: sparse_big(record_extra=extra_field(2, struct.pack("<QQ", nbytes, nbytes))),
-        "sentinel-no-extra",
         large=True,
     )
     for name, sizes in (("first", (nbytes + 1, nbytes)), ("second", (nbytes, nbytes + 1))):
         yield refused(
-            f"sparse-local-field-{name}-lying",
+            f"sparse-local-field-{name}-lying: ZIP64-5 (two-truths)",
             f"The {name} size in the Zip64 field of the local header is wrong.",
-            "ZIP64-5",
             partial(
                 sparse_big,
                 local_extra=zip64_field(*sizes) + alignment_extra(64, -(30 + 3 + 20 + 6) % 64),
             ),
-            "two-truths",
             large=True,
         )
 
@@ -345,32 +309,26 @@ def _missed() -> Iterator[Vector]:
     """Vectors for conditions that `tools/fuzz/mutate_reader.py` found untested."""
     long_name = replace(W, key="w" * 28)
     yield refused(
-        "padding-of-32768",
+        "padding-of-32768: ZIP-6 ALIGN-3 (gaps)",
         "An entry with one byte more padding than any alignment needs.",
-        "ZIP-6 ALIGN-3",
         lambda: Image(
             [
                 replace(long_name.entry, padding=bytes(32768)),
                 Entry(MODEL_PROTO, model(graph(long_name))),
             ]
         ),
-        "gaps",
         stage="open",
     )
     longer = replace(W, key="w" * 100)
     yield refused(
-        "count-one-more-of-long-records",
+        "count-one-more-of-long-records: ZIP-4 (count)",
         "The end record counts one record too many, but the directory has room for this count.",
-        "ZIP-4",
         lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
-        "count",
     )
     yield refused(
-        "name-empty-last",
+        "name-empty-last: MODEL-1 KEY-1 (model-missing)",
         "The last entry has no name.",
-        "MODEL-1 KEY-1",
         lambda: Image([W.entry, Entry(b"", model(graph(W)))]),
-        "model-missing",
     )
     saturated = dict.fromkeys(("compressed_size", "uncompressed_size"), v.SATURATED_32)
     for name, about, sizes, rules in (
@@ -378,34 +336,27 @@ def _missed() -> Iterator[Vector]:
         ("without-sizes", "An empty Zip64 field beside saturated sizes", saturated, "ZIP64-4"),
     ):
         yield refused(
-            f"record-extra-zip64-{name}-45",
+            f"record-extra-zip64-{name}-45: {rules} (extra-unneeded)",
             f"{about}; the version needed is 45.",
-            rules,
             partial(
                 _first_changed,
                 both={"version_needed": 45},
                 record=sizes,
                 record_extra=extra_field(1, b""),
             ),
-            "extra-unneeded",
         )
     packed = Tensor("w", UINT8, (), b"\1", more=content(1, b"\1" * 65))
-    yield refused(
-        "dims-65-packed", "65 dims, packed.", "TENSOR-2", partial(archive, packed), "dims"
-    )
+    yield refused("dims-65-packed: TENSOR-2 (dims)", "65 dims, packed.", partial(archive, packed))
     of_2_63 = Tensor("w", UINT16, (0, 1 << 62), b"")
     yield refused(
-        "dims-2-63-bytes-beside-zero",
+        "dims-2-63-bytes-beside-zero: TENSOR-2 (dims)",
         "A dim of 0; the other dims make 2^63 bytes.",
-        "TENSOR-2",
         partial(archive, of_2_63),
-        "dims",
     )
     less = replace(of_2_63, dims=(0, (1 << 62) - 1))
     yield accepted(
-        "dims-below-2-63-bytes-beside-zero",
+        "dims-below-2-63-bytes-beside-zero: TENSOR-2",
         "A dim of 0; the other dims make 2^63 - 2 bytes.",
-        "TENSOR-2",
         partial(archive, less),
         less,
     )
@@ -413,9 +364,8 @@ def _missed() -> Iterator[Vector]:
         1001, bytes(128)
     )
     yield accepted(
-        "model-tags-and-lengths-of-0x80",
+        "model-tags-and-lengths-of-0x80: MODEL-3",
         "Unknown fields whose tag or length begins with the byte 0x80.",
-        "MODEL-3",
         partial(of_proto, model(graph(W), more=fields), W),
         W,
     )
@@ -428,18 +378,14 @@ def _missed() -> Iterator[Vector]:
         ("fixed64", "the first 7 bytes of an 8-byte number", _fixed(FIXED_64, 7)),
     ):
         yield refused(
-            f"model-ends-in-{name}",
+            f"model-ends-in-{name}: MODEL-3 (proto-corrupt)",
             f"The last bytes of a model are {about}.",
-            "MODEL-3",
             partial(of_proto, model(graph(W), more=end), W),
-            "proto-corrupt",
         )
     yield refused(
-        "model-group-holds-large-field",
+        "model-group-holds-large-field: MODEL-3 (proto-corrupt)",
         "A field with the number 2^29 within a group.",
-        "MODEL-3",
         partial(of_proto, model(graph(W), more=_group_of(number(1 << 29, 1))), W),
-        "proto-corrupt",
     )
 
 
@@ -450,38 +396,32 @@ def _bounds() -> Iterator[Vector]:
 
     half = MESSAGES // 2
     yield accepted(
-        "model-messages-most",
+        "model-messages-most: MODEL-3",
         "A model of 4,194,304 messages.",
-        "MODEL-3",
         lambda: of_proto(messages(MESSAGES)),
         large=True,
     )
     yield accepted(
-        "models-messages-most",
+        "models-messages-most: MODEL-3",
         "Two models of 4,194,304 messages together.",
-        "MODEL-3",
         lambda: with_models((), messages(half), {"a": messages(MESSAGES - half)}),
         large=True,
     )
     yield refused(
-        "models-messages",
+        "models-messages: MODEL-3 (proto-amplify)",
         "Two models of 4,194,305 messages together.",
-        "MODEL-3",
         lambda: with_models((), messages(half), {"a": messages(MESSAGES - half + 1)}),
-        "proto-amplify",
         large=True,
     )
     yield refused(
-        "further-model-2-gib",
+        "further-model-2-gib: MODEL-2 (model-2gib)",
         "A further model of 2 GiB.",
-        "MODEL-2",
         lambda: Image(
             [
                 Entry(MODEL_PROTO + b"_a", v.Zeros(1 << 31), crc=0),
                 Entry(MODEL_PROTO, model(graph())),
             ]
         ),
-        "model-2gib",
         large=True,
     )
     for offset, name, record in (
@@ -490,32 +430,26 @@ def _bounds() -> Iterator[Vector]:
         (0x07064B50, "locator", "a Zip64 locator"),
     ):
         yield refused(
-            f"header-offset-of-{name}",
+            f"header-offset-of-{name}: ZIP-16 (false-end)",
             f"The model's header offset, {offset:#010x}, is the signature of {record}.",
-            "ZIP-16",
             partial(_with_model_at, offset),
-            "false-end",
             large=True,
         )
     yield refused(
-        "directory-offset-of-end-record",
+        "directory-offset-of-end-record: ZIP-16 (false-end)",
         "The offset of the directory, 0x06054b50, is the signature of an end record.",
-        "ZIP-16",
         _with_directory_at_signature,
-        "false-end",
         large=True,
     )
     yield accepted(
-        "directory-offset-4294967295",
+        "directory-offset-4294967295: ZIP64-1 ZIP64-3",
         "The directory is at 0xFFFFFFFF, the first offset that needs Zip64.",
-        "ZIP64-1 ZIP64-3",
         _with_directory_at_the_largest_number,
         large=True,
     )
     yield accepted(
-        "directory-offset-avoided",
+        "directory-offset-avoided: ZIP-16 ALIGN-2",
         "The model is aligned to 128, since the directory would otherwise be at 0x06054b50.",
-        "ZIP-16 ALIGN-2",
         partial(_with_directory_at_signature, alignment=128),
         BEFORE_MODEL,
         large=True,

@@ -79,75 +79,55 @@ def false_ends() -> Iterator[Vector]:
             ("model", of_model(record)),
         ):
             yield refused(
-                f"false-{name}-in-{place}",
+                f"false-{name}-in-{place}: ZIP-16 (false-end)",
                 f"The {place} holds {called}.",
-                "ZIP-16",
                 source,
-                "false-end",
             )
         yield refused(
-            f"false-{name}-as-far-as-can-be",
+            f"false-{name}-as-far-as-can-be: ZIP-16 (false-end)",
             f"The last 65,633 bytes begin with {called}.",
-            "ZIP-16",
             partial(archive, at_distance(record, END_NBYTES)),
-            "false-end",
         )
     yield refused(
-        "false-zip64-end-record-cut",
+        "false-zip64-end-record-cut: ZIP-16 (false-end)",
         "Signature and size of a Zip64 end record, without further fields.",
-        "ZIP-16",
         of_tensor(ZIP64_END[:12]),
-        "false-end",
     )
     for name, count in (("zero", 0), ("largest", 0xFFFF)):
         yield refused(
-            f"false-end-record-counts-{name}",
+            f"false-end-record-counts-{name}: ZIP-16 (false-end)",
             f"A tensor holds an end record with {count} in both counts.",
-            "ZIP-16",
             of_tensor(end_record(disk_count=count, count=count)),
-            "false-end",
         )
     yield refused(
-        "false-end-record-other-comment",
+        "false-end-record-other-comment: ZIP-16 (false-end)",
         "A tensor holds an end record whose comment does not end with the file.",
-        "ZIP-16",
         of_tensor(end_record()[:-2] + b"\xff\xff"),
-        "false-end",
     )
     yield refused(
-        "false-pair",
+        "false-pair: ZIP-16 (false-end)",
         "The signature of a locator begins 20 bytes before the signature of an end record.",
-        "ZIP-16",
         of_tensor(LOCATOR[:4] + b"\xff" * 16 + b"PK\5\6" + b"\xff" * 18),
-        "false-end",
     )
     yield refused(
-        "false-end-record-in-a-zip",
+        "false-end-record-in-a-zip: ZIP-16 (false-end)",
         "An asset is an empty zip.",
-        "ZIP-16",
         partial(of_asset, EMPTY_ZIP),
-        "false-end",
     )
     yield refused(
-        "false-end-record-across-entries",
+        "false-end-record-across-entries: ZIP-16 (false-end)",
         "An end record that begins in a tensor and ends in the next local header.",
-        "ZIP-16",
         of_tensor(b"PK\5\6" + bytes(4) + b"PK"),
-        "false-end",
     )
     yield refused(
-        "false-end-record-in-directory",
+        "false-end-record-in-directory: ZIP-16 (false-end)",
         "The time and date of an empty asset form the signature of an end record.",
-        "ZIP-16",
         lambda: archive(W, assets=(Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605}),)),
-        "false-end",
     )
     yield refused(
-        "false-directory",
+        "false-directory: ZIP-16 (false-end)",
         "A tensor holds another archive, with a Zip64 end record and a locator.",
-        "ZIP-16",
         _false_directory,
-        "false-end",
     )
 
 
@@ -166,17 +146,15 @@ def _conforming() -> Iterator[Vector]:
     ):
         tensor = at_distance(record, END_NBYTES + 1)
         yield accepted(
-            f"far-{name}",
+            f"far-{name}: ZIP-16",
             f"{called} in a tensor begins 65,634 bytes before the end of the file.",
-            "ZIP-16",
             partial(archive, tensor),
             tensor,
         )
     signatures = holding(b"PK\5\6PK\6\7PK\6\6PK\3\4PK\1\2" * 20)
     yield accepted(
-        "bare-signatures",
+        "bare-signatures: ZIP-16",
         "A tensor and the model are full of signatures.",
-        "ZIP-16",
         lambda: archive(
             signatures,
             proto=model(graph(signatures), more=content(1000, signatures.data)),  # type: ignore[arg-type]
@@ -200,12 +178,11 @@ def _conforming() -> Iterator[Vector]:
         + b"PK\5\6\1"
     )
     yield accepted(
-        "nearly-records",
+        "nearly-records: ZIP-16",
         "Bytes that are nearly false records: end records with a disk number of 1 or with unequal "
         "counts, locators with the disk 1 or with 2 disks, a Zip64 end record with the size 45, "
         "and the signature of a locator 19 instead of 20 bytes before the signature of an end "
         "record.",
-        "ZIP-16",
         lambda: archive(near),
         near,
     )

@@ -28,195 +28,145 @@ from conformance.make.zips import Entry, Image, Zeros, content, zip64_field
 
 def large() -> Iterator[Vector]:
     """The vectors of this module: each file is larger than 1 MiB."""
+    for vector in (*_entries_and_models(), *_bad_zip64()):
+        yield replace(vector, large=True)
+
+
+def _entries_and_models() -> Iterator[Vector]:
     yield accepted(
-        "entries-65534",
+        "entries-65534: ZIP64-1 ZIP-4",
         "The largest number of entries that the end record can count.",
-        "ZIP64-1 ZIP-4",
         lambda: more_entries(65534),
         W,
-        large=True,
     )
     yield accepted(
-        "entries-65535",
+        "entries-65535: ZIP64-1 ZIP64-2 ZIP64-3 ZIP-4",
         "The smallest number of entries that needs Zip64.",
-        "ZIP64-1 ZIP64-2 ZIP64-3 ZIP-4",
         lambda: more_entries(65535),
         W,
-        large=True,
     )
     yield accepted(
-        "entries-262144",
+        "entries-262144: ZIP-4",
         "The largest number of entries that an archive may have.",
-        "ZIP-4",
         lambda: more_entries(262144),
         W,
-        large=True,
     )
     yield accepted(
-        "sparse",
+        "sparse: ZIP64-1 ZIP64-2 ZIP64-3 ZIP64-4 ZIP64-5 ZIP-13 ZIP-14 ZIP-10",
         "A size, header offsets and a directory offset that do not fit 32 bits.",
-        "ZIP64-1 ZIP64-2 ZIP64-3 ZIP64-4 ZIP64-5 ZIP-13 ZIP-14 ZIP-10",
         sparse,
         BIG,
         W,
-        large=True,
     )
     yield refused(
-        "entries-262145",
+        "entries-262145: ZIP-4 (entry-bomb)",
         "One entry more than an archive may have.",
-        "ZIP-4",
         lambda: more_entries(262145),
-        "entry-bomb",
-        large=True,
     )
     yield refused(
-        "entries-mod-65536",
+        "entries-mod-65536: ZIP-4 (count)",
         "65,537 entries, counted modulo 65,536.",
-        "ZIP-4",
         lambda: replace(more_entries(65537), has_zip64=False, end={"disk_count": 1, "count": 1}),
-        "count",
-        large=True,
     )
     yield refused(
-        "model-2-gib",
+        "model-2-gib: MODEL-2 (model-2gib)",
         "A model of 2 GiB.",
-        "MODEL-2",
         lambda: Image([Entry(MODEL_PROTO, Zeros(2 * GIB), crc=0)]),
-        "model-2gib",
-        large=True,
     )
     yield refused(
-        "model-messages",
+        "model-messages: MODEL-3 (proto-amplify)",
         "A model of 4,194,305 messages in 8 MiB.",
-        "MODEL-3",
         lambda: of_proto(model(content(1, b"") * (4194305 - 2))),
-        "proto-amplify",
-        large=True,
     )
-    yield from _bad_zip64()
 
 
 def _bad_zip64() -> Iterator[Vector]:
-    def one(name: str, about: str, rules: str, attack: str, **changes: object) -> Vector:
-        return refused(name, about, rules, lambda: sparse(**changes), attack, large=True)
+    def one(heading: str, about: str, **changes: object) -> Vector:
+        return refused(heading, about, lambda: sparse(**changes))
 
-    def big(name: str, about: str, rules: str, attack: str, **changes: object) -> Vector:
-        return refused(name, about, rules, lambda: sparse_big(**changes), attack, large=True)
+    def big(heading: str, about: str, **changes: object) -> Vector:
+        return refused(heading, about, lambda: sparse_big(**changes))
 
     yield one(
-        "sparse-locator-missing",
+        "sparse-locator-missing: ZIP64-1 (locator-missing)",
         "The end record is saturated; Zip64 end record and locator are missing.",
-        "ZIP64-1",
-        "locator-missing",
         has_zip64=False,
         is_saturated=True,
     )
     for name, change in (("less", -1), ("more", 1), ("zero", None)):
         yield one(
-            f"sparse-locator-offset-{name}",
+            f"sparse-locator-offset-{name}: ZIP64-3 (locator-offset)",
             "The locator gives a wrong offset.",
-            "ZIP64-3",
-            "locator-offset",
             locator={"record_offset": 0 if change is None else plus(change)},
         )
     yield one(
-        "sparse-locator-disks",
+        "sparse-locator-disks: ZIP-3 (locator-disks)",
         "The locator states two disks.",
-        "ZIP-3",
-        "locator-disks",
         locator={"disks": 2},
     )
     yield one(
-        "sparse-locator-no-disks",
+        "sparse-locator-no-disks: ZIP-3 (locator-disks)",
         "The locator states 0 disks.",
-        "ZIP-3",
-        "locator-disks",
         locator={"disks": 0},
     )
     yield one(
-        "sparse-locator-disk",
+        "sparse-locator-disk: ZIP-3 (locator-disks)",
         "The locator puts the Zip64 end record on disk 1.",
-        "ZIP-3",
-        "locator-disks",
         locator={"record_disk": 1},
     )
     yield one(
-        "sparse-record-disk",
-        "The Zip64 end record names disk 1.",
-        "ZIP-3",
-        "disk",
-        zip64={"disk": 1},
+        "sparse-record-disk: ZIP-3 (disk)", "The Zip64 end record names disk 1.", zip64={"disk": 1}
     )
     yield one(
-        "sparse-gap-after-record",
+        "sparse-gap-after-record: ZIP64-3 (gaps)",
         "Bytes between the Zip64 end record and the locator.",
-        "ZIP64-3",
-        "gaps",
         after_zip64=bytes(8),
     )
     yield one(
-        "sparse-gap-after-locator",
+        "sparse-gap-after-locator: ZIP64-1 ZIP64-3 (gaps)",
         "Bytes between the locator and the end record.",
-        "ZIP64-1 ZIP64-3",
-        "gaps",
         after_locator=bytes(8),
     )
     for name, size in (("45", 45), ("43", 43), ("2-64", 2**64 - 1)):
         yield one(
-            f"sparse-record-size-{name}",
+            f"sparse-record-size-{name}: ZIP64-2 (record-size)",
             "The Zip64 end record states a wrong size.",
-            "ZIP64-2",
-            "record-size",
             zip64={"rest_size": size},
         )
     yield one(
-        "sparse-extensible-data",
+        "sparse-extensible-data: ZIP64-2 ZIP64-3 (record-size)",
         "The Zip64 end record has extensible data.",
-        "ZIP64-2 ZIP64-3",
-        "record-size",
         zip64={"rest_size": 52},
         after_zip64=struct.pack("<HI2x", 0xCAFE, 2),
     )
     yield one(
-        "sparse-record-version",
+        "sparse-record-version: ZIP64-2 (record-v2)",
         "The Zip64 end record states the version needed 62.",
-        "ZIP64-2",
-        "record-v2",
         zip64={"version_needed": 62},
     )
     yield one(
-        "sparse-partly-saturated",
+        "sparse-partly-saturated: ZIP64-1 (two-truths)",
         "The end record is saturated except for the counts.",
-        "ZIP64-1",
-        "two-truths",
         end={"disk_count": 3, "count": 3},
     )
     yield one(
-        "sparse-count-of-disk",
+        "sparse-count-of-disk: ZIP-4 (count)",
         "The Zip64 end record counts fewer records on the disk than in all.",
-        "ZIP-4",
-        "count",
         zip64={"disk_count": 2},
     )
     yield one(
-        "sparse-count-2-60",
+        "sparse-count-2-60: ZIP-4 (record-huge)",
         "The Zip64 end record counts 2^60 records.",
-        "ZIP-4",
-        "record-huge",
         zip64={"disk_count": 1 << 60, "count": 1 << 60},
     )
     yield one(
-        "sparse-offset-2-64",
+        "sparse-offset-2-64: ZIP-5 (record-huge)",
         "The stated offset of the directory is 2^64 - 1.",
-        "ZIP-5",
-        "record-huge",
         zip64={"directory_offset": 2**64 - 1},
     )
     yield one(
-        "sparse-size-wraps",
+        "sparse-size-wraps: ZIP-4 ZIP-5 (record-huge)",
         "Offset plus size of the directory gives the right end only modulo 2^64.",
-        "ZIP-4 ZIP-5",
-        "record-huge",
         zip64={
             "directory_offset": 2**64 - 64,
             "directory_size": plus(64 + sparse_directory_offset()),
@@ -225,45 +175,33 @@ def _bad_zip64() -> Iterator[Vector]:
     size = v.SATURATED_32
     offset = sparse().place()[1].header_offset
     yield big(
-        "sparse-field-missing",
+        "sparse-field-missing: ZIP-13 (sentinel-no-extra)",
         "A saturated size, and no Zip64 field in the directory record.",
-        "ZIP-13",
-        "sentinel-no-extra",
         record_extra=b"",
     )
     yield big(
-        "sparse-field-one-of-two",
+        "sparse-field-one-of-two: ZIP64-4 (extra-length)",
         "The Zip64 field holds only one of two sizes.",
-        "ZIP64-4",
-        "extra-length",
         record_extra=zip64_field(size),
     )
     yield big(
-        "sparse-field-offset",
+        "sparse-field-offset: ZIP64-4 (extra-length)",
         "A Zip64 field with a header offset that fits 32 bits.",
-        "ZIP64-4",
-        "extra-length",
         record_extra=zip64_field(size, size, 0),
     )
     yield big(
-        "sparse-field-twice",
+        "sparse-field-twice: ZIP-13 (extra-duplicate)",
         "Two Zip64 fields, one with false values.",
-        "ZIP-13",
-        "extra-duplicate",
         record_extra=zip64_field(size, size) + zip64_field(8, 8),
     )
     yield big(
-        "sparse-field-sizes",
+        "sparse-field-sizes: ZIP-8 (stored-sizes)",
         "The two sizes in the Zip64 field differ.",
-        "ZIP-8",
-        "stored-sizes",
         record_extra=zip64_field(size, size + 1),
     )
     yield big(
-        "sparse-version-10",
+        "sparse-version-10: ZIP-10 (version-needed)",
         "Version needed 10 beside a Zip64 field.",
-        "ZIP-10",
-        "version-needed",
         both={"version_needed": 10},
     )
     for name, values, rule in (
@@ -275,24 +213,18 @@ def _bad_zip64() -> Iterator[Vector]:
         field = zip64_field(*values)
         padding = -(30 + 3 + len(field) + 6) % 64
         yield big(
-            f"sparse-local-field-{name}",
+            f"sparse-local-field-{name}: {rule} (extra-length)",
             "The Zip64 field of the local header is missing, or does not hold just the two sizes.",
-            rule,
-            "extra-length",
             local_extra=field + alignment_extra(64, padding),
         )
     yield one(
-        "sparse-offset-missing",
+        "sparse-offset-missing: ZIP-13 (sentinel-no-extra)",
         "A saturated header offset, and no Zip64 field.",
-        "ZIP-13",
-        "sentinel-no-extra",
         record_extra=b"",
     )
     yield one(
-        "sparse-offset-other",
+        "sparse-offset-other: ZIP-6 ALIGN-1 (extra-huge)",
         "The Zip64 field gives a wrong header offset.",
-        "ZIP-6 ALIGN-1",
-        "extra-huge",
         record_extra=zip64_field(offset + 128),
     )
 

@@ -67,73 +67,55 @@ def _bad_names() -> Iterator[Vector]:
         ("model-in-small-letters", b"__model_proto", "VERSION-1 NAME-2", "fold-collision"),
     )
     for name, entry_name, rules, attack in keys:
-        yield refused(f"name-{name}", "A key is invalid.", rules, named(entry_name), attack)
+        yield refused(f"name-{name}: {rules} ({attack})", "A key is invalid.", named(entry_name))
     yield refused(
-        "name-not-utf-8",
+        "name-not-utf-8: NAME-1 (utf8)",
         "A name that is not UTF-8, flagged as UTF-8.",
-        "NAME-1",
         named(b"u\xff\xfe"),
-        "utf8",
     )
     yield refused(
-        "name-latin-1",
+        "name-latin-1: NAME-1 ZIP-9 (utf8)",
         "A name in Latin-1, not flagged.",
-        "NAME-1 ZIP-9",
         named(b"gr\xf6\xdfe", both={"flags": 0}),
-        "utf8",
     )
     yield refused(
-        "name-utf-8-not-flagged",
+        "name-utf-8-not-flagged: ZIP-9 (utf8)",
         "The name of an asset has a letter beyond ASCII, but bit 11 of the flags is not set.",
-        "ZIP-9",
         lambda: archive(assets=(Entry("assets/é".encode(), b"", both={"flags": 0}),)),
-        "utf8",
     )
     yield refused(
-        "name-surrogate",
+        "name-surrogate: NAME-1 (utf8)",
         "The name of an asset has a surrogate, encoded as in UTF-8.",
-        "NAME-1",
         lambda: archive(assets=(Entry(b"assets/\xed\xa0\x80"),)),
-        "utf8",
     )
     yield refused(
-        "name-overlong",
+        "name-overlong: NAME-1 (utf8)",
         "The name of an asset has a slash in two bytes, an overlong form of UTF-8.",
-        "NAME-1",
         lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
-        "utf8",
     )
     yield refused(
-        "duplicate-tensor",
+        "duplicate-tensor: NAME-2 DATA-3 (duplicate)",
         "Two entries with the same key.",
-        "NAME-2 DATA-3",
         lambda: archive(W, replace(W, name="w2")),
-        "duplicate",
     )
     yield refused(
-        "duplicate-model",
+        "duplicate-model: NAME-2 MODEL-1 (duplicate)",
         "Two default models.",
-        "NAME-2 MODEL-1",
         lambda: archive(assets=(Entry(MODEL_PROTO, model(graph())),)),
-        "duplicate",
     )
     yield refused(
-        "fold-collision",
+        "fold-collision: NAME-2 (fold-collision)",
         "Two keys that differ only in case.",
-        "NAME-2",
         lambda: archive(Tensor("w0"), Tensor("W0")),
-        "fold-collision",
     )
     for name, first, second in (
         ("file-and-folder", b"assets/a", b"assets/A/b"),
         ("file-and-folders", b"assets/x/y", b"assets/x/y/z/w"),
     ):
         yield refused(
-            f"names-{name}",
+            f"names-{name}: NAME-2 (fold-collision)",
             "After down-casing, the name of an asset is a folder in the name of another asset.",
-            "NAME-2",
             partial(archive, assets=(Entry(first), Entry(second))),
-            "fold-collision",
         )
     assets: tuple[tuple[str, bytes, str], ...] = (
         ("empty", b"assets/", "directory"),
@@ -155,25 +137,21 @@ def _bad_names() -> Iterator[Vector]:
     )
     for name, entry_name, attack in assets:
         yield refused(
-            f"name-of-asset-{name}",
+            f"name-of-asset-{name}: ASSET-1 ({attack})",
             "The name of an asset is invalid.",
-            "ASSET-1",
             partial(archive, W, assets=(Entry(entry_name, b"data"),)),
-            attack,
         )
 
 
 def _bad_models() -> Iterator[Vector]:
     yield refused(
-        "no-model", "There is no model.", "MODEL-1", lambda: Image([LABELS]), "model-missing"
+        "no-model: MODEL-1 (model-missing)", "There is no model.", lambda: Image([LABELS])
     )
-    yield refused("no-entries", "An empty zip.", "MODEL-1", lambda: EMPTY_ZIP, "model-missing")
+    yield refused("no-entries: MODEL-1 (model-missing)", "An empty zip.", lambda: EMPTY_ZIP)
     yield refused(
-        "model-first",
+        "model-first: MODEL-1 (model-not-last)",
         "The model comes before a tensor.",
-        "MODEL-1",
         lambda: Image([Entry(MODEL_PROTO, model(graph(W))), W.entry]),
-        "model-not-last",
     )
     two = model(graph(W)) + model(graph())
     overlong = number(1, 10)[:1] + b"\x8a" + b"\x80" * 9 + b"\0"
@@ -217,12 +195,11 @@ def _bad_models() -> Iterator[Vector]:
         ("far-too-deep", "messages nested 1,000 deep", nested_graphs(1000), "proto-deep"),
     )
     for name, words, proto, attack in protos:
+        rules = "MODEL-3 ZIP-16" if name == "zip" else "MODEL-3"
         yield refused(
-            f"model-{name}",
+            f"model-{name}: {rules} ({attack})",
             f"Fault in the model: {words}.",
-            "MODEL-3 ZIP-16" if name == "zip" else "MODEL-3",
             partial(of_proto, proto, W),
-            attack,
         )
 
 

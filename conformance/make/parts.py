@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -283,29 +284,43 @@ def sparse_big(**changes: object) -> Image:
 
 
 def accepted(
-    name: str,
+    heading: str,
     about: str,
-    rules: str,
     source: Callable[[], Source],
     *tensors: Tensor,
-    attack: str | None = None,
     large: bool = False,
     further: Mapping[str, tuple[Tensor, ...]] | None = None,
 ) -> Vector:
-    """A vector of a file that conforms."""
-    shown = tuple(rules.split())
-    return Vector(name, about, shown, True, source, tensors, attack, large, None, further or {})
+    """A vector of a file that conforms; `heading` is as in `refused`."""
+    name, rules, attack = _split(heading)
+    return Vector(name, about, rules, True, source, tensors, attack, large, None, further or {})
 
 
 def refused(
-    name: str,
+    heading: str,
     about: str,
-    rules: str,
     source: Callable[[], Source],
-    attack: str | None = None,
     *,
     large: bool = False,
     stage: str | None = None,
 ) -> Vector:
-    """A vector of a file that breaks a rule."""
-    return Vector(name, about, tuple(rules.split()), False, source, (), attack, large, stage)
+    """A vector of a file that breaks a rule.
+
+    Args:
+        heading: Name, rules and class of attack, as in `name: ZIP-5 ZIP-16 (stacked)`; the class
+            may be missing.
+        about: Description in one sentence.
+        source: Makes the file.
+        large: True if the file is larger than 1 MiB.
+        stage: Stage at which a reader can refuse the file; None for the stage of the first rule.
+    """
+    name, rules, attack = _split(heading)
+    return Vector(name, about, rules, False, source, (), attack, large, stage)
+
+
+def _split(heading: str) -> tuple[str, tuple[str, ...], str | None]:
+    """Name, rules and class of attack of a heading."""
+    parts = re.fullmatch(r"(\S+): ([A-Z0-9-]+(?: [A-Z0-9-]+)*)(?: \(([a-z0-9-]+)\))?", heading)
+    if parts is None:
+        raise ValueError(f"expected a heading as in 'name: ZIP-1 ZIP-2 (class)', found {heading!r}")
+    return parts[1], tuple(parts[2].split()), parts[3]

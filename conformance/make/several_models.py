@@ -42,10 +42,9 @@ def several_models() -> Iterator[Vector]:
 
 def _conforming() -> Iterator[Vector]:
     yield accepted(
-        "models-share-a-tensor",
+        "models-share-a-tensor: MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         "Two models share a tensor under two names, and each model has another tensor; the archive "
         "also has an asset.",
-        "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         lambda: with_models(
             (W, Tensor("d"), V, LABELS),
             model(graph(W, Tensor("d"))),
@@ -56,53 +55,45 @@ def _conforming() -> Iterator[Vector]:
         further={"decoder": (V, OTHER_NAME)},
     )
     yield accepted(
-        "models-default-names-nothing",
+        "models-default-names-nothing: DATA-2",
         "All external tensors are in the further model, none in the default model.",
-        "DATA-2",
         lambda: with_models((W, V), NO_TENSOR, {"a": model(graph(W, V))}),
         further={"a": (W, V)},
     )
     yield accepted(
-        "models-alone",
+        "models-alone: MODEL-4 DATA-2",
         "Three models without external tensors.",
-        "MODEL-4 DATA-2",
         lambda: with_models((), NO_TENSOR, {"a": NO_TENSOR, "b": NO_TENSOR}),
     )
     ids = ("a", "a0", "a_", "a_b", "aa", "b", "x" * 64)
     yield accepted(
-        "models-ids",
+        "models-ids: MODEL-4 VERSION-1",
         "Model ids: shortest, longest, with digits and underscores, in the order of bytes.",
-        "MODEL-4 VERSION-1",
         lambda: with_models((W,), OF_W, dict.fromkeys(ids, OF_W)),
         W,
         further=dict.fromkeys(ids, (W,)),
     )
     in_attribute = model(graph(more=content(1, node(attribute(5, W.proto)))))
     yield accepted(
-        "models-other-place",
+        "models-other-place: DATA-8",
         "An initializer of one model shares an entry with a tensor in an attribute of the other.",
-        "DATA-8",
         lambda: with_models((W,), OF_W, {"a": in_attribute}),
         W,
         further={"a": (W,)},
     )
     of_no_elements = Tensor("none", FLOAT, (0, 3), b"")
     yield accepted(
-        "models-share-no-elements",
+        "models-share-no-elements: DATA-8",
         "Two models share a tensor of no elements.",
-        "DATA-8",
         lambda: with_models(
-            (of_no_elements,),
-            model(graph(of_no_elements)),
-            {"a": model(graph(of_no_elements))},
+            (of_no_elements,), model(graph(of_no_elements)), {"a": model(graph(of_no_elements))}
         ),
         of_no_elements,
         further={"a": (of_no_elements,)},
     )
     yield accepted(
-        "models-pairs-differ",
+        "models-pairs-differ: DATA-5 DATA-8",
         "Two models give different, correct pairs of external_data for one tensor.",
-        "DATA-5 DATA-8",
         lambda: with_models(
             (W,),
             OF_W,
@@ -144,11 +135,9 @@ def _bad_names() -> Iterator[Vector]:
         ("letter-beyond-ascii", "é".encode()),
     ):
         yield refused(
-            f"model-id-{name}",
+            f"model-id-{name}: MODEL-4 (model-id)",
             f"A further model with the id {identifier.decode()!r}.",
-            "MODEL-4",
             _named(MODEL_PROTO + b"_" + identifier),
-            "model-id",
         )
     for name, entry_name in (
         ("word", b"__INDEX"),
@@ -159,18 +148,14 @@ def _bad_names() -> Iterator[Vector]:
         ("beyond-ascii", "__größe".encode()),
     ):
         yield refused(
-            f"later-version-{name}",
+            f"later-version-{name}: VERSION-1 (later-version)",
             f"An entry {entry_name.decode()!r}, which a later version may define.",
-            "VERSION-1",
             _named(entry_name),
-            "later-version",
         )
     yield refused(
-        "later-version-tensor",
+        "later-version-tensor: VERSION-1 (later-version)",
         "A tensor whose key begins with two underscores.",
-        "VERSION-1",
         lambda: archive(Tensor("__w")),
-        "later-version",
     )
 
 
@@ -181,53 +166,39 @@ def _bad_places() -> Iterator[Vector]:
         return lambda: Image([W.entry, *entries])
 
     yield refused(
-        "models-out-of-order",
+        "models-out-of-order: MODEL-4 (model-order)",
         "Further models in descending order.",
-        "MODEL-4",
         of_order("_b", "_a", ""),
-        "model-order",
     )
     yield refused(
-        "models-in-order-without-underscores",
+        "models-in-order-without-underscores: MODEL-4 (model-order)",
         "The id 'ab' comes before 'a_', although the byte of '_' is less than the byte of 'b'.",
-        "MODEL-4",
         of_order("_ab", "_a_", ""),
-        "model-order",
     )
     yield refused(
-        "models-after-the-default",
+        "models-after-the-default: MODEL-1 MODEL-4 (model-not-last)",
         "A further model is the last entry.",
-        "MODEL-1 MODEL-4",
         of_order("", "_a"),
-        "model-not-last",
     )
     yield refused(
-        "models-without-a-default",
+        "models-without-a-default: MODEL-1 (model-missing)",
         "A further model without a default model.",
-        "MODEL-1",
         of_order("_a"),
-        "model-missing",
     )
     yield refused(
-        "models-twice",
+        "models-twice: NAME-2 MODEL-4 (duplicate)",
         "Two further models with the same id.",
-        "NAME-2 MODEL-4",
         of_order("_a", "_a", ""),
-        "duplicate",
     )
     yield refused(
-        "models-before-an-asset",
+        "models-before-an-asset: MODEL-4 (model-order)",
         "An asset between a further model and the default model.",
-        "MODEL-4",
         lambda: Image([W.entry, Entry(MODEL_PROTO + b"_a", OF_W), LABELS, archive(W).entries[-1]]),
-        "model-order",
     )
     yield refused(
-        "models-before-a-tensor",
+        "models-before-a-tensor: MODEL-4 (model-order)",
         "A further model before the tensors.",
-        "MODEL-4",
         lambda: Image([Entry(MODEL_PROTO + b"_a", OF_W), W.entry, archive(W).entries[-1]]),
-        "model-order",
     )
 
 
@@ -247,42 +218,32 @@ def _bad_contents() -> Iterator[Vector]:
         ("zip", "that begins with the signature of an end record", b"PK\5\6" + b"\1" * 18),
     ):
         yield refused(
-            f"further-model-{name}",
+            f"further-model-{name}: MODEL-3 (proto-corrupt)",
             f"A further model {about}.",
-            "MODEL-3",
             further(data),
-            "proto-corrupt",
         )
     yield refused(
-        "further-model-crc",
+        "further-model-crc: ZIP-15 (crc)",
         "The CRC-32 of a further model is wrong.",
-        "ZIP-15",
         further(OF_W, crc=1),
-        "crc",
         stage="open",
     )
     yield refused(
-        "further-model-local-name",
+        "further-model-local-name: ZIP-7 (lfh-name)",
         "The local header of a further model has a wrong name.",
-        "ZIP-7",
         further(OF_W, local_name=MODEL_PROTO + b"_b"),
-        "lfh-name",
         stage="open",
     )
     yield refused(
-        "further-model-local-date",
+        "further-model-local-date: ZIP-7 (size-mismatch)",
         "The local header of a further model has a wrong date.",
-        "ZIP-7",
         further(OF_W, local={"date": 0x22}),
-        "size-mismatch",
         stage="open",
     )
     yield refused(
-        "further-model-padding",
+        "further-model-padding: ALIGN-3 (padding-nonzero)",
         "The padding of a further model is not zero.",
-        "ALIGN-3",
         lambda: _with_padding(with_models((W,), OF_W, {"a": OF_W})),
-        "padding-nonzero",
         stage="open",
     )
 
@@ -302,39 +263,29 @@ def _bad_tensors() -> Iterator[Vector]:
         return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
 
     yield refused(
-        "models-unreferenced",
+        "models-unreferenced: DATA-2 (unreferenced)",
         "An entry is the location of no tensor of any model.",
-        "DATA-2",
         with_further(W),
-        "unreferenced",
     )
     yield refused(
-        "models-dangling",
+        "models-dangling: DATA-1 (dangling)",
         "A location in a further model is no key of the archive.",
-        "DATA-1",
         with_further(V, Tensor("x")),
-        "dangling",
     )
     yield refused(
-        "models-shared-key",
+        "models-shared-key: DATA-3 (shared-key)",
         "Two tensors of a further model have the same location.",
-        "DATA-3",
         with_further(V, replace(V, name="v2")),
-        "shared-key",
     )
     yield refused(
-        "models-location-model",
+        "models-location-model: DATA-1 (dangling)",
         "A location in a further model is the name of the same further model.",
-        "DATA-1",
         with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO_a"),))),
-        "dangling",
     )
     yield refused(
-        "models-location-default-model",
+        "models-location-default-model: DATA-1 (dangling)",
         "A location in a further model is the name of the default model.",
-        "DATA-1",
         with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO"),))),
-        "dangling",
     )
     for name, about, tensor in (
         ("dims-order", "the dims [3, 2] in place of [2, 3]", replace(W, dims=(3, 2))),
@@ -348,30 +299,22 @@ def _bad_tensors() -> Iterator[Vector]:
         ),
     ):
         yield refused(
-            f"models-differ-in-{name}",
+            f"models-differ-in-{name}: DATA-8 (shared-key-differs)",
             f"Two models share an entry; the tensor of the further model has {about}.",
-            "DATA-8",
             with_further(V, tensor),
-            "shared-key-differs",
         )
     yield refused(
-        "models-differ-in-size",
+        "models-differ-in-size: DATA-8 TENSOR-3 (size-lie)",
         "Two models share an entry that is too short for the tensor of the further model.",
-        "DATA-8 TENSOR-3",
         with_further(V, replace(W, dims=(2, 4))),
-        "size-lie",
     )
     yield refused(
-        "models-further-length",
+        "models-further-length: DATA-5 (ext-numbers)",
         "Only the further model states a length, and it is wrong.",
-        "DATA-5",
         with_further(V, replace(W, pairs=(("location", "w"), ("length", "23")))),
-        "ext-numbers",
     )
     yield refused(
-        "models-further-checksum",
+        "models-further-checksum: DATA-6 (ext-keys)",
         "Only the further model states a checksum, and it is wrong.",
-        "DATA-6",
         with_further(V, replace(W, pairs=(("location", "w"), ("checksum", "0" * 40)))),
-        "ext-keys",
     )

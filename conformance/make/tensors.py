@@ -57,49 +57,38 @@ def _bad_external_data() -> Iterator[Vector]:
     )
     for name, location in dangling:
         yield refused(
-            f"location-{name}",
+            f"location-{name}: DATA-1 DATA-2 (dangling)",
             "A location is no key of the archive.",
-            "DATA-1 DATA-2",
             locations(location),
-            "dangling",
         )
     yield refused(
-        "location-asset",
+        "location-asset: DATA-1 (dangling)",
         "The location of a tensor is an asset.",
-        "DATA-1",
         _located_in_asset,
-        "dangling",
     )
     yield refused(
-        "unreferenced",
+        "unreferenced: DATA-2 (unreferenced)",
         "An entry is the location of no tensor.",
-        "DATA-2",
         lambda: of_proto(model(graph(W)), W, V),
-        "unreferenced",
     )
     yield refused(
-        "shared-key",
+        "shared-key: DATA-3 (shared-key)",
         "Two tensors of one model have the same location.",
-        "DATA-3",
         lambda: of_proto(model(graph(W, replace(W, name="w2"))), W),
-        "shared-key",
     )
     hidden = content(1, node(attribute(5, replace(W, name="w2").proto)))
     yield refused(
-        "shared-key-in-attribute",
+        "shared-key-in-attribute: DATA-3 (shared-key)",
         "An initializer and a tensor in an attribute have the same location.",
-        "DATA-3",
         lambda: of_proto(model(graph(W, more=hidden)), W),
-        "shared-key",
     )
     proto, tensors = everywhere()
     for tensor in tensors:
+        place = tensor.key.removesuffix("_key").replace("_", "-")
         yield refused(
-            f"unreferenced-place-{tensor.key.removesuffix('_key').replace('_', '-')}",
+            f"unreferenced-place-{place}: DATA-1 (ref-elsewhere)",
             "A model has a tensor at every possible place; one of these tensors has no entry.",
-            "DATA-1",
             partial(of_proto, proto, *(it for it in tensors if it != tensor)),
-            "ref-elsewhere",
         )
     at = ("location", "w")
     pairs: tuple[tuple[str, tuple[tuple[str, str | bytes], ...], str, str], ...] = (
@@ -138,11 +127,9 @@ def _bad_external_data() -> Iterator[Vector]:
     )
     for name, given, rules, attack in pairs:
         yield refused(
-            f"external-data-{name}",
+            f"external-data-{name}: {rules} ({attack})",
             "The pairs of external_data are invalid.",
-            rules,
             partial(archive, replace(W, pairs=given)),
-            attack,
         )
     more: tuple[tuple[str, bytes], ...] = (
         ("raw-data", content(9, _bytes(W))),
@@ -157,19 +144,15 @@ def _bad_external_data() -> Iterator[Vector]:
     )
     for name, fields in more:
         yield refused(
-            f"two-sources-{name}",
+            f"two-sources-{name}: DATA-7 (two-sources)",
             "An external tensor also has data in the model.",
-            "DATA-7",
             partial(archive, replace(W, more=fields)),
-            "two-sources",
         )
     for name, fields in (("default", b""), ("unknown", number(14, 7))):
         yield refused(
-            f"not-external-{name}",
+            f"not-external-{name}: DATA-7 DATA-2 (two-sources)",
             "Pairs of external_data in a tensor that is not external.",
-            "DATA-7 DATA-2",
             partial(archive, replace(W, is_external=False, more=fields)),
-            "two-sources",
         )
 
 
@@ -185,12 +168,11 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _bad_elements() -> Iterator[Vector]:
     for data_type in (0, STRING, 29, 99, -1):
+        name = str(data_type).replace("-", "minus-")
         yield refused(
-            f"data-type-{data_type}".replace("--", "-minus-"),
+            f"data-type-{name}: TENSOR-1 (dtype)",
             "An external tensor has an invalid data type.",
-            "TENSOR-1",
             partial(archive, replace(W, data_type=data_type)),
-            "dtype",
         )
     shapes: tuple[tuple[str, tuple[int, ...], int, bytes, str], ...] = (
         ("negative", (-1,), UINT8, bytes(1), "dims"),
@@ -204,12 +186,11 @@ def _bad_elements() -> Iterator[Vector]:
         ("packed", (2**62, 4, 0), INT4, b"", "zero-size"),
     )
     for name, dims, data_type, data, attack in shapes:
+        rules = "TENSOR-2 TENSOR-3" if name in ("2-63", "element") else "TENSOR-2"
         yield refused(
-            f"dims-{name}",
+            f"dims-{name}: {rules} ({attack})",
             "An external tensor has invalid dims.",
-            "TENSOR-2 TENSOR-3" if name in ("2-63", "element") else "TENSOR-2",
             partial(archive, Tensor("w", data_type, dims, data)),
-            attack,
         )
     sizes: tuple[tuple[str, Tensor], ...] = (
         ("one-less", Tensor("w", FLOAT, (2,), bytes(7))),
@@ -223,11 +204,9 @@ def _bad_elements() -> Iterator[Vector]:
     )
     for name, tensor in sizes:
         yield refused(
-            f"tensor-size-{name}",
+            f"tensor-size-{name}: TENSOR-3 (size-lie)",
             "An entry and its tensor differ in size.",
-            "TENSOR-3",
             partial(archive, tensor),
-            "size-lie",
         )
     tails: tuple[tuple[str, Tensor], ...] = (
         ("int4", Tensor("w", INT4, (3,), b"\x21\x13")),
@@ -237,17 +216,13 @@ def _bad_elements() -> Iterator[Vector]:
     )
     for name, tensor in tails:
         yield refused(
-            f"unused-bits-{name}",
+            f"unused-bits-{name}: TENSOR-4 (dtype)",
             "An unused bit in the last byte of a packed tensor is set.",
-            "TENSOR-4",
             partial(archive, tensor),
-            "dtype",
         )
     for value in (2, 255):
         yield refused(
-            f"bool-{value}",
+            f"bool-{value}: TENSOR-5 (dtype)",
             "A boolean that is neither 0 nor 1.",
-            "TENSOR-5",
             partial(archive, replace(B, data=bytes([0, 1, value]))),
-            "dtype",
         )
