@@ -22,7 +22,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
-from onnxarchive.storage.paths import directory_of
+from onnxarchive.storage.filesystem import directory_of
 
 
 class EntryData(Stored):

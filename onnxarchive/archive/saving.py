@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, cast
 
 import onnx
 
-from onnxarchive.archive.libraries import is_instance
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -33,7 +32,8 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import directory_of, require_no_input
+from onnxarchive.storage.filesystem import directory_of, require_no_input
+from onnxarchive.storage.optional import is_instance
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:

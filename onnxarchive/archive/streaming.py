@@ -34,7 +34,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
-from onnxarchive.storage.closing import Closing
+from onnxarchive.storage.random_access import Closing
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter

@@ -489,7 +489,7 @@ def _add_view(commands: Any) -> None:
     command = _add(
         commands,
         "view",
-        "viewing",
+        "running",
         "Show the graph and the weights of an archive in a browser, with Netron.",
     )
     command.add_argument(

@@ -16,7 +16,7 @@ from typing import Unpack
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.items import Item
 from onnxarchive.archive.linked_models import linked_model, stays_outside
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -42,9 +42,8 @@ from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
-from onnxarchive.storage.filesystem import require_space
+from onnxarchive.storage.filesystem import directory_of, require_no_input, require_space
 from onnxarchive.storage.forward_file import streamed
-from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from onnxarchive.archive.openable import opened_archive
+from onnxarchive.archive.locked_file import opened_archive
 from onnxarchive.archive.reading import Archive, StreamedEntry
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (

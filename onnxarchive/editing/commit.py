@@ -56,7 +56,7 @@ from onnxarchive.model import keys, proto
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.storage import attributes, filesystem, locking, undo
 from onnxarchive.storage.files import MappedFile, PositionalWriter
-from onnxarchive.storage.paths import directory_of
+from onnxarchive.storage.filesystem import directory_of
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE

@@ -28,7 +28,7 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.source import Source, is_zip, open_model
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.filesystem import require_no_input
 
 if TYPE_CHECKING:
     from onnxarchive.archive.saving import Model

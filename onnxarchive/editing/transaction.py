@@ -37,7 +37,7 @@ from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, require_process
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.filesystem import require_no_input
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
