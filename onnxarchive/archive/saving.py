@@ -20,8 +20,8 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     archive_options,
+    asset_items,
     referred_key,
-    verified_assets,
     verified_data,
 )
 from onnxarchive.archive.writing import write_archive, write_file
@@ -158,7 +158,7 @@ def save(
     plan = plan_archive(
         planned,
         options,
-        kept_assets=() if origin is None else verified_assets(origin),
+        kept_assets=() if origin is None else asset_items(origin, verified_data),
         temporary=directory_of(target.path) if target.path is not None else None,
     )
     if splits and target.path is not None:

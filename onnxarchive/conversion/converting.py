@@ -14,11 +14,11 @@ from itertools import accumulate, chain
 from typing import Unpack
 
 from onnxarchive.archive.contents import check_crc32
-from onnxarchive.archive.items import Item
 from onnxarchive.archive.linked_models import linked_model, stays_outside
 from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
+    Item,
     ModelToStore,
     plan_archive,
     with_further_models,
@@ -236,8 +236,6 @@ def convert_silently(
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier,
-                    # Initializers that several models may share stay in the models.
-                    taken_from=options.size_threshold if len(sources) == 1 else None,
                     follow_links=follow_links,
                 )
             )
@@ -255,7 +253,7 @@ def convert_silently(
         ]
         plan = plan_archive(
             {
-                id: ModelToStore(found.model, found.resolve, found.small, is_parsed=True)
+                id: ModelToStore(found.model, found.resolve, is_parsed=True)
                 for id, found in models.items()
             },
             options,
@@ -263,7 +261,7 @@ def convert_silently(
             temporary=temporary,
         )
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
-        count = sum(not name.startswith(ASSET_PREFIX) for name in plan.items.names)
+        count = sum(not item.name.startswith(ASSET_PREFIX) for item in plan.items)
         return Conversion(
             source=sources[""].name,
             target=target.name,

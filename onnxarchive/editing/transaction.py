@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from onnxarchive.archive.given_tensors import GivenTensor, Tensor
-    from onnxarchive.archive.items import Item
+    from onnxarchive.archive.planning import Item
     from onnxarchive.editing.placeholders import GivenModel
     from onnxarchive.model.tensors import TensorRef
     from onnxarchive.zipformat.directory import Entry
