@@ -1,18 +1,25 @@
-"""Remote files without a server, and caches of them."""
+"""Remote objects without a server, and caches of them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from onnxarchive.remote.cache import BLOCK_SIZE, CachedFile, open_cached
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.remote import cache
+from onnxarchive.remote.stores import Version
+from onnxarchive.remote.transfers import Read
 from onnxarchive.storage.random_access import RandomAccessFile
 
 URL = "https://models.example/a/model.onnxa"
-KEY = "0123456789abcdef" * 4
-SIZE = 10 * BLOCK_SIZE + 12_345
+PLACE = "0123456789abcdef" * 4
+KEY = "f" * 64
+SIZE = 1_300_000
+STEM = f"{PLACE[:32]}-{KEY[:32]}"
 
 
 def data_of(size: int) -> bytes:
@@ -23,53 +30,90 @@ DATA = data_of(SIZE)
 
 
 class Remote(RandomAccessFile):
-    """A remote file without a server.
+    """An object without a server.
 
     Attributes:
-        asked: The ranges of each call of `parts`.
-        before: Called with the offset of each part before the part is yielded.
+        asked: The ranges of each call of `arriving`.
+        before: Called with the offset of each piece before the piece is yielded.
     """
 
-    def __init__(self, data: bytes = DATA, key: str | None = KEY, part_size: int = 100_001) -> None:
+    def __init__(
+        self,
+        data: bytes = DATA,
+        key: str | None = KEY,
+        piece_size: int = 100_001,
+        place: str = PLACE,
+    ) -> None:
         self.path = URL
         self.size = len(data)
-        self.identity = ("remote", key)
+        self.version = Version(len(data), key)
+        self.place = place
         self.asked: list[list[tuple[int, int]]] = []
         self.before: Callable[[int], object] = lambda offset: None
         self.is_closed = False
         self._data = data
         self._key = key
-        self._part_size = part_size
+        self._piece_size = piece_size
 
     def cache_key(self) -> str | None:
         return self._key
 
-    def parts(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, memoryview]]:
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+    def arriving(self, ranges: Iterable[tuple[int, int]]) -> Generator[tuple[int, bytes]]:
         ranges = list(ranges)
         self.asked.append(ranges)
-        step = self._part_size
+        step = self._piece_size
         begins = [at for begin, size in ranges for at in range(begin, begin + size, step)]
         ends = [min(at + step, sum(it)) for it in ranges for at in range(it[0], sum(it), step)]
-        parts = list(zip(begins, ends, strict=True))
-        random.Random(2).shuffle(parts)
-        for begin, end in parts:
+        pieces = list(zip(begins, ends, strict=True))
+        random.Random(2).shuffle(pieces)
+        for begin, end in pieces:
             self.before(begin)
-            yield begin, memoryview(self._data)[begin:end]
+            yield begin, self._data[begin:end]
 
     def close(self) -> None:
         self.is_closed = True
 
-
-def opened(directory: Path, remote: Remote | None = None) -> CachedFile:
-    file = open_cached(remote or Remote(), directory)  # type: ignore[arg-type]
-    assert isinstance(file, CachedFile)
-    return file
+    @property
+    def nbytes_asked(self) -> int:
+        return sum(size for ranges in self.asked for _, size in ranges)
 
 
-def require_right(directory: Path, data: bytes = DATA, **options: Any) -> list[Any]:
-    """Requires that a newly opened file has the right bytes; returns the fetched ranges."""
+def reading(data: bytes) -> Read:
+    """Opens a file that has to have these bytes."""
+
+    def verify(file: Any) -> None:
+        if file.read(0, file.size) != data:
+            raise ArchiveFormatError("expected other bytes")
+
+    return lambda file: SimpleNamespace(verify=lambda: verify(file))
+
+
+def opened(
+    directory: Path | bool, remote: Any = None, *, data: bytes | None = None, reads: bool = True
+) -> Any:
+    """Opens a remote object through a cache, which requires `data` of what it downloads."""
+    remote = remote or Remote()
+    read = reading(remote._data if data is None else data) if reads else None
+    origin = SimpleNamespace(is_known=True, place=remote.place)
+    with patch.multiple(
+        cache, origin_of=lambda *_: origin, open_origin=lambda origin, known=None: remote
+    ):
+        return cache.open_cached(URL, directory, read)  # type: ignore[arg-type]
+
+
+def require_right(directory: Path, data: bytes = DATA, **options: Any) -> int:
+    """Requires that a newly opened file has the right bytes; returns how many were asked for."""
     remote = Remote(data, **options)
     with opened(directory, remote) as file:
+        assert file is not remote
         assert file.read(0, len(data)) == data
-        assert bytes(file.reaching(len(data))[: len(data)]) == data
-    return remote.asked
+        assert bytes(file.reaching(len(data))) == data
+        assert file.path == URL
+    assert remote.is_closed
+    assert sorted(it.name for it in directory.iterdir() if it.name.startswith(PLACE[:32])) == [
+        f"{PLACE[:32]}-{(options.get('key') or KEY)[:32]}.{it}" for it in ("json", "onnxa")
+    ]
+    return remote.nbytes_asked

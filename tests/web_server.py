@@ -81,6 +81,8 @@ class WebServer:
         }
         if request.headers.get("if-match", etag) != etag:
             return Answer(412)
+        if request.headers.get("if-none-match") == etag:
+            return Answer(304, headers)
         if not request.range:
             return Answer(200, headers, [content])
         first, _, last = request.range.removeprefix("bytes=").partition("-")

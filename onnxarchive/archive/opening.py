@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, Unpack, get_args
 
 import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.locked_file import opened
-from onnxarchive.archive.reading import Archive, complete_model
+from onnxarchive.archive.openable import opened
+from onnxarchive.archive.reading import Archive, complete_model, open_recognised
 from onnxarchive.errors import with_path
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.storage import locking
@@ -94,7 +95,8 @@ def open(
             f"expected mode 'r', found {mode!r}; onnxarchive.edit changes an archive, save and "
             "Writer make one"
         )
-    with opened(Location.of(source, **access), timeout=timeout) as file:
+    read = partial(open_recognised, max_model_nbytes=max_model_nbytes)
+    with opened(Location.of(source, **access), timeout=timeout, read=read) as file:
         archive = Archive(file, max_model_nbytes, model)
     if prefetch is not None and isinstance(archive._file, MappedFile):
         try:

@@ -26,7 +26,7 @@ from onnxarchive.archive.contents import (
     read_contents,
     summed,
 )
-from onnxarchive.archive.locked_file import opened_archive
+from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import (
     Assets,
@@ -48,10 +48,12 @@ from onnxarchive.errors import (
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_key, is_model
 from onnxarchive.model.tensors import TensorRefs
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, threads
+from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
-from onnxarchive.storage.random_access import Closing, RandomAccessFile, discarding_faults
+from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -481,6 +483,12 @@ class Archive(Closing):
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
+
+
+def open_recognised(file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
+    """Opens a file as an archive; an error says what else the file is."""
+    with recognised(file), with_path(file.path):
+        return Archive(file, max_model_nbytes)
 
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:

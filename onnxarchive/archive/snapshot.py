@@ -87,7 +87,6 @@ class Snapshot:
             self.verified[number] = 1
         assert alignment is not None  # else `Report` has raised an error
         self.alignment = alignment
-        file.release()
 
     @property
     def model(self) -> onnx.ModelProto:

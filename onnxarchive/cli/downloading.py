@@ -8,12 +8,11 @@ import os
 
 import numpy as np
 
-import onnxarchive
 from onnxarchive.cli.assets import write_asset
 from onnxarchive.cli.frame import (
     DONE,
     StandardOutput,
-    access,
+    open_archive,
     require_free,
     require_no_terminal,
     say,
@@ -48,8 +47,7 @@ def download_command(arguments: argparse.Namespace) -> int:
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `cat`."""
     require_no_terminal()
-    opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
-    with opened as archive:
+    with open_archive(arguments, arguments.model) as archive:
         if arguments.name in archive.assets:
             write_asset(archive, arguments.name)
         else:

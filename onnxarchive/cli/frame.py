@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final, Unpack
 
+from onnxarchive.archive.openable import opened
+from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import (
@@ -140,6 +142,12 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
         except ValueError:
             raise ValueError(f"expected {form}, each name once, found {argument!r}") from None
     return found
+
+
+def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:
+    """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
+    with opened(Location.of(arguments.archive, **access(arguments))) as file:
+        return Archive(file, model=model)
 
 
 def access(arguments: argparse.Namespace) -> Access:

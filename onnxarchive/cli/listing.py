@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import onnx
 
-import onnxarchive
 from onnxarchive.archive.reading import Archive
-from onnxarchive.cli.frame import DONE, access, say
+from onnxarchive.cli.frame import DONE, open_archive, say
 from onnxarchive.cli.table import count, cut, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
@@ -28,7 +27,7 @@ _MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
 def ls_command(arguments: argparse.Namespace) -> int:
     """Runs `ls`."""
     only = arguments.model
-    with onnxarchive.open(arguments.archive, model=only or "", **access(arguments)) as archive:
+    with open_archive(arguments, only or "") as archive:
         chosen = archive.models if only is None else {only: archive.model}
         users = _users(archive)
         entries = {entry.name: entry for entry in archive.entries.values()}
@@ -101,7 +100,7 @@ def _shown_ids(ids: Iterable[str]) -> str:
 
 def models_command(arguments: argparse.Namespace) -> int:
     """Runs `models`."""
-    with onnxarchive.open(arguments.archive, **access(arguments)) as archive:
+    with open_archive(arguments) as archive:
         users = _users(archive)
         listed = [_described(archive, id, users) for id in archive.models]
     header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
@@ -154,8 +153,7 @@ def _parameters(model: onnx.ModelProto) -> int:
 
 def info_command(arguments: argparse.Namespace) -> int:
     """Runs `info`."""
-    opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
-    with opened as archive:
+    with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
         result: dict[str, Any] = {

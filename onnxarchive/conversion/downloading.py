@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.reading import open_recognised
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import with_path
-from onnxarchive.remote.cache import PartialFile
 from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url
-from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage.filesystem import NO_SPACE, require_space
-from onnxarchive.storage.replacement import Replacement, partial_path
+from onnxarchive.storage import locking
+from onnxarchive.storage.replacement import Replacement
 
 
 def download(
@@ -63,42 +60,17 @@ def download(
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
     path = path_of(url, path, is_key=store is not None)
-    target = os.path.realpath(path)
     replacement = Replacement(path, resumes=True)
     try:
-        with open_object(url, store=store, storage_options=storage_options) as remote:
-            replacement.is_resumable &= remote.cache_key() is not None
-            with with_path(target), recognised(remote):
-                partial = PartialFile(remote, replacement.written)
-                with _telling_what_is_kept(partial, replacement, target):
-                    require_space(target, partial.missing_nbytes)
-                    Archive(partial).verify(progress)
-                    partial.fetch([(0, partial.size)])
-                replacement.commit(lambda _: replacement.complete(partial.size))
+        remote = open_object(url, store=store, storage_options=storage_options)
     except BaseException:
         replacement.discard()
         raise
-    return target
-
-
-@contextlib.contextmanager
-def _telling_what_is_kept(
-    partial: PartialFile, replacement: Replacement, target: str
-) -> Iterator[None]:
-    """Names the partial file in an error of a full disk; removes a partial file without bytes."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in NO_SPACE and replacement.is_resumable:
-            nbytes = partial.size - partial.missing_nbytes
-            if nbytes:
-                error.strerror = (
-                    f"{error.strerror}; {partial_path(target)} keeps {nbytes} of {partial.size} "
-                    "bytes, and the next download to this path fetches the others"
-                )
-            else:
-                partial.discard()
-        raise
+    with remote:
+        file = download_object(remote, replacement, open_recognised, progress)
+    locking.unlock(file.fileno())  # closing alone would leave the lock to forks
+    file.close()
+    return os.path.realpath(path)
 
 
 def path_of(url: str, path: str | os.PathLike[str] | None, *, is_key: bool = False) -> str:

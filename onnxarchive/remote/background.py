@@ -7,9 +7,11 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
+Streamed: TypeAlias = Callable[[], AsyncGenerator[_Made, None]]
 
 IN_FLIGHT = 12  # requests at once
 
@@ -66,21 +69,41 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
             future.cancel()
 
 
-def as_completed(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
-    """Runs requests as `in_order` does, but yields each result as soon as it arrives."""
-    from concurrent.futures import FIRST_COMPLETED, wait
+def as_arriving(name: str, streams: Iterable[Streamed[_Made]]) -> Generator[_Made, None, None]:
+    """Runs streams, up to `IN_FLIGHT` at once, and yields their items as soon as they arrive.
 
-    requests, start = iter(requests), partial(_start, name)
-    begun: set[Future[_Made]] = set()
+    Closing the iterator cancels running streams. A stream pauses while many items wait for the
+    caller.
+    """
+    import asyncio
+    from concurrent.futures import Future
+
+    items: SimpleQueue[_Made | Future[None]] = SimpleQueue()
+
+    async def pump(stream: Streamed[_Made]) -> None:
+        async with aclosing(stream()) as arriving:
+            async for item in arriving:
+                items.put(item)
+                while items.qsize() > IN_FLIGHT:
+                    await asyncio.sleep(0.005)
+
+    streams = iter(streams)
+    begun: set[Future[None]] = set()
     try:
         while True:
-            begun.update(map(start, islice(requests, IN_FLIGHT - len(begun))))
+            for stream in islice(streams, IN_FLIGHT - len(begun)):
+                future = _start(name, partial(pump, stream))
+                begun.add(future)
+                future.add_done_callback(items.put)
             if not begun:
                 return
-            future = next(iter(wait(begun, return_when=FIRST_COMPLETED).done))
-            begun.remove(future)
-            yield future.result()
-            _require_this_process(name)
+            item = items.get()
+            if isinstance(item, Future):
+                begun.remove(item)
+                item.result()
+            else:
+                yield item
+                _require_this_process(name)
     finally:
         for future in begun:
             future.cancel()

@@ -17,6 +17,7 @@ from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:
     from onnxarchive.remote.listing import ListedObject
+    from onnxarchive.remote.transfers import Read
     from onnxarchive.remote.writing import ObjectWriter
 
 # A path, a URL, the bytes of an archive, or a seekable binary file object.
@@ -111,8 +112,12 @@ class Location:
             path=None if self.url is None else self.name,
         )
 
-    def open(self) -> RandomAccessFile:
+    def open(self, read: Read | None = None) -> RandomAccessFile:
         """Opens the file, without a lock.
+
+        Args:
+            read: Opens a file as an archive, to verify one that is downloaded into a cache. None to
+                download nothing; a copy in the cache is used if it is there.
 
         Raises:
             ImportError: The library for the URL is missing.
@@ -124,7 +129,7 @@ class Location:
         if self.path is not None:
             return MappedFile(self.path)
         if self.url is not None:
-            return self._open_remote()
+            return self._open_remote(read)
         if isinstance(source, bytes | bytearray | memoryview):
             return MemoryFile(as_bytes(source))
         if hasattr(source, "read"):
@@ -134,32 +139,25 @@ class Location:
             f"{type(source).__module__}.{type(source).__qualname__}"
         )
 
-    def _open_remote(self) -> RandomAccessFile:
-        from onnxarchive.remote.objects import open_object
-
+    def _open_remote(self, read: Read | None) -> RandomAccessFile:
         cache = self.access.get("cache")
-        file = open_object(**self._remote)
         if cache is None or cache is False:
-            return file
+            from onnxarchive.remote.objects import open_object
+
+            return open_object(**self._remote)
         from onnxarchive.remote.cache import open_cached
 
-        try:
-            return open_cached(file, cache)
-        except BaseException:
-            file.close()
-            raise
+        return open_cached(cache=cache, read=read, **self._remote)
 
     def open_beside(self, location: str) -> RandomAccessFile:
         """Opens another remote file by its location, a plain path relative to this one's folder.
 
         Thousands of files may be open at a time, so the end of a large file is not kept in memory.
         """
-        from onnxarchive.remote.objects import END_SIZE
+        from onnxarchive.remote.objects import open_object
 
-        file = self.at(beside(self.url or "", location)).open()
-        if file.size > END_SIZE:
-            file.release()
-        return file
+        other = self.at(beside(self.url or "", location))
+        return open_object(keeps_end=False, **other._remote)
 
     def exists(self) -> bool:
         """True if the file or the remote object exists."""

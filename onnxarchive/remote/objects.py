@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from contextlib import aclosing, closing
 from functools import partial
 from itertools import chain, islice, starmap
+from time import monotonic
 
-from onnxarchive.remote.background import as_completed, in_order, run
+from onnxarchive.remote.background import as_arriving, in_order, run
 from onnxarchive.remote.failures import changed
 from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
+KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory
 PART_SIZE = 8 << 20  # longer ranges are read in several requests, except by `hold`
 # Ranges are read together if the gap between them is at most this many bytes.
 GAP_SIZE = 256 << 10
+# Bytes of the pieces in which a part arrives: those of a fraction of a second, within limits.
+_LEAST_PIECE, _MOST_PIECE, _PIECE_SECONDS = 16 << 10, 2 << 20, 0.2
+_PAUSE = 0.2  # seconds after an error before the rest of a part is asked for
 
 Range = tuple[int, int]
 
 
 def open_object(
-    url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
+    url_or_path: str,
+    *,
+    store: Store | None = None,
+    storage_options: Options | None = None,
+    keeps_end: bool = True,
 ) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
@@ -45,6 +54,7 @@ def open_object(
         storage_options: Options of obstore or fsspec, among them credentials. For obstore, one
             mapping has the options of the store, the HTTP client (`timeout`) and the retries
             (`max_retries`), and `allow_redirects`, which may also be given with `store`.
+        keeps_end: False to keep in memory only an object of at most 128 KiB.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -53,8 +63,21 @@ def open_object(
         PermissionError: The server refuses access.
         ValueError: An option is wrong.
     """
-    origin = origin_of(url_or_path, store, storage_options)
-    version, end = run(origin.name, partial(_open, origin))
+    file = open_origin(origin_of(url_or_path, store, storage_options))
+    if not keeps_end:
+        file.drop_end()
+    return file
+
+
+def open_origin(origin: Origin, known: Version | None = None) -> RemoteFile:
+    """Opens an object as `open_object` does.
+
+    Args:
+        origin: The address of the object.
+        known: A version of the object whose bytes are here. If the object still has its strong
+            ETag, the server sends no bytes.
+    """
+    version, end = run(origin.name, partial(_open, origin, known))
     return RemoteFile(origin, version, end)
 
 
@@ -70,13 +93,13 @@ def has_object(
     return True
 
 
-async def _open(origin: Origin) -> tuple[Version, bytes]:
-    found = await origin.end(END_SIZE)
+async def _open(origin: Origin, known: Version | None) -> tuple[Version, bytes]:
+    found = await origin.end(END_SIZE, known)
     if found is not None:
         return found
     version = await origin.version()
     size = min(version.size, END_SIZE)
-    if not size:
+    if not size or version == known:
         return version, b""
     return version, await _read(origin, version, version.size - size, size)
 
@@ -99,6 +122,7 @@ class RemoteFile(RandomAccessFile):
     again after each part.
 
     Attributes:
+        version: The version of the object that is read.
         validator: The object's strong ETag, or else its version; None if it has neither.
     """
 
@@ -109,15 +133,21 @@ class RemoteFile(RandomAccessFile):
         self.validator = version.strong_etag or version.version
         self.identity = (origin.place, version)
         self._origin = origin
-        self._version = version
+        self.version = version
         self._end = end
         self._end_offset = version.size - len(end)
         self._is_closed = False
+        self._piece_size = _LEAST_PIECE
 
     def close(self) -> None:
         """Releases the bytes in memory. Connections belong to the store and stay open."""
-        self.release()
+        self._end, self._end_offset = b"", self.size
         self._is_closed = True
+
+    def drop_end(self) -> None:
+        """Keeps no bytes in memory, unless the object has at most 128 KiB."""
+        if self.size > END_SIZE:
+            self._end, self._end_offset = b"", self.size
 
     def cache_key(self) -> str | None:
         """SHA-256 of place, validator and size.
@@ -130,14 +160,10 @@ class RemoteFile(RandomAccessFile):
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def hold(self, offset: int) -> None:
-        """Keeps the bytes from `offset` to the end in memory, read by one request at most."""
-        if offset < self._end_offset:
+        """Keeps the bytes from `offset` to the end in memory, unless they are over 32 MiB."""
+        if self.size - KEPT_SIZE <= offset < self._end_offset:
             missing = run(self.path, partial(self._part, offset, self._end_offset - offset))[1]
             self._end, self._end_offset = missing + self._end, offset
-
-    def release(self) -> None:
-        """Drops the bytes kept in memory."""
-        self._end, self._end_offset = b"", self.size
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the object.
@@ -171,19 +197,45 @@ class RemoteFile(RandomAccessFile):
                 for offset, size in members:
                     yield body[offset - start : offset - start + size]
 
-    def parts(self, ranges: Iterable[Range]) -> Iterator[tuple[int, memoryview]]:
+    def arriving(self, ranges: Iterable[Range]) -> Generator[tuple[int, bytes]]:
         """Reads ranges in parts of at most 8 MiB, 12 at once.
 
         Yields:
-            The offset and the bytes of each part, as soon as it is complete, in any order. Small
-            gaps between ranges are included; no byte is yielded twice.
+            Offset and bytes of each piece as soon as it arrives, in any order.
         """
-        spans = _merged((offset, self._within(offset, size)) for offset, size in ranges)
-        parts = chain.from_iterable(starmap(_parts, spans))
-        requests = (partial(self._part, *it) for it in parts)
-        with closing(as_completed(self.path, requests)) as arriving:
-            for offset, body in arriving:
-                yield offset, memoryview(body)
+        ends = ((offset, self._within(offset, size)) for offset, size in ranges)
+        parts = chain.from_iterable(starmap(_parts, chain.from_iterable(map(self._cut, ends))))
+        return as_arriving(self.path, (partial(self._arriving, *it) for it in parts))
+
+    def _cut(self, span: Range) -> Iterator[Range]:
+        """Cuts a range in two where the bytes begin that are kept in memory."""
+        offset, size = span
+        ahead = max(0, min(size, self._end_offset - offset))
+        yield offset, ahead
+        yield offset + ahead, size - ahead
+
+    async def _arriving(self, offset: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
+        """Yields the pieces of a part; after an error, asks again for what has not arrived."""
+        import asyncio
+
+        end = offset + size
+        if offset >= self._end_offset:
+            yield offset, self._held(offset, size)
+            return
+        while offset < end:
+            start, begin = offset, monotonic()
+            stream = self._origin.stream(offset, end - offset, self.version, self._piece_size)
+            try:
+                async with aclosing(stream):
+                    async for piece in stream:
+                        yield offset, piece
+                        offset += len(piece)
+            except OSError:
+                if offset == start:
+                    raise
+                await asyncio.sleep(_PAUSE)
+            rate = (offset - start) / max(monotonic() - begin, 1e-6)
+            self._piece_size = min(max(int(rate * _PIECE_SECONDS), _LEAST_PIECE), _MOST_PIECE)
 
     def stream(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yields `size` bytes from `offset` in order; reads 12 parts of up to 8 MiB at once."""
@@ -200,7 +252,7 @@ class RemoteFile(RandomAccessFile):
     async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
         if offset >= self._end_offset:
             return offset, self._held(offset, size)
-        return offset, await _read(self._origin, self._version, offset, size)
+        return offset, await _read(self._origin, self.version, offset, size)
 
     def _held(self, offset: int, size: int) -> bytes:
         start = max(0, offset - self._end_offset)
@@ -219,20 +271,6 @@ def _parts(offset: int, size: int) -> Iterator[Range]:
     for number in range(count):
         start, end = size * number // count, size * (number + 1) // count
         yield offset + start, end - start
-
-
-def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Merges ranges that overlap or are close to each other."""
-    start = end = -1
-    for offset, size in sorted(it for it in ranges if it[1]):
-        if start >= 0 and offset <= end + GAP_SIZE:
-            end = max(end, offset + size)
-            continue
-        if start >= 0:
-            yield start, end - start
-        start, end = offset, offset + size
-    if start >= 0:
-        yield start, end - start
 
 
 def _groups(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:

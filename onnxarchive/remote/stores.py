@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import shown
-from onnxarchive.remote.failures import asked, failure, status_of
+from onnxarchive.remote.failures import asked, changed, failure, status_of
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
 from onnxarchive.storage.optional import needing
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 Store: TypeAlias = "ObjectStore"
 Options: TypeAlias = Mapping[str, Any]
+Stream: TypeAlias = AsyncGenerator[bytes, None]  # of the pieces of a range, in order
 
 # {scheme of a URL: class of obstore}. obstore also reads web addresses, fsspec all other URLs.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
@@ -123,8 +124,14 @@ class Origin(Protocol):
             of fsspec has fewer bytes.
         """
 
-    async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """The version and the last `size` bytes, by one request; None if unsupported."""
+    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
+        """The version and the last `size` bytes, by one request; None if unsupported.
+
+        If the object still has the strong ETag of `known`, `known` is returned, and no bytes.
+        """
+
+    def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range as `get` does; yields pieces of at least `least` bytes as they arrive."""
 
 
 @dataclass(repr=False)
@@ -148,11 +155,30 @@ class StoreOrigin:
         result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
         return await self._body(result, offset, size)
 
-    async def end(self, size: int) -> tuple[Version, bytes] | None:
+    async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range in pieces; refuses another version, and other bytes, as `get` does."""
+        result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
+        if self._version(result) != expected:
+            raise changed(self.name)
+        if result.range != (offset, offset + size):
+            raise self._other_bytes(offset, size, sum(result.range) - 2 * result.range[0], result)
+        chunks = aiter(result.stream(min_chunk_size=least))
+        missing = size
+        while chunk := await asked(self.name, lambda: anext(chunks, b"")):
+            missing -= len(chunk)
+            if missing < 0:
+                break
+            yield chunk
+        if missing:
+            raise self._other_bytes(offset, size, size - missing, result)
+
+    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
         """The version and the last bytes, by a range without a start."""
         try:
-            result = await self._get({"suffix": size})
+            result = await self._get({"suffix": size}, known=known)
         except Exception as error:
+            if known is not None and type(error).__name__ == "NotModifiedError":
+                return known, b""
             # obstore's AzureStore refuses this range. For an empty object, servers answer 416.
             if type(error).__name__ == "NotSupportedError" or status_of(error) in (416, 501):
                 return None
@@ -162,15 +188,20 @@ class StoreOrigin:
             return await self._body(result, result.meta["size"] - size, size)
         raise problems.pop()  # as in `attempt`
 
-    async def _get(self, range: Any, expected: Version | None = None) -> GetResult:
+    async def _get(
+        self, range: Any, expected: Version | None = None, known: Version | None = None
+    ) -> GetResult:
         import obstore
 
         options: Any = {"range": range}
         if expected is not None and expected.strong_etag is not None:
             options["if_match"] = expected.etag
+        if known is not None and known.strong_etag is not None:
+            options["if_none_match"] = known.etag
         return await obstore.get_async(self.store, self.key, options=options)
 
-    async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
+    def _version(self, result: GetResult) -> Version:
+        """The version of the object that is sent; refuses an encoding of its bytes."""
         encoding = str(result.attributes.get("Content-Encoding", "identity"))
         # S3 may state aws-chunked, although it has removed this encoding from the bytes.
         if encoding not in ("identity", "aws-chunked"):
@@ -180,21 +211,27 @@ class StoreOrigin:
                 "the server's administrator to send archives without it",
                 self.name,
             )
-        version = _version(result.meta)
+        return _version(result.meta)
+
+    async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
+        version = self._version(result)
         # At most two chunks are read: the first has at least `size` bytes, unless the answer is
         # shorter; a second one means that the answer is longer.
         chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
         body = await asked(self.name, lambda: anext(chunks, b""))
         rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""
         if result.range != (offset, offset + size) or len(body) != size or rest:
-            found = "more" if len(body) + len(rest) > size else str(len(body))
-            raise OSError(
-                errno.EIO,
-                f"expected {size} bytes from offset {offset}, found {found} bytes from offset "
-                f"{result.range[0]}",
-                self.name,
-            )
+            raise self._other_bytes(offset, size, len(body) + len(rest), result)
         return version, body
+
+    def _other_bytes(self, offset: int, size: int, nbytes: int, result: GetResult) -> OSError:
+        found = "more" if nbytes > size else str(nbytes)
+        return OSError(
+            errno.EIO,
+            f"expected {size} bytes from offset {offset}, found {found} bytes from offset "
+            f"{result.range[0]}",
+            self.name,
+        )
 
 
 def _version(meta: Any) -> Version:
@@ -229,9 +266,16 @@ class FileSystemOrigin:
         """Reads a range, then the file's attributes."""
         return await asked(self.name, lambda: _in_thread(self._read, offset, size))
 
-    async def end(self, size: int) -> tuple[Version, bytes] | None:
+    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
         """Returns None: fsspec gives bytes and version by separate requests."""
         return None
+
+    async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range as one piece; refuses another version."""
+        version, body = await self.get(offset, size, expected)
+        if version != expected:
+            raise changed(self.name)
+        yield body
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
         body = self.system.cat_file(self.path, start=offset, end=offset + size)

@@ -95,10 +95,6 @@ class ForwardFile(RandomAccessFile):
         """Keeps the end of the wrapped file in memory; see `RandomAccessFile.hold`."""
         self._file.hold(offset)
 
-    def release(self) -> None:
-        """Drops the bytes of the wrapped file kept by `hold`."""
-        self._file.release()
-
     def close(self) -> None:
         """Closes the wrapped file."""
         self.stop()

@@ -190,12 +190,12 @@ def remove_abandoned(
                 continue
             found = os.path.join(directory, name)
             with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
-                if stat.S_ISREG(os.lstat(found).st_mode) and _removes_abandoned(found, is_leftover):
+                if stat.S_ISREG(os.lstat(found).st_mode) and remove_unlocked(found, is_leftover):
                     removed.append(found)
     return removed
 
 
-def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> bool:
+def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambda _: True) -> bool:
     """Removes a file if it is a leftover and not locked; returns True if it was removed."""
     with MappedFile(path, is_writable=None) as file:
         is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)

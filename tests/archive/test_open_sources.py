@@ -203,20 +203,7 @@ def test_an_archive_larger_than_parts_is_read_in_parts(
         archive.verify()
     assert onnxarchive.load(url, **access) == normalised(MODEL)
     assert onnxarchive.check(url, full=True, **access) == []
-    assert len(web.requests) > 30
-
-
-def test_with_a_cache_no_block_is_requested_twice(web: WebServer, url: str, tmp_path: Path) -> None:
-    for _ in range(2):
-        with onnxarchive.open(url, cache=tmp_path / "cache") as archive:
-            require_equal(archive.fetch(), arrays_of(MODEL))
-            require_equal(dict(archive.tensors), arrays_of(MODEL))
-            mapped = archive.tensors["large1"]
-            assert not mapped.flags.owndata
-            archive.verify()
-    # The second opening asks only for the end, which says whether the archive is the same.
-    assert web.ranges()[-1].startswith("bytes=-")
-    assert web.nbytes <= len(ARCHIVE) + 2 * objects.END_SIZE
+    assert len(web.requests) > (20 if access else 30)
 
 
 def test_names_are_looked_up_before_anything_is_fetched(web: WebServer, url: str) -> None:
@@ -230,13 +217,11 @@ def test_names_are_looked_up_before_anything_is_fetched(web: WebServer, url: str
 # Integrity
 
 
-def test_a_changed_byte_is_found_when_its_tensor_arrives_and_does_not_stay_in_the_cache(
-    web: WebServer, url: str, access: dict[str, Any]
-) -> None:
+def test_a_changed_byte_is_found_when_its_tensor_arrives(web: WebServer, url: str) -> None:
     with onnxarchive.open(ARCHIVE) as archive:
         entry = archive.entries["large1"]
     sends(web, with_byte_flipped(ARCHIVE, entry.data_offset + 200_000))
-    with onnxarchive.open(url, **access) as archive:
+    with onnxarchive.open(url) as archive:
         assert archive.tensors["large3"].nbytes == LARGE["large3"]
         for read in (
             lambda: archive.tensors["large1"],
@@ -250,14 +235,14 @@ def test_a_changed_byte_is_found_when_its_tensor_arrives_and_does_not_stay_in_th
                 read()
         assert archive.tensors["a/w"].size == 2000
     with pytest.raises(ChecksumError, match="entry 'large1'"):
-        onnxarchive.load(url, **access)
-    (found,) = onnxarchive.check(url, full=True, **access)
+        onnxarchive.load(url)
+    (found,) = onnxarchive.check(url, full=True)
     assert (found.rule, found.entry) == ("ZIP-15", "large1")
     web.change = lambda _, answer: answer
-    with onnxarchive.open(url, **access) as archive:
+    with onnxarchive.open(url) as archive:
         require_equal(archive.fetch(), arrays_of(MODEL))
         archive.verify()
-    assert onnxarchive.check(url, full=True, **access) == []
+    assert onnxarchive.check(url, full=True) == []
 
 
 @pytest.mark.parametrize("part", ["model", "directory", "local header"])
@@ -279,17 +264,15 @@ def test_a_changed_byte_elsewhere_does_not_stay_in_the_cache(
 
 
 def test_an_object_that_changes_is_an_error_and_never_a_mixture(
-    web: WebServer, url: str, access: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    web: WebServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PART_SIZE", 300_000)
-    archive = onnxarchive.open(url, **access)
+    archive = onnxarchive.open(url)
     assert archive.tensors["large0"].nbytes == LARGE["large0"]
     web.files[PATH] = with_byte_flipped(ARCHIVE, 0)
     for read in (lambda: archive.tensors["large2"], archive.fetch, archive.verify):
         with pytest.raises(ObjectChangedError, match=r"/m\.onnxa: .*open it again"):
             read()
-    if access:
-        assert archive.tensors["large0"].nbytes == LARGE["large0"]  # it is in the cache
     archive.close()
 
 
@@ -329,7 +312,7 @@ def test_an_object_without_an_etag_is_not_cached_and_its_time_is_compared(
     web.change = change
     with onnxarchive.open(url, cache=tmp_path / "cache") as archive:
         require_equal(archive.fetch(), arrays_of(MODEL))
-        assert not list(tmp_path.rglob("*.blocks"))
+        assert not list(tmp_path.rglob("*.onnxa"))
         time = "Wed, 15 Nov 2023 00:00:01 GMT"
         with pytest.raises(ObjectChangedError):
             archive.tensors["large2"]
@@ -467,7 +450,7 @@ def test_damaged_bytes_are_refused() -> None:
             assert str(caught.value).startswith(("archive in memory: ", "file object BytesIO: "))
 
 
-@pytest.mark.parametrize("kind", [it for it in PLACES if it != "path"])
+@pytest.mark.parametrize("kind", sorted({*PLACES} - {"path", "web with a cache"}))
 def test_only_files_are_edited_pickled_or_prefetched(
     kind: str, tmp_path: Path, web: WebServer
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 from commands import run
 
 import onnxarchive
-from onnxarchive.cli.parser import EXAMPLES, parser
+from onnxarchive.cli.examples import EXAMPLES
+from onnxarchive.cli.parser import parser
 from tools.docs import reference
 from tools.docs.readme import make_files
 

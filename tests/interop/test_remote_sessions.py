@@ -62,9 +62,9 @@ def test_changed_bytes_make_no_session(web: WebServer, access: dict[str, Any]) -
     assert np.array_equal(session.run(None, INPUTS)[0], EXPECTED)
 
 
-def test_an_object_that_changes_makes_no_session(web: WebServer, access: dict[str, Any]) -> None:
+def test_an_object_that_changes_makes_no_session(web: WebServer) -> None:
     web.files[PATH] = ARCHIVE
-    with onnxarchive.open(web.url(PATH), **access) as archive:
+    with onnxarchive.open(web.url(PATH)) as archive:
         web.files[PATH] = with_byte_flipped(ARCHIVE, 500_000)
         with pytest.raises(ObjectChangedError):
             onnxarchive.session(archive)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from onnxarchive.errors import (
     ArchiveFormatError,
@@ -22,10 +23,16 @@ from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.end_records import locate
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
+if TYPE_CHECKING:
+    from onnxarchive.remote.transfers import Read
+
 
 @contextlib.contextmanager
 def opened(
-    location: Location, *, timeout: float | None = locking.TIMEOUT
+    location: Location,
+    *,
+    timeout: float | None = locking.TIMEOUT,
+    read: Read | None = None,
 ) -> Iterator[RandomAccessFile]:
     """Opens an archive's file; a local file is not edited while the block runs.
 
@@ -35,6 +42,7 @@ def opened(
     Args:
         location: The archive.
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
+        read: See `Location.open`.
 
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
@@ -50,7 +58,7 @@ def opened(
         ):
             yield local
         return
-    file = location.open()
+    file = location.open(read)
     try:
         with recognised(file), with_path(file.path):
             yield file

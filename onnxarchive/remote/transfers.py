@@ -1,0 +1,170 @@
+"""Downloads whole objects: in parts, resumed after a break, verified, renamed when complete.
+
+While an object arrives, its file consists of the object's bytes at their own offsets, then a mark,
+then the log: begin and end of each piece that was written. The mark is a hash of the object's
+version and of the file's inode number, so the file of another version, or a copy of the file, is
+not continued. A piece is logged after it is written, so a killed download asks again for a few
+pieces at worst. Nothing is synced before the object is complete: if a power failure loses bytes,
+verification finds it, and the next download begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.remote.objects import Range, RemoteFile
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.filesystem import require_space
+from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.replacement import Replacement, partial_path
+
+_MARK_SIZE = 32
+_LOGGED = struct.Struct("<QQ")  # begin and end of a piece
+_MOST_LOGGED = 1 << 20  # pieces that are read from a log; the bytes of others are asked for again
+
+
+class Verifiable(Protocol):
+    """An archive, which can be verified."""
+
+    def verify(self) -> None:
+        """Raises ArchiveFormatError if the archive breaks a rule."""
+
+
+# Opens a file as an archive; raises ArchiveFormatError if it is none.
+Read: TypeAlias = Callable[[RandomAccessFile], Verifiable]
+
+
+def download_object(
+    remote: RemoteFile,
+    replacement: Replacement,
+    read: Read,
+    progress: Progress | None = None,
+) -> MappedFile:
+    """Downloads an archive into a new file, verifies it, and renames it into place.
+
+    An error discards the new file, unless it can be resumed: then it keeps what has arrived.
+
+    Args:
+        remote: The object. What is no archive is refused before its bytes are asked for.
+        replacement: The new file.
+        read: Opens the object, and later the new file, as an archive.
+        progress: Called with the bytes that have arrived and the bytes in all.
+
+    Returns:
+        The open file, still locked except on Windows.
+
+    Raises:
+        ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
+        ObjectChangedError: The object has changed since it was opened.
+        OSError: A request failed, or the file cannot be written.
+    """
+    file = replacement.written
+    try:
+        replacement.is_resumable &= remote.cache_key() is not None
+        try:
+            read(remote)
+            _Arriving(file, remote).fetch(replacement, progress)
+            with _Arrived(file, remote) as arrived:
+                read(arrived).verify()
+        except ArchiveFormatError:
+            file.truncate(0)
+            raise
+        return replacement.commit_open(lambda _: replacement.complete(remote.size))
+    except BaseException:
+        replacement.discard()
+        raise
+
+
+class _Arrived(MappedFile):
+    """The bytes of an object that has arrived, without the log; errors name the object."""
+
+    def __init__(self, file: MappedFile, remote: RemoteFile) -> None:
+        """Opens the file in which the object has arrived."""
+        with naming(file.path):
+            super().__init__(file.absolute_path, descriptor=os.dup(file.fileno()))
+        self.path, self.size = remote.path, remote.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the object."""
+        return super().read(offset, max(0, min(size, self.size - offset)))
+
+
+class _Arriving:
+    """The file in which an object arrives; see the module."""
+
+    def __init__(self, file: MappedFile, remote: RemoteFile) -> None:
+        """Continues a file, or begins it anew if it is not of this version of the object."""
+        self._file = file
+        self._remote = remote
+        inode = file.status().st_ino
+        mark = hashlib.sha256(f"{remote.cache_key()} {inode}".encode()).digest()
+        if remote.cache_key() is None or file.read(remote.size, _MARK_SIZE) != mark:
+            file.truncate(0)
+            file.write(remote.size, mark)
+        logged = logged_pieces(file, remote.size)
+        self._log_end = remote.size + _MARK_SIZE + len(logged) * _LOGGED.size
+        self._missing = list(_gaps(logged, remote.size))
+
+    def fetch(self, replacement: Replacement, progress: Progress | None) -> None:
+        """Asks for the bytes that have not arrived, and writes them as they arrive."""
+        size, missing = self._remote.size, sum(nbytes for _, nbytes in self._missing)
+        counter = ProgressCounter(progress, size)
+        if missing < size:
+            counter.add(size - missing)
+        try:
+            require_space(self._file.absolute_path, missing)
+            with contextlib.closing(self._remote.arriving(self._missing)) as arriving:
+                for offset, piece in arriving:
+                    self._file.write(offset, piece)
+                    self._file.write(self._log_end, _LOGGED.pack(offset, offset + len(piece)))
+                    self._log_end += _LOGGED.size
+                    missing -= len(piece)
+                    counter.add(len(piece))
+        except OSError as error:
+            if missing == size:
+                self._file.truncate(0)  # so that nothing is left
+            elif replacement.is_resumable:
+                path = partial_path(os.path.realpath(self._file.absolute_path))
+                error.strerror = (
+                    f"{error.strerror}; {path} keeps {size - missing} of {size} bytes, and the "
+                    "next download asks for the others"
+                )
+            raise
+        if missing:
+            problem = f"expected {missing} more bytes, found none"
+            raise OSError(errno.EIO, problem, self._remote.path)
+
+
+def logged_pieces(file: MappedFile, size: int) -> list[tuple[int, int]]:
+    """Begin and end of the pieces of an object of `size` bytes that have arrived in a file."""
+    log = file.read(size + _MARK_SIZE, _MOST_LOGGED * _LOGGED.size)
+    pieces = []
+    for begin, end in _LOGGED.iter_unpack(log[: len(log) - len(log) % _LOGGED.size]):
+        if not begin < end <= size:
+            break  # damaged
+        pieces.append((begin, end))
+    return pieces
+
+
+def _gaps(pieces: list[tuple[int, int]], size: int) -> Iterator[Range]:
+    """Offset and size of each range between pieces."""
+    position = 0
+    for begin, end in sorted(pieces):
+        if begin > position:
+            yield position, begin - position
+        position = max(position, end)
+    if position < size:
+        yield position, size - position
+
+
+def arrived_nbytes(file: MappedFile, size: int) -> int:
+    """Number of the bytes of an object of `size` bytes that have arrived in a file."""
+    return size - sum(nbytes for _, nbytes in _gaps(logged_pieces(file, size), size))
