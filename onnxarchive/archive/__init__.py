@@ -1,14 +1,13 @@
 """Archives: reading, checking and writing.
 
-Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the file of an
-archive while no edit runs. `contents` reads directory and models, and
-compares local headers; `snapshot` finds the bytes of entries. `views` shows entries as tensors and
-assets, `html` as tables in notebooks. `rules` checks an archive.
+Reading: `opening` opens an `Archive`, the class in `reading`; `locked_file` opens the file of an
+archive while no edit runs. `contents` reads directory and models, and compares local headers;
+`snapshot` finds the bytes of entries. `views` shows entries as tensors and assets, `html` as tables
+in notebooks. `rules` checks an archive.
 
-Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
-share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
-whole models; `streaming` saves one tensor after another, and `given_tensors` reads these tensors.
-`libraries` recognises objects of other libraries; `onnx_ir` loads and saves models of onnx_ir.
+Writing: `planning` plans the entries by `options`; `sharing` finds tensors that models share.
+`writing` writes a plan. `saving` saves whole models; `streaming` saves one tensor after another,
+and `given_tensors` reads these tensors. `onnx_ir` loads and saves models of onnx_ir.
 
 `unfinished` finds the undo log of an interrupted edit. `referring` saves a model in memory whose
 external tensors have keys of an open archive as locations; `linked_models` makes models whose

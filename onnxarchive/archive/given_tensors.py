@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.archive.libraries import is_instance
 from onnxarchive.archive.planning import refuse_external
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.storage.optional import is_instance
 
 if TYPE_CHECKING:
     import onnx_ir

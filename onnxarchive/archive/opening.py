@@ -8,7 +8,7 @@ from typing import Literal, Unpack, get_args
 import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.reading import Archive, complete_model, open_recognised
 from onnxarchive.errors import with_path
 from onnxarchive.remote.location import Access, Location, Openable

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import mmap
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import onnx
 
-from onnxarchive.archive.items import Item, Items, Resolve
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import initializers_at_once, keys, proto, tensors, walking, weights
+from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import MAIN_GRAPH, Path
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.file_data import FileData, read_all
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
@@ -36,6 +33,36 @@ from onnxarchive.zipformat import layout, writer
 MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
+# Gives the bytes of a tensor whose data is external.
+Resolve: TypeAlias = Callable[[TensorRef], Data]
+
+
+class Item(NamedTuple):
+    """An entry to write.
+
+    Attributes:
+        name: Name of the entry.
+        nbytes: Size of the data in bytes.
+        resolve: Gives the data of `ref`; called in any thread, possibly several times. If the
+            function copies the data to memory, the copy must hold only this entry's data: the
+            writer frees the copy after writing the entry.
+        ref: The tensor in the entry; None for an asset, a model, or an existing entry of an edited
+            archive.
+    """
+
+    name: str
+    nbytes: int
+    resolve: Callable[[Any], Data]
+    ref: TensorRef | None = None
+
+    @classmethod
+    def of(cls, name: str, data: Data) -> Item:
+        """An entry with this data."""
+        return cls(name, data.nbytes, lambda _: data)
+
+    def data(self) -> Data:
+        """The data."""
+        return self.resolve(self.ref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +75,19 @@ class Plan:
         shared_nbytes: Number of bytes saved by sharing tensors between models.
     """
 
-    items: Items
+    items: list[Item]
     models: tuple[Item, ...]
     shared_nbytes: int = 0
 
     @property
-    def parts(self) -> tuple[Items, Items]:
+    def entries(self) -> list[Item]:
         """All entries, in order: the items and the models."""
-        return self.items, Items(self.models)
+        return [*self.items, *self.models]
 
     @property
     def nbytes(self) -> int:
         """Size of all data in bytes, without headers and padding."""
-        return sum(sum(entries.sizes) for entries in self.parts)
+        return sum(item.nbytes for item in self.entries)
 
     def size(
         self,
@@ -76,29 +103,27 @@ class Plan:
             kept: Number of entries before `offset`, and their packed directory records.
         """
         count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
-        for entries in self.parts:
-            for name, nbytes in zip(entries.names, entries.sizes, strict=True):
-                placement = layout.place(name, nbytes, 0, offset, alignment)
-                offset = placement.end
-                directory_size += placement.directory_record().packed_size
+        for item in self.entries:
+            placement = layout.place(item.name, item.nbytes, 0, offset, alignment)
+            offset = placement.end
+            directory_size += placement.directory_record().packed_size
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedModel:
     """A model, and the entries of the tensors that are stored outside it.
 
     Attributes:
         items: The new entries, in the order of the model.
-        model: A copy of the model; tensors stored outside are external. Initializers of
-            `items.small` that have entries are left out: `serialize` adds them.
-        locations: The keys of tensors stored outside, by path, except those of `items.small`.
-            Keys of entries that are written already or planned for other models are included.
+        model: A copy of the model; tensors stored outside are external.
+        locations: The keys of tensors stored outside, by path. Keys of entries that are written
+            already or planned for other models are included.
         held: Bytes of large tensors that go into the serialized model, by placeholder. In `model`,
             these tensors are external, with the placeholders as locations.
     """
 
-    items: Items
+    items: list[Item]
     model: onnx.ModelProto
     locations: Mapping[Path, str]
     held: Mapping[str, memoryview]
@@ -106,15 +131,17 @@ class PlannedModel:
     @property
     def keys(self) -> frozenset[str]:
         """The keys of all tensors that are stored outside."""
-        return frozenset((*self.locations.values(), *self.items.names))
+        return frozenset(self.locations.values())
 
     def serialize(self) -> SerializedModel:
-        """Serializes the model.
+        """Serializes the model, and frees it before the bytes are parsed, which checks them.
 
         Raises:
-            ArchiveFormatError: The model is too large.
+            ArchiveFormatError: The model could not be read back; see `proto.serialize`.
         """
-        data = proto.serialize(self.model, self.items.small_fields())
+        data = proto.encode(self.model)
+        del self.model
+        proto.parse(data, Report())
         return SerializedModel(data, self.held)
 
 
@@ -155,13 +182,11 @@ class ModelToStore:
     Attributes:
         model: The model. It is not changed.
         resolve: Gives the bytes of an external tensor.
-        small: The model's small initializers (`find_small` or `take_out`); None if unknown.
         is_parsed: True if the model is parsed from a file and its weights are left there.
     """
 
     model: onnx.ModelProto
     resolve: Resolve
-    small: SmallInitializers | None = None
     is_parsed: bool = False
 
 
@@ -233,16 +258,11 @@ def plan_archive(
     """
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
-    items = Items()
+    items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
     for identifier, given in sorted(models.items()):
-        small = given.small
-        if shared:
-            small = SmallInitializers()
-        elif small is None:
-            small = initializers_at_once.find_small(given.model)
         planned = plan_model(
             given.model,
             given.resolve,
@@ -250,32 +270,30 @@ def plan_archive(
             assigned=assigned,
             shared=shared,
             temporary=temporary,
-            small=small,
             is_parsed=given.is_parsed,
         )
-        if items:
-            items.extend(planned.items)
-        else:
-            items = planned.items
+        items += planned.items
         serialized[identifier] = planned.serialize()
     crc32s = shared.crc32s if shared else {}
-    for number, item in items.others.items():
+    for number, item in enumerate(items):
         if item.name in crc32s:
-            data = partial(_compared, item.data, crc32s[item.name])
-            items.others[number] = replace(item, data=data)
+            items[number] = item._replace(
+                resolve=partial(_compared, item.resolve, crc32s[item.name])
+            )
     items.extend(assets[name] for name in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 
 
-def _compared(data: Callable[[], Data], crc32: int) -> Data:
+def _compared(resolve: Resolve, crc32: int, ref: TensorRef) -> Data:
     """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
 
     Args:
-        data: Gives the data. A CRC-32 that the data already has is kept.
+        resolve: Gives the data. A CRC-32 that the data already has is kept.
         crc32: CRC-32 that the data had when models were searched for equal tensors.
+        ref: The tensor.
     """
-    found = data()
+    found = resolve(ref)
     if found.crc32 is None and isinstance(found, Stored):
         return Stored(found.view, crc32)
     if found.crc32 is None and isinstance(found, FileData):
@@ -314,7 +332,6 @@ def plan_model(
     assigned: Keys | None = None,
     shared: SharedEntries | None = None,
     temporary: str | None = None,
-    small: SmallInitializers | None = None,
     is_parsed: bool = False,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
@@ -327,122 +344,54 @@ def plan_model(
         assigned: The keys that are assigned already.
         shared: The entries of other models, for this model to share; the new entries are added.
         temporary: Directory for a temporary file; None for the system's.
-        small: Small initializers (`find_small`); those that become entries are left out of the
-            copy of the model. Must be None or empty if `stored` or `shared` is given.
         is_parsed: True if the model is parsed from a file and its weights are left there.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the
             data that is stored outside.
     """
+    stored, assigned = stored or {}, assigned or Keys()
     if shared:
-        shared.begin_model((stored or {}).values())
-    planned = _Tensors(model, resolve, options, shared, small)
-    planned.take_all(stored or {})
-    planned.assign_keys(assigned or Keys())
-    if shared:
-        shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
-    proto.require_size(sum(nbytes for _, nbytes in planned.staying))  # before any of them is read
-    copied, large = _staying(planned.staying, resolve)
-    held = _views(large, temporary)
-    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
-    left_out = planned.items.indexes_in_graph
-    locations = {**planned.locations, **placeholders}
-    copy = with_locations(model, locations, without=left_out, is_parsed=is_parsed)
-    for path, raw_data in copied.items():
-        tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
-    # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
-    for path in planned.idle:
-        walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
-    views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(planned.items, copy, planned.locations, views)
-
-
-class _Tensors:
-    """Plans the tensors of a model.
-
-    Attributes:
-        items: The entries to write, in the order of the model.
-        locations: The keys of tensors stored outside, except small initializers, by path.
-        staying: External tensors that go into the model, with their sizes in bytes.
-        idle: Paths of tensors whose `external_data` has no effect.
-    """
-
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        resolve: Resolve,
-        options: WriteOptions,
-        shared: SharedEntries | None,
-        small: SmallInitializers | None,
-    ) -> None:
-        self._model = model
-        self._resolve = resolve
-        self._options = options
-        self._shared = shared
-        self.items = Items((), small, resolve)
-        self.locations: dict[Path, str] = {}
-        self.staying: list[tuple[TensorRef, int]] = []
-        self.idle: list[Path] = []
-
-    def take_all(self, stored: Mapping[Path, str]) -> None:
-        """Selects the tensors to store outside; tensors in `stored` have an entry already."""
-        self.locations.update(stored)
-        small = self.items.small
-        next_index = 0
-        for row, nbytes in enumerate(small.sizes):
-            if nbytes >= self._options.size_threshold:
-                self._take_initializers(range(next_index, small.indexes[row]))
-                self.items.add_small(row)
-                next_index = small.indexes[row] + 1
-        self._take_initializers(range(next_index, len(self._model.graph.initializer)))
-        for ref in tensors.walk_others(self._model):
-            self._take(ref)
-
-    def _take_initializers(self, indexes: Iterable[int]) -> None:
-        initializers = self._model.graph.initializer
-        for index in indexes:
-            self._take(tensors.main_initializer(initializers[index], index))
-
-    def _take(self, ref: TensorRef) -> None:
-        if ref.path in self.locations:
-            return
-        tensor, options = ref.tensor, self._options
+        shared.begin_model(stored.values())
+    items: list[Item] = []
+    locations = dict(stored)
+    staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
+    idle: list[Path] = []  # tensors in the model whose `external_data` has no effect
+    for ref in tensors.walk(model):
+        if stored and ref.path in stored:
+            continue
+        tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
         may_leave = ref.is_initializer or options.convert_attribute
         if may_leave and nbytes >= options.size_threshold:
-            data = partial(self._resolve if is_external else _raw_data, ref)
-            key = self._shared.find(ref, nbytes, data) if self._shared else None
+            data_of = resolve if is_external else _raw_data
+            key = shared.find(ref, nbytes, partial(data_of, ref)) if shared else None
             if key is None:
-                self.items.extend([Item(ref.name, nbytes, data, ref)])
-            else:
-                self.locations[ref.path] = key
+                key = assigned.assign(ref.name)
+                items.append(Item(key, nbytes, data_of, ref))
+            locations[ref.path] = key
         elif is_external:
-            self.staying.append((ref, nbytes))
+            staying.append((ref, nbytes))
         elif tensor.external_data:
-            self.idle.append(ref.path)
-
-    def assign_keys(self, assigned: Keys) -> None:
-        """Assigns a key to each tensor that gets an entry of its own."""
-        self.items.rename(assigned.assign_all(self.items.tensor_names))
-        for item in self.items.others.values():
-            assert item.ref is not None
-            self.locations[item.ref.path] = item.name
-
-
-def _path_without(path: Path, left_out: Sequence[int]) -> Path:
-    """The path of a tensor after some initializers of the main graph are left out.
-
-    Args:
-        path: The path in the complete model.
-        left_out: Indexes of the initializers that are left out, in ascending order.
-    """
-    *graph, (field, index) = path
-    if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
-        return path
-    return (*graph, (field, index - bisect_left(left_out, index)))
+            idle.append(ref.path)
+    if shared:
+        shared.add((item.name, item.ref, item.data) for item in items if item.ref)
+    proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
+    copied, large = _staying(staying, resolve)
+    held = _views(large, temporary)
+    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
+    external = {**locations, **placeholders} if placeholders else locations
+    copy = with_locations(model, external, is_parsed=is_parsed)
+    for path, raw_data in copied.items():
+        tensors.set_raw_data(walking.at(copy, path), raw_data)
+    # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
+    for path in idle:
+        walking.at(copy, path).ClearField("external_data")
+    return PlannedModel(
+        items, copy, locations, {placeholders[path]: view for path, view in held.items()}
+    )
 
 
 def _staying(

@@ -26,7 +26,7 @@ from onnxarchive.archive.contents import (
     read_contents,
     summed,
 )
-from onnxarchive.archive.openable import opened_archive
+from onnxarchive.archive.locked_file import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import (
     Assets,
@@ -50,10 +50,9 @@ from onnxarchive.model.keys import is_key, is_model
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, threads
-from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
-from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
+from onnxarchive.storage.random_access import Closing, RandomAccessFile, discarding_faults
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 
 import onnx
 
-from onnxarchive.archive.items import Item
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import ModelToStore, plan_archive
+from onnxarchive.archive.planning import Item, ModelToStore, plan_archive
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.archive.writing import write_file
 from onnxarchive.buffers.data import Stored
@@ -22,7 +20,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
-from onnxarchive.storage.paths import directory_of
+from onnxarchive.storage.filesystem import directory_of
 
 
 class EntryData(Stored):
@@ -54,25 +52,24 @@ def verified_data(archive: Archive, name: str) -> EntryData:
         return EntryData(read_verified(archive, name), archive.entries[name].crc32, name)
 
 
-def entry_items(archive: Archive, names: Iterable[str]) -> list[Item]:
-    """Entries of an archive as items of a plan, with the same data."""
-    return [
-        Item(name, archive.entries[name].nbytes, partial(entry_data, archive, name))
-        for name in names
-    ]
+def entry_items(
+    archive: Archive,
+    names: Iterable[str],
+    read: Callable[[Archive, str], EntryData] = entry_data,
+) -> list[Item]:
+    """Entries of an archive as items of a plan, with the same data, read by `read`."""
+
+    def item(name: str) -> Item:
+        return Item(name, archive.entries[name].nbytes, lambda _: read(archive, name))
+
+    return [item(name) for name in names]
 
 
-def asset_items(archive: Archive) -> list[Item]:
-    """The assets of an archive as entries to write."""
-    return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets))
-
-
-def verified_assets(archive: Archive) -> list[Item]:
-    """The assets as items of a plan, verified when they are written."""
-    return [
-        replace(item, data=partial(verified_data, archive, item.name))
-        for item in asset_items(archive)
-    ]
+def asset_items(
+    archive: Archive, read: Callable[[Archive, str], EntryData] = entry_data
+) -> list[Item]:
+    """The assets of an archive as items of a plan; see `entry_items`."""
+    return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets), read)
 
 
 def archive_options(

@@ -18,7 +18,7 @@ from onnxarchive.archive.contents import (
     check_header,
     read_contents,
 )
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.unfinished import require_finished
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, shown

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, cast
 
 import onnx
 
-from onnxarchive.archive.libraries import is_instance
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -21,8 +20,8 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     archive_options,
+    asset_items,
     referred_key,
-    verified_assets,
     verified_data,
 )
 from onnxarchive.archive.writing import write_archive, write_file
@@ -33,7 +32,8 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import directory_of, require_no_input
+from onnxarchive.storage.filesystem import directory_of, require_no_input
+from onnxarchive.storage.optional import is_instance
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def save(
     plan = plan_archive(
         planned,
         options,
-        kept_assets=() if origin is None else verified_assets(origin),
+        kept_assets=() if origin is None else asset_items(origin, verified_data),
         temporary=directory_of(target.path) if target.path is not None else None,
     )
     if splits and target.path is not None:

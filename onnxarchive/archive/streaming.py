@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import onnx
 
 from onnxarchive.archive.given_tensors import GivenTensor, given_tensor
-from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
+    Item,
     Plan,
     PlannedModel,
     model_items,
@@ -34,7 +33,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
-from onnxarchive.storage.closing import Closing
+from onnxarchive.storage.random_access import Closing
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
@@ -165,11 +164,11 @@ class Writer(Closing):
     def _write(self, name: str, given: GivenTensor) -> str:
         tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
         ref = TensorRef((("given", None),), tensor)
-        entry = fetched_entry(Item(name, given.data.nbytes, lambda: given.data, ref))
+        entry = fetched_entry(Item(name, given.data.nbytes, lambda _: given.data, ref), given.data)
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            write_entry(replace(entry, name=key), self._zip)
+            write_entry(entry._replace(name=key), self._zip)
             self._key_of[name] = key
             self._added[key] = tensor
             self._nbytes[key] = entry.nbytes
@@ -196,7 +195,7 @@ class Writer(Closing):
         (item,) = open_assets({name: data})
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
-            write_entry(fetched_entry(item), self._zip)
+            write_entry(fetched_entry(item, item.data()), self._zip)
             self._assets.append(item.name)
 
     def finish(
@@ -236,7 +235,7 @@ class Writer(Closing):
 
     def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
         """Plans the models and the tensors in them; refuses models that a reader would refuse."""
-        items = Items()
+        items: list[Item] = []
         planned: dict[str, PlannedModel] = {}
         unused = dict(self._added)
         shared = SharedEntries() if len(models) > 1 else None
@@ -253,9 +252,9 @@ class Writer(Closing):
             self._fill_in(planned[identifier].model)
             for key in stored.values():
                 unused.pop(key, None)
-            items.extend(planned[identifier].items)
+            items += planned[identifier].items
         planned[""].model.graph.initializer.extend(unused.values())
-        sizes = self._nbytes | dict(zip(items.names, items.sizes, strict=True))
+        sizes = self._nbytes | {item.name: item.nbytes for item in items}
         by_entry = {model_entry(id): found.model for id, found in planned.items()}
         proto.check_all_references(by_entry, sizes, Report())
         return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple, cast
 
-from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Plan, require_names
-from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
-from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.archive.planning import Item, Plan, require_names
+from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking, threads
-from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.file_data import FileData, read_all
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import require_space
 from onnxarchive.storage.random_access import READ_SIZE
@@ -31,6 +29,9 @@ from onnxarchive.zipformat.writer import ZipWriter
 # file is read twice through a map: once for the CRC-32, and once by the writer. One read into
 # memory would take as long.
 COPIED_SIZE = 1 << 25
+SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched with that of others
+_BATCH_COUNT: Final = 1 << 10
+_BATCH_SIZE: Final = 1 << 20
 
 
 def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
@@ -46,7 +47,7 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
         with write_file(plan, target.path, options) as written:
             locking.unlock(written.fileno())
             return written.size
-    require_names(plan.items.names)
+    require_names(item.name for item in plan.items)
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
     nbytes = plan.size(options.alignment)
@@ -74,7 +75,7 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
-    require_names(plan.items.names)
+    require_names(item.name for item in plan.items)
     replacement = Replacement(
         path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
     )
@@ -103,38 +104,34 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
         jobs: Largest number of threads that fetch data, including the caller's.
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
-    groups = [(entries, group) for entries in plan.parts for group in in_groups(entries.sizes)]
-    sizes = [entries.sizes[it.start] if len(it) == 1 else 0 for entries, it in groups]
-
-    def fetch(group: tuple[Items, range]) -> SmallEntries | Iterable[FetchedEntry]:
-        entries, numbers = group
-        return _fetched(entries[numbers.start : numbers.stop], copied_size)
-
-    with contextlib.closing(threads.in_order(groups, sizes, fetch, jobs)) as fetched:
-        for group in fetched:
-            if isinstance(group, SmallEntries):
-                target.add_small(*group)
-                counter.add(sum(map(len, group.contents)))
-            else:
-                for entry in group:
-                    write_entry(entry, target, counter)
-                    del entry
-            del group  # frees its data before further groups are fetched
+    batches = [*_batches(plan.entries)]
+    sizes = [batch[0].nbytes if len(batch) == 1 else 0 for batch in batches]
+    fetch = partial(_fetched, copied_size=copied_size)
+    with contextlib.closing(threads.in_order(batches, sizes, fetch, jobs)) as fetched:
+        for entries in fetched:
+            for entry in entries:
+                write_entry(entry, target, counter)
+                del entry
+            del entries  # frees their data before further entries are fetched
     return target.finish()
 
 
-def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches one entry, or several small ones.
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Divides entries into lists of successive small entries, and lists of one large entry."""
+    batch: list[Item] = []
+    nbytes = 0
+    for item in items:
+        nbytes += item.nbytes
+        is_full = nbytes > _BATCH_SIZE or len(batch) == _BATCH_COUNT
+        if batch and (is_full or item.nbytes > SMALL_SIZE or batch[-1].nbytes > SMALL_SIZE):
+            yield batch
+            batch, nbytes = [], item.nbytes
+        batch.append(item)
+    if batch:
+        yield batch
 
-    Small entries are fetched together if possible, else one by one on iteration.
-    """
-    if len(group) == 1:
-        return [fetched_entry(group[0], copied_size)]
-    return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
 
-
-@dataclass(frozen=True, slots=True)
-class FetchedEntry:
+class FetchedEntry(NamedTuple):
     """An entry with its data.
 
     Attributes:
@@ -152,15 +149,31 @@ class FetchedEntry:
     is_constant: bool
 
 
-def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
+def _fetched(batch: Sequence[Item], copied_size: int) -> list[FetchedEntry]:
+    """Fetches one entry, or several small ones; successive parts of a file are read together."""
+    found = [item.data() for item in batch]
+    if len(batch) > 1:
+        parts = [data for data in found if isinstance(data, FileData)]
+        contents = iter(read_all(parts))
+        found = [
+            Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
+            for data in found
+        ]
+    return [fetched_entry(*pair, copied_size) for pair in zip(batch, found, strict=True)]
+
+
+def fetched_entry(item: Item, data: Data, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Gets an item's data and CRC-32; computes the CRC-32 unless the data states it.
 
-    Data of more than `copied_size` bytes that states no CRC-32 is read twice: here, to compute the
-    CRC-32, and then by the writer. If the data may have changed in between, the writer compares the
-    CRC-32. If the data is remote, it is first copied to a temporary file.
+    Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
+    compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
+    may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
+    have changed in between, the writer compares the CRC-32. If the data is remote, it is first
+    copied to a temporary file.
 
     Args:
         item: The item.
+        data: Its data.
         copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
             that cannot change is never copied.
 
@@ -168,7 +181,6 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
         ArchiveFormatError: Data that states no CRC-32 has another size than the item, or an element
             of the tensor breaks a rule.
     """
-    data = item.data()
     stated = data.crc32
     if not _is_constant(data) and data.nbytes <= copied_size:
         data = _copied(data)
@@ -176,15 +188,18 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
         data = data.local()
     if stated is not None and not _is_constant(data):  # checked while it is written
         return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
-    found = Crc32.of(_checked(item, data))
+    found_crc32 = found_nbytes = 0
+    for piece in _checked(item, data):
+        found_crc32 = crc32(piece, found_crc32)
+        found_nbytes += len(piece)
     if stated is not None:  # if the CRC-32s differ, the writer raises
-        return FetchedEntry(item.name, item.nbytes, stated, data, found.value == stated)
-    if found.nbytes != item.nbytes:
+        return FetchedEntry(item.name, item.nbytes, stated, data, found_crc32 == stated)
+    if found_nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
-            f"need, found {found.nbytes}"
+            f"need, found {found_nbytes}"
         )
-    return FetchedEntry(item.name, item.nbytes, found.value, data, _is_constant(data))
+    return FetchedEntry(item.name, item.nbytes, found_crc32, data, _is_constant(data))
 
 
 def _is_constant(data: Data) -> bool:
@@ -201,7 +216,7 @@ def _copied(data: Data) -> Data:
 
 def _checked(item: Item, data: Data) -> Iterable[memoryview]:
     """Yields the pieces of data, and checks the rules about the elements of the item's tensor."""
-    if item.ref is None:
+    if item.ref is None or not tensors.has_checked_elements(item.ref.tensor):
         return data
     return tensors.checked(item.ref, data, Report(), entry=item.name)
 

@@ -30,8 +30,11 @@ class ProgressCounter:
         self._done = 0
         self._lock = Lock()
 
-    def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Yields the pieces; each is counted when the next one is requested."""
+    def __call__(self, pieces: Iterable[_Piece]) -> Iterable[_Piece]:
+        """The pieces; each is counted when the next one is requested."""
+        return pieces if self._progress is None else self._counted(pieces)
+
+    def _counted(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
         for piece in pieces:
             yield piece
             self.add(len(piece))

@@ -90,6 +90,8 @@ class Stored:
 def as_bytes(data: Buffer) -> memoryview:
     """`data` as a flat view of its bytes; nothing is copied."""
     view = memoryview(data)
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
     # A view with a 0 in its shape cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")
 
@@ -97,8 +99,9 @@ def as_bytes(data: Buffer) -> memoryview:
 def pieces(data: Buffer) -> Iterator[memoryview]:
     """`data` as views of at most `PIECE_SIZE` bytes each; nothing is copied."""
     view = as_bytes(data)
-    for start in range(0, len(view), PIECE_SIZE):
-        yield view[start : start + PIECE_SIZE]
+    if len(view) <= PIECE_SIZE:
+        return iter((view,) if view else ())
+    return (view[start : start + PIECE_SIZE] for start in range(0, len(view), PIECE_SIZE))
 
 
 def copied(data: Data) -> bytes | None:

@@ -1,8 +1,8 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`parser` and `command_parser` have the arguments, `examples` the examples in the help, `frame` the
-exit statuses of errors, `table` and `progress` the output. The other modules have the commands.
-This room (subpackage) may import all others.
+`parser` has the arguments and the examples in the help, `frame` the exit statuses of errors,
+`table` and `progress` the output. The other modules have the commands. This room (subpackage) may
+import all others.
 """
 
 from __future__ import annotations

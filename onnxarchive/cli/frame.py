@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final, Unpack
 
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer
 from onnxarchive.cli.table import printable

@@ -1,4 +1,4 @@
-"""The command that runs a model."""
+"""The commands `run`, and `view`, which shows an archive in a browser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import argparse
 import contextlib
 import os
 import statistics
+import tempfile
+import time
+import webbrowser
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +20,7 @@ from onnxarchive.cli.table import printable, shape, table
 from onnxarchive.interop.inputs import Input, npy_array
 from onnxarchive.interop.running import Outcome, Value, run
 from onnxarchive.model.keys import Keys
+from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage.files import PositionalWriter, make_file
 from onnxarchive.storage.replacement import new_directory
 
@@ -119,3 +124,27 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
 
 def _row(value: Mapping[str, Any]) -> list[str]:
     return [value["name"], value["data_type"], shape(value["dims"])]
+
+
+def view_command(arguments: argparse.Namespace) -> int:
+    """Runs `view` until it is interrupted."""
+    from onnxarchive.interop.netron import Server
+
+    archive, port, model = arguments.archive, arguments.port, arguments.model
+    with (
+        Server(archive, port=port, model=model, **access(arguments)) as server,
+        tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        # The address is secret. Other users can see the browser's arguments, but not the page.
+        page = Path(folder, "view.html")
+        page.touch(0o600)
+        page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
+        text = f"Netron shows {printable(shown_url(archive))} at {server.url}\n"
+        text += "If no browser shows it, open this address. Ctrl-C ends the server."
+        say(arguments, {"path": shown_url(archive), "url": server.url}, text)
+        if not arguments.no_browser:
+            webbrowser.open(page.as_uri())
+        while True:
+            time.sleep(1)
+    return DONE

@@ -25,7 +25,7 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import FollowLinks
 from onnxarchive.storage import attributes
-from onnxarchive.storage.paths import is_below
+from onnxarchive.storage.filesystem import is_below
 from onnxarchive.zipformat import layout
 
 # A model, the archive to make of it, and the error message if this is impossible.
@@ -68,15 +68,12 @@ def convert_many(
             exists, unless `skip_existing` is True.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
             and the number of all conversions.
-        size_threshold: Initializers of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers.
-        assets: Other files for each archive, by relative path: their bytes, or the path of a file.
-            They replace assets of the source that have the same path.
-        other_files: Whether other files of a source's directory become assets; see `convert`.
-        verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
-            tensors.
+        size_threshold: As for `convert`.
+        alignment: As for `convert`.
+        convert_attribute: As for `convert`.
+        assets: As for `convert`, for each archive.
+        other_files: As for `convert`.
+        verify_checksum: As for `convert`.
         follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one per core, or for a single

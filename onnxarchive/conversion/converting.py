@@ -14,11 +14,11 @@ from itertools import accumulate, chain
 from typing import Unpack
 
 from onnxarchive.archive.contents import check_crc32
-from onnxarchive.archive.items import Item
 from onnxarchive.archive.linked_models import linked_model, stays_outside
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
+    Item,
     ModelToStore,
     plan_archive,
     with_further_models,
@@ -42,9 +42,8 @@ from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
-from onnxarchive.storage.filesystem import require_space
+from onnxarchive.storage.filesystem import directory_of, require_no_input, require_space
 from onnxarchive.storage.forward_file import streamed
-from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout
@@ -237,8 +236,6 @@ def convert_silently(
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier,
-                    # Initializers that several models may share stay in the models.
-                    taken_from=options.size_threshold if len(sources) == 1 else None,
                     follow_links=follow_links,
                 )
             )
@@ -256,7 +253,7 @@ def convert_silently(
         ]
         plan = plan_archive(
             {
-                id: ModelToStore(found.model, found.resolve, found.small, is_parsed=True)
+                id: ModelToStore(found.model, found.resolve, is_parsed=True)
                 for id, found in models.items()
             },
             options,
@@ -264,7 +261,7 @@ def convert_silently(
             temporary=temporary,
         )
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
-        count = sum(not name.startswith(ASSET_PREFIX) for name in plan.items.names)
+        count = sum(not item.name.startswith(ASSET_PREFIX) for item in plan.items)
         return Conversion(
             source=sources[""].name,
             target=target.name,

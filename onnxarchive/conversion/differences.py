@@ -18,7 +18,7 @@ from typing import Final, Unpack
 
 import onnx
 
-from onnxarchive.archive.openable import opened
+from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from onnxarchive.archive.openable import opened_archive
+from onnxarchive.archive.locked_file import opened_archive
 from onnxarchive.archive.reading import Archive, StreamedEntry
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
@@ -39,7 +39,6 @@ def open_source(
     verify_checksum: bool = False,
     temporary: str | None = None,
     other_files: bool = False,
-    taken_from: int | None = None,
     follow_links: FollowLinks = False,
 ) -> Iterator[Source]:
     """Opens the source of a conversion, and closes it when the block ends.
@@ -49,7 +48,6 @@ def open_source(
             file.
         verify_checksum: Whether to compare data with the SHA-1 `checksum` of tensors.
         other_files: Whether the source includes the other files of its directory or zip.
-        taken_from: See `open_model`.
         follow_links: See `open_model`.
         temporary: Directory for temporary files; None for the system's. They hold the
             inflated files of a zip, a remote file other than an archive, and one large remote
@@ -93,7 +91,6 @@ def open_source(
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
-                taken_from=taken_from,
                 follow_links=follow_links,
             )
         # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.

@@ -22,9 +22,9 @@ from functools import cached_property, partial
 from itertools import chain, takewhile
 
 from onnxarchive.archive.contents import check_model_sizes, require_models
-from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import (
+    Item,
     ModelToStore,
     Plan,
     plan_archive,
@@ -56,7 +56,7 @@ from onnxarchive.model import keys, proto
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.storage import attributes, filesystem, locking, undo
 from onnxarchive.storage.files import MappedFile, PositionalWriter
-from onnxarchive.storage.paths import directory_of
+from onnxarchive.storage.filesystem import directory_of
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
@@ -176,7 +176,7 @@ def _plan_end(
     require_models(serialized, sizes)
     ordered = [*serialized.items()]
     stored = (Item.of(name, Stored(memoryview(data))) for name, data in ordered[1:] + ordered[:1])
-    return _Entries(stay, replaced, Plan(Items(items), tuple(stored)))
+    return _Entries(stay, replaced, Plan(items, tuple(stored)))
 
 
 def _moved(
@@ -385,7 +385,7 @@ def _write(archive: Archive, entries: _Entries, options: EditOptions) -> MappedF
         Item.of(item.name, entries.replaced.get(item.name) or item.data())
         for item in entry_items(archive, archive.entries.names[: entries.stay])
     )
-    plan = replace(entries.plan, items=Items(chain(items, entries.plan.items)))
+    plan = replace(entries.plan, items=[*items, *entries.plan.items])
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     return write_file(plan, file.absolute_path, write_options, is_locked=True)
 

@@ -19,7 +19,7 @@ from onnxarchive.archive.reading import Archive, owner_of
 from onnxarchive.archive.referring import EntryData, referred_data, verified_data
 from onnxarchive.archive.saving import split
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
@@ -28,7 +28,7 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.source import Source, is_zip, open_model
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.filesystem import require_no_input
 
 if TYPE_CHECKING:
     from onnxarchive.archive.saving import Model
@@ -225,6 +225,8 @@ def _same(data: Data) -> Data:
 def _data_of(other: Archive, key: str) -> Data:
     try:
         return verified_data(other, key)
+    except ArchiveError:
+        raise
     except ValueError as error:
         raise ValueError(
             f"{other.path}: expected the archive that was assigned to an edit to stay open until "

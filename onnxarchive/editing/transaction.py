@@ -37,13 +37,13 @@ from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, require_process
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.filesystem import require_no_input
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from onnxarchive.archive.given_tensors import GivenTensor, Tensor
-    from onnxarchive.archive.items import Item
+    from onnxarchive.archive.planning import Item
     from onnxarchive.editing.placeholders import GivenModel
     from onnxarchive.model.tensors import TensorRef
     from onnxarchive.zipformat.directory import Entry

@@ -19,7 +19,7 @@ from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import is_below, leads_out, require_no_input
+from onnxarchive.storage.filesystem import is_below, leads_out, require_no_input
 from onnxarchive.storage.replacement import replacing
 
 

@@ -29,7 +29,7 @@ from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.filesystem import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 

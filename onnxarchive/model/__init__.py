@@ -5,6 +5,6 @@ tensors, `dtypes` describes data types, `shapes` keeps types and shapes of exter
 derives names of entries. `proto` parses a model and checks it against an archive's entries.
 `copying` copies models with changes; `changes` compares two models.
 `wire` reads serialized messages, `weights` removes the data of large tensors from a serialized
-model and puts data back. `references_at_once`, `parsed_later` and `initializers_at_once` are for
-speed only. This room imports buffers and errors.
+model and puts data back. `references_at_once` and `parsed_later` are for speed only. This room
+imports buffers and errors.
 """

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.model import dtypes, schema
-from onnxarchive.model.tensors import DATA_FIELDS, set_location
+from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
 from onnxarchive.model.walking import Path
 from onnxarchive.model.wire import varint
 
@@ -35,7 +35,6 @@ def with_locations(
     model: onnx.ModelProto,
     locations: Mapping[Path, str],
     *,
-    without: Iterable[int] = (),
     is_parsed: bool = False,
 ) -> onnx.ModelProto:
     """A copy of `model` whose tensors at the paths of `locations` are external and hold no data.
@@ -45,93 +44,94 @@ def with_locations(
     Args:
         model: The model.
         locations: New location of each of these tensors, by the path of the tensor in `model`.
-        without: Indexes of the main graph's initializers that are left out.
         is_parsed: True if the model is parsed from a file and its weights are left there.
     """
     copy = onnx.ModelProto()
     is_heavy = not is_parsed and holds_weights(model.graph)
-    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
+    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
     while stack:
         source, target, branch = stack.pop()
-        unknown = unknown_fields(source, is_heavy)
-        if unknown:
-            target.MergeFromString(unknown)
-        if branch.location is not None:
-            _copy_fields(source, target, (*DATA_FIELDS, "external_data", "data_location"))
-            set_location(target, branch.location)  # type: ignore[arg-type]
-            continue
-        _copy_fields(source, target, tuple(branch.fields))
-        for field, indices in branch.fields.items():
-            children = getattr(source, field)
-            if None in indices:
-                submessage = getattr(target, field)
-                submessage.SetInParent()
-                stack.append((children, submessage, indices[None]))
-                continue
-            copies = getattr(target, field)
-            for index, child in enumerate(children):
-                below = indices.get(index, _WHOLE)
-                if below is _WHOLE:
-                    copies.add().CopyFrom(child)
-                elif below is not _LEFT_OUT:
-                    stack.append((child, copies.add(), below))
+        _copy_fields(source, target, tuple(branch), is_heavy)
+        for field, indices in branch.items():
+            children, copies = getattr(source, field), getattr(target, field)
+            is_repeated = None not in indices
+            if not is_repeated:
+                copies.SetInParent()
+            for index, child in enumerate(children) if is_repeated else [(None, children)]:
+                below = indices.get(index)
+                child_copy = copies.add() if is_repeated else copies
+                if below is None:
+                    child_copy.CopyFrom(child)
+                elif isinstance(below, str):
+                    _copy_fields(child, child_copy, _NOT_IN_EXTERNAL, is_heavy)
+                    child_copy.data_location = EXTERNAL
+                    child_copy.external_data.add(key=LOCATION, value=below)
+                else:
+                    stack.append((child, child_copy, below))
     return copy
 
 
-class _Branch:
-    """A tree of the paths below one message, with locations at its leaves."""
-
-    __slots__ = ("fields", "location")
-
-    def __init__(self) -> None:
-        self.fields: dict[str, dict[int | None, _Branch]] = {}
-        self.location: str | None = None
+# The fields of a message that lead to external tensors, each with the indexes of messages (None if
+# the field is not repeated), and the new location of a tensor or the fields of another message.
+_Branch: TypeAlias = "dict[str, dict[int | None, _Branch | str]]"
+_NOT_IN_EXTERNAL = (*DATA_FIELDS, "external_data", "data_location")
 
 
-_WHOLE = _Branch()  # a message without locations below it
-_LEFT_OUT = _Branch()
-
-
-def _branches(locations: Mapping[Path, str], without: Iterable[int]) -> _Branch:
-    root = _Branch()
-    left_out: dict[int | None, _Branch] = dict.fromkeys(without, _LEFT_OUT)
-    if left_out:
-        root.fields["graph"] = {None: _Branch()}
-        root.fields["graph"][None].fields["initializer"] = left_out
-    for path, location in locations.items():
+def _branches(locations: Mapping[Path, str]) -> _Branch:
+    root: _Branch = {}
+    for (*above, (field, index)), location in locations.items():
         branch = root
-        for field, index in path:
-            branch = branch.fields.setdefault(field, {}).setdefault(index, _Branch())
-        branch.location = location
+        for step, number in above:
+            branch = branch.setdefault(step, {}).setdefault(number, {})  # type: ignore[assignment]
+        branch.setdefault(field, {})[index] = location
     return root
 
 
-def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
-    """Copies all fields except `left_out`, which are not read."""
-    for field, is_repeated in _copied_fields(source.DESCRIPTOR, left_out):
-        is_text = field.type == field.TYPE_STRING
+def _copy_fields(
+    source: Message, target: Message, left_out: tuple[str, ...], is_heavy: bool
+) -> None:
+    """Copies all fields, also unknown ones, except `left_out`, which are not read."""
+    unknown = unknown_fields(source, is_heavy)
+    if unknown:
+        target.MergeFromString(unknown)
+    for name, number, is_repeated, is_message, is_text in _copied_fields(
+        source.DESCRIPTOR, left_out
+    ):
         if is_repeated:
-            values = getattr(source, field.name)
+            values = getattr(source, name)
             if is_text and any(isinstance(value, bytes) for value in values):
                 for value in values:
-                    _merge_text(target, field.number, value)
+                    _merge_text(target, number, value)
             else:
-                getattr(target, field.name).MergeFrom(values)
-        elif source.HasField(field.name):
-            value = getattr(source, field.name)
-            if field.message_type:
-                getattr(target, field.name).CopyFrom(value)
+                getattr(target, name).MergeFrom(values)
+        elif source.HasField(name):
+            value = getattr(source, name)
+            if is_message:
+                getattr(target, name).CopyFrom(value)
             elif is_text and isinstance(value, bytes):
-                _merge_text(target, field.number, value)
+                _merge_text(target, number, value)
             else:
-                setattr(target, field.name, value)
+                setattr(target, name, value)
 
 
 @cache
-def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, bool]]:
-    """The fields of a message's descriptor except `left_out`; for each, True if it is repeated."""
+def _copied_fields(
+    message: Any, left_out: tuple[str, ...]
+) -> list[tuple[str, int, bool, bool, bool]]:
+    """The fields of a message's descriptor except `left_out`: their names and numbers.
+
+    For each, True if it is repeated, if it holds messages, and if it holds text.
+    """
     return [
-        (field, schema.is_repeated(field)) for field in message.fields if field.name not in left_out
+        (
+            field.name,
+            field.number,
+            schema.is_repeated(field),
+            field.message_type is not None,
+            field.type == field.TYPE_STRING,
+        )
+        for field in message.fields
+        if field.name not in left_out
     ]
 
 
@@ -168,8 +168,10 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
         is_heavy: True if the message holds weights in memory.
     """
     if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
+        unknown = UnknownFieldSet(message)
         serialized = bytearray()
-        _serialize(UnknownFieldSet(message), serialized)
+        if len(unknown):
+            _serialize(unknown, serialized)
         return bytes(serialized)
     rest = type(message)()
     rest.CopyFrom(message)

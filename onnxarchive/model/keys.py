@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeGuard
 
 import numpy as np
@@ -40,12 +39,15 @@ MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'deco
 
 RESERVED_PREFIX = "__"  # no key has this prefix
 _ASSETS = "assets"  # the folder of the assets, once unzipped
+# No key is one of these in upper, lower or mixed case. All but the first are devices on Windows.
+_AVOIDED = frozenset(
+    {_ASSETS, "con", "prn", "aux", "nul"}
+    | {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+)
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-# Names of devices on Windows; upper and lower case mean the same.
-_DEVICE = r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 
 
 def fold(name: str) -> str:
@@ -129,31 +131,6 @@ class Keys:
         self._taken.add(fold(key))
         return key
 
-    def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
-        """Assigns a key to each tensor, like a call of `assign` for each name in turn.
-
-        For speed, many names are converted together. If a name has an unusual form
-        (`_CHANGED_LINE`), or a key is taken or not unique, `assign` is called for every name.
-
-        Args:
-            names: Returns an iterator over the names; called again to assign keys one by one.
-        """
-        assigned: list[str] = []
-        folded: set[str] = set()
-        coming = names()
-        while some := list(islice(coming, _TOGETHER)):
-            joined = _NOT_IN_LINES_OF_KEYS.sub("_", "\n".join(some))
-            lowered = joined.lower()
-            derived = joined.split("\n")
-            folded.update(derived if lowered == joined else lowered.split("\n"))
-            if re.search(_CHANGED_LINE, joined) or len(derived) != len(some):
-                return list(map(self.assign, names()))
-            assigned += derived
-        if len(folded) != len(assigned) or not folded.isdisjoint(self._taken):
-            return list(map(self.assign, names()))
-        self._taken |= folded
-        return assigned
-
     def _numbered(self, base: str) -> str:
         """The key with the lowest free number.
 
@@ -175,14 +152,6 @@ class Keys:
             self._next_number[searched] = 10**digits
 
 
-# As `_NOT_IN_KEY`, for text with one name per line.
-_NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
-# A line that `_derive` would change further; compiled on first use.
-_CHANGED_LINE = (
-    rf"(?aim)^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$"
-)
-
-
 def _derive(name: str) -> str:
     key = _NOT_IN_KEY.sub("_", name)
     if key.startswith(RESERVED_PREFIX):
@@ -191,7 +160,7 @@ def _derive(name: str) -> str:
         key = "tensor"
     if key[0].isdigit():
         key = "_" + key
-    if re.fullmatch(f"(?ai){_DEVICE}", key) or fold(key) == _ASSETS:
+    if fold(key) in _AVOIDED:
         key += "_"
     return key[:MAX_KEY_SIZE]
 

@@ -38,14 +38,8 @@ LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Metadata key by which a link identifies its archive."""
 
 
-def serialize(
-    model: onnx.ModelProto, initializers: Iterable[tuple[int, bytes]] | None = None
-) -> bytes:
+def serialize(model: onnx.ModelProto) -> bytes:
     """Serializes a model deterministically.
-
-    Args:
-        model: The model.
-        initializers: Further initializers of the main graph (see `initializers_at_once.insert`).
 
     Raises:
         ArchiveFormatError: The model could not be read back: it has no ir_version or graph, has
@@ -54,13 +48,6 @@ def serialize(
     data = encode(model)
     # protobuf writes messages nested more than 100 deep, but refuses to parse them.
     parse(data, Report())
-    if initializers is not None:
-        from onnxarchive.model import initializers_at_once  # not needed to open an archive
-
-        data = initializers_at_once.insert(data, initializers)
-        require_size(len(data))
-        if wire.have_more_messages([data], MAX_MESSAGES):
-            _report_messages(Report(), MODEL_PROTO)
     return data
 
 

@@ -19,8 +19,8 @@ from onnxarchive.remote.stores import (
     open_store,
 )
 from onnxarchive.remote.urls import shown_url
-from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import require_process
+from onnxarchive.storage.random_access import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

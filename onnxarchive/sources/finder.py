@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,9 +14,8 @@ from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown, without_traceback
 from onnxarchive.model import tensors, weights
 from onnxarchive.model.dtypes import DataType
-from onnxarchive.model.initializers_at_once import IN_MODEL, SmallInitializers, find_small
 from onnxarchive.model.tensors import ExternalData, TensorRef
-from onnxarchive.model.walking import MAIN_GRAPH, Path
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
@@ -58,7 +57,6 @@ class Found:
         model: The model.
         data: The bytes of its external tensors.
         locations: The locations of all files that the `Finder` has found data in so far.
-        small: The model's small initializers.
         warnings: Sentences about external data that was left out.
         cleared: Names of tensors in the model whose unused bits were cleared, by path as text.
     """
@@ -66,7 +64,6 @@ class Found:
     model: onnx.ModelProto
     data: Mapping[Path, Data]
     locations: set[str]
-    small: SmallInitializers
     warnings: tuple[str, ...]
     cleared: dict[str, str]
 
@@ -94,15 +91,13 @@ class Finder:
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._locations: set[str] = set()
         self._held: dict[str, int] = {}  # size of each file in which data was found
-        # For each model, its small initializers, and the ranges of its other tensors.
-        self._models: list[tuple[SmallInitializers, Counter[_Range]]] = []
+        self._ranges: list[Counter[_Range]] = []  # for each model, those of its tensors
 
     def find(self, serialized: Serialized) -> Found:
         """Finds the bytes of every external tensor, or reports what is missing.
 
         Args:
-            serialized: The model. Unless `serialized.small` is None,
-                `find_files(serialized.small)` must have returned True.
+            serialized: The model.
 
         Raises:
             ArchiveFormatError: The data of a tensor is missing, of a wrong size, or outside the
@@ -110,17 +105,13 @@ class Finder:
             OutsideError: A link leads out of the place; only the first such link is reported.
             ChecksumError: A file does not have the stated checksum.
         """
-        small = serialized.small
-        if small is None:
-            small = find_small(serialized.model, len(_TORCH_PLACEHOLDER), is_parsed=True)
-            self.find_files(small)
-        self._models.append((small, Counter()))
-        data = FoundData(small)
+        self._ranges.append(Counter())
+        data: dict[Path, Data] = {}
         faults = _Faults()
         idle: list[TensorRef] = []
         cleared: dict[str, str] = {}
         has_spans = len(serialized.spans) > 0
-        for ref in _not_in_files(serialized.model, small):
+        for ref in tensors.walk(serialized.model):
             if _drop_idle_pairs(ref.tensor, has_spans):
                 idle.append(ref)
             try:
@@ -131,32 +122,14 @@ class Finder:
                 faults.add(ref, error)
             else:
                 if found is not None:
-                    data.others[ref.path] = found
+                    data[ref.path] = found
                 elif _clear_tail(ref.tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
         self._require_held()
         note = f"external_data was left out beside data in the model: {_list(idle)}"
         warnings = (note,) if idle else ()
-        return Found(serialized.model, data, self._locations, small, warnings, cleared)
-
-    def find_files(self, small: SmallInitializers) -> bool:
-        """Finds the files of small tensors; returns True if every tensor's data is found."""
-        small.files = [self._file_of(location) for location in small.locations]
-        self._needed = sum(
-            size for row, size in enumerate(small.sizes) if small.file(row) is not None
-        )
-        return all(_is_found(small, row) for row in range(len(small)))
-
-    def _file_of(self, location: str) -> FileData | None:
-        """The `FileData` of a location; None if `Place.find` fails or finds no `FileData`."""
-        with contextlib.suppress(ArchiveFormatError):  # reported with the tensors
-            file = self._place.find(location)
-            if isinstance(file, FileData):
-                self._require_data(file, location)
-                self._add(location, file)
-                return file
-        return None
+        return Found(serialized.model, data, self._locations, warnings, cleared)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
@@ -214,7 +187,7 @@ class Finder:
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        self._models[-1][1][self._add(location, file), offset, nbytes] += 1
+        self._ranges[-1][self._add(location, file), offset, nbytes] += 1
         return file.part(offset, nbytes)
 
     def _add(self, location: str, file: DataFile) -> str:
@@ -228,13 +201,12 @@ class Finder:
         """Refuses tensors that need far more bytes than the files have."""
         held = sum(self._held.values())
         limit = _SHARED_NBYTES + _MAX_SHARING * held
-        models = self._models
-        if sum(sum(small.sizes) + _nbytes(others) for small, others in models) <= limit:
+        if sum(map(_nbytes, self._ranges)) <= limit:
             return
         # Models share equal tensors with each other, but a model needs each of its own.
         ranges: Counter[_Range] = Counter()
-        for small, others in models:
-            ranges |= others + Counter(_ranges(small))
+        for of_model in self._ranges:
+            ranges |= of_model
         if _nbytes(ranges) > limit:
             raise ArchiveFormatError(
                 f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
@@ -283,74 +255,8 @@ class Finder:
             )
 
 
-def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[TensorRef]:
-    """Yields all tensors except the initializers in `small` whose data is found."""
-    initializers = model.graph.initializer
-    found = (small.indexes[row] for row in range(len(small)) if _is_found(small, row))
-    next_found = next(found, None)
-    for index in range(len(initializers)):
-        if index == next_found:
-            next_found = next(found, None)
-        else:
-            yield tensors.main_initializer(initializers[index], index)
-    yield from tensors.walk_others(model)
-
-
-def _ranges(small: SmallInitializers) -> Iterator[_Range]:
-    """The ranges of the small initializers whose data is in a file."""
-    locations = small.locations
-    for number, offset, nbytes in zip(
-        small.location_numbers, small.offsets, small.sizes, strict=True
-    ):
-        if number != IN_MODEL:
-            yield locations[number], offset, nbytes
-
-
 def _nbytes(ranges: Counter[_Range]) -> int:
     return sum(nbytes * count for (_, _, nbytes), count in ranges.items())
-
-
-def _is_found(small: SmallInitializers, row: int) -> bool:
-    """True if the data of a small tensor is in the model or within its file."""
-    file, end = small.file(row), small.offsets[row] + small.sizes[row]
-    is_inside = file is not None and end <= file.nbytes
-    return is_inside or small.location_numbers[row] == IN_MODEL
-
-
-class FoundData(Mapping[Path, Data]):
-    """The bytes of external tensors; a small tensor's `Data` is created on access.
-
-    Args:
-        small: Small initializers, whose files `Finder.find_files` has found.
-
-    Attributes:
-        others: The bytes of the external tensors for which `small` has no data.
-    """
-
-    def __init__(self, small: SmallInitializers) -> None:
-        self._small = small
-        self.others: dict[Path, Data] = {}
-
-    def __getitem__(self, path: Path) -> Data:
-        if path in self.others:
-            return self.others[path]
-        *graph, (field, index) = path
-        row = None if index is None else self._small.row(index)
-        if row is None or ((*graph,), field) != (MAIN_GRAPH, tensors.INITIALIZER):
-            raise KeyError(path)
-        file = self._small.file(row)
-        if not isinstance(file, FileData):
-            raise KeyError(path)
-        return file.part(self._small.offsets[row], self._small.sizes[row])
-
-    def __iter__(self) -> Iterator[Path]:
-        for row, index in enumerate(self._small.indexes):
-            if self._small.file(row) is not None:
-                yield (*MAIN_GRAPH, (tensors.INITIALIZER, index))
-        yield from self.others
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class _FileError(ArchiveFormatError):

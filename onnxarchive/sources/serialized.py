@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive.buffers.data import Data, Stored
+from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, without_traceback
 from onnxarchive.model import proto, tensors, weights, wire
-from onnxarchive.model.copying import unknown_fields
-from onnxarchive.model.initializers_at_once import SmallInitializers, take_out
 from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.places import DataFile
@@ -28,17 +26,15 @@ class Serialized:
 
     Attributes:
         model: The model. The location of each large tensor contains the number of its span.
-        file: The complete model; if `small` is set, a copy of the model without initializers.
+        file: The complete model.
         view: The bytes of `file`.
         spans: Offset and encoding of each large tensor's data in `file`.
-        small: The main graph's initializers if they were taken out of the model, else None.
     """
 
     model: onnx.ModelProto
     file: DataFile
     view: memoryview
     spans: tuple[Span, ...]
-    small: SmallInitializers | None = None
 
     def data(self, ref: TensorRef, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
@@ -140,32 +136,6 @@ def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
             f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
         )
     return model
-
-
-def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
-    """For speed only: parses a model without its initializers, if all are small and external.
-
-    Args:
-        file: The file.
-        least_nbytes: If the data of any initializer has fewer bytes than this number, the result is
-            None.
-
-    Returns:
-        The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.
-    """
-    with contextlib.suppress(ArchiveFormatError):
-        is_large = file.nbytes >= proto.SIZE_LIMIT
-        if is_large or wire.have_more_messages([file.view], proto.MAX_MESSAGES):
-            return None
-        taken = take_out(file.view, least_nbytes)
-        if taken is None:
-            return None
-        rest, small = taken
-        parsed = parse_file(Stored(memoryview(rest)))
-        # `initializers_at_once.insert` does not support unknown fields.
-        if not (parsed.spans or unknown_fields(parsed.model.graph)):
-            return replace(parsed, small=small)
-    return None
 
 
 class _Decoded:

@@ -27,7 +27,6 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import dtypes, keys, tensors, wire
-from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -35,7 +34,7 @@ from onnxarchive.sources import hugging_face
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.other_files import divided, is_hidden, is_litter
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
-from onnxarchive.sources.serialized import parse_file, parse_taking_out, require_messages
+from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
@@ -76,8 +75,6 @@ class Source:
         warnings: Sentences about unused bytes of a zip, and about files that are left out or were
             not searched for.
         further: Further models by id, without assets.
-        small: The small initializers, which may have been taken out of `model`; None if they were
-            not determined.
         cleared: Names of tensors whose unused bits were cleared, by path as text; of tensors
             outside the model, those that were read so far.
     """
@@ -90,7 +87,6 @@ class Source:
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
-    small: SmallInitializers | None = None
     cleared: dict[str, str] = field(default_factory=dict)
 
     def resolve(self, ref: TensorRef) -> Data:
@@ -157,7 +153,6 @@ def open_model(
     follow_links: FollowLinks = False,
     elsewhere: Callable[[TensorRef], Data] | None = None,
     other_files: bool = False,
-    taken_from: int | None = None,
 ) -> Iterator[Source]:
     """Opens a model of another tool; the model's data can be read until the block ends.
 
@@ -172,9 +167,6 @@ def open_model(
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError. If `elsewhere` is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: A size in bytes, for speed only. If every initializer of a `.onnx` is external,
-            not smaller than `taken_from` and not larger than 64 KiB, the initializers may be moved
-            from the model to `Source.small`. None leaves all initializers in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short, outside
@@ -193,7 +185,6 @@ def open_model(
             follow_links,
             elsewhere,
             other_files,
-            taken_from,
         )
         try:
             yield opening.directory() if os.path.isdir(path) else opening.file()
@@ -245,7 +236,6 @@ class _Opening:
         follow_links: FollowLinks,
         elsewhere: Callable[[TensorRef], Data] | None,
         other_files: bool,
-        taken_from: int | None = None,
     ) -> None:
         self._path = path
         self._resources = resources
@@ -254,7 +244,6 @@ class _Opening:
         self._follow_links = follow_links
         self._elsewhere = elsewhere
         self._other_files = other_files
-        self._taken_from = taken_from
         self._finder: Finder | None = None  # of all models of the source
 
     def file(self) -> Source:
@@ -274,7 +263,7 @@ class _Opening:
                 "replaced while the model was opened"
             )
         place = DirectoryPlace(root)
-        found = self._found(model, place, self._taken_from)
+        found = self._found(model, place)
         used = found.locations | {os.path.basename(self._path)}
         others, left_out = self._others(place, used, {})
         return replace(
@@ -408,15 +397,10 @@ class _Opening:
             file = FileData.kept_open(file.path, self._resources, file.root)
         return self._found(file, place)
 
-    def _found(self, model: DataFile, place: Place, taken_from: int | None = None) -> Found:
+    def _found(self, model: DataFile, place: Place) -> Found:
         if self._finder is None:
             self._finder = Finder(place, self._verify_checksum, self._elsewhere)
-        finder = self._finder
-        if taken_from is not None:
-            taken = parse_taking_out(model, taken_from)
-            if taken is not None and taken.small is not None and finder.find_files(taken.small):
-                return finder.find(taken)
-        return finder.find(parse_file(model))
+        return self._finder.find(parse_file(model))
 
 
 def _source(found: Found) -> Source:
@@ -424,7 +408,6 @@ def _source(found: Found) -> Source:
         found.model,
         found.data,
         warnings=found.warnings,
-        small=found.small,
         cleared=found.cleared,
     )
 

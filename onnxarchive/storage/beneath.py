@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.storage.files import kind_of
-from onnxarchive.storage.paths import is_below, leads_out
+from onnxarchive.storage.filesystem import is_below, leads_out
 
 # The flags of `MappedFile`, and one that takes no terminal.
 _FILE = os.O_RDONLY | sum(getattr(os, f"O_{it}", 0) for it in ("NONBLOCK", "NOCTTY", "BINARY"))

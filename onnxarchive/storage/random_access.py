@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.storage.closing import Closing
 
 READ_SIZE = 1 << 19  # bytes of a piece in `RandomAccessFile.pieces`: it stays in a core's cache
+
+
+class Closing:
+    """Base of classes that have `close`: the end of a `with` block closes the object."""
+
+    def close(self) -> None:
+        """Closes the object."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class RandomAccessFile(Closing):

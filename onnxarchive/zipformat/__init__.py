@@ -2,7 +2,6 @@
 
 `records` packs and unpacks the records of APPNOTE, `layout` computes offsets and headers, `writer`
 writes an archive, and `end_records`, `directory` and `local_header` read an archive strictly.
-`small_entries_at_once` packs many small entries together, for speed. `foreign` and `foreign_end`
-read zips by other tools, and `inflate` decompresses the data of foreign zips. This room imports
-buffers and errors.
+`foreign` and `foreign_end` read zips by other tools, and `inflate` decompresses the data of foreign
+zips. This room imports buffers and errors.
 """

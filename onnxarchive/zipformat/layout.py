@@ -6,7 +6,7 @@ results. So equal entries with equal alignments have one layout.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (
@@ -87,7 +87,7 @@ def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> b
 def holds_signature(offset: int) -> bool:
     """True if the packed offset contains a signature, which misleads some zip readers (ZIP-16)."""
     packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
-    return any(signature in packed for signature in END_SIGNATURES)
+    return b"PK" in packed and any(signature in packed for signature in END_SIGNATURES)
 
 
 class Placement(NamedTuple):
@@ -115,7 +115,8 @@ class Placement(NamedTuple):
     @property
     def data_offset(self) -> int:
         """Offset of the data in the file, in bytes."""
-        return self.unpadded_offset + self.padding
+        unpadded_offset = self.unpadded_offset
+        return unpadded_offset + -unpadded_offset % self.alignment
 
     @property
     def end(self) -> int:
@@ -127,40 +128,53 @@ class Placement(NamedTuple):
         """Offset of the data if there were no padding, in bytes."""
         return self.header_offset + header_size(len(self.name), self.nbytes)
 
-    def _shared_fields(self) -> dict[str, Any]:
-        """The fields that the local header and the directory record share."""
-        is_small = fits_32(self.nbytes) and fits_32(self.header_offset)
-        return {
-            "version_needed": records.VERSION_STORED if is_small else records.VERSION_ZIP64,
-            "flags": 0 if self.name.isascii() else records.FLAG_UTF8,
-            "method": records.METHOD_STORED,
-            "time": records.EPOCH_TIME,
-            "date": records.EPOCH_DATE,
-            "crc32": self.crc32,
-            "compressed_size": saturate_32(self.nbytes),
-            "uncompressed_size": saturate_32(self.nbytes),
-            "name": self.name,
-        }
+    def pack(self) -> tuple[bytes, bytes]:
+        """The local header, with the padding before the data, and the directory record."""
+        name, nbytes, crc32, header_offset, alignment = self
+        padding = self.padding
+        local_extra = records.pack_alignment_extra(alignment, padding)
+        extra = b""
+        is_small = fits_32(nbytes) and fits_32(header_offset)
+        if not is_small:
+            zip64_values = local_zip64_values(nbytes)
+            local_extra = records.pack_zip64_extra(*zip64_values) + local_extra
+            extra = records.pack_zip64_extra(*directory_zip64_values(nbytes, header_offset))
+        shared = (
+            records.VERSION_STORED if is_small else records.VERSION_ZIP64,
+            0 if name.isascii() else records.FLAG_UTF8,
+            records.METHOD_STORED,
+            records.EPOCH_TIME,
+            records.EPOCH_DATE,
+            crc32,
+            saturate_32(nbytes),
+            saturate_32(nbytes),
+            len(name),
+        )
+        local = LocalHeader.STRUCT.pack(LocalHeader.SIGNATURE, *shared, len(local_extra))
+        record = DirectoryRecord.STRUCT.pack(
+            DirectoryRecord.SIGNATURE,
+            records.MADE_BY_UNIX | records.VERSION_ZIP64,
+            *shared,
+            len(extra),
+            0,  # size of the comment
+            0,  # disk
+            0,  # internal attributes
+            records.REGULAR_FILE_ATTRIBUTES,
+            saturate_32(header_offset),
+        )
+        return local + name + local_extra, record + name + extra
 
     def local_header(self) -> LocalHeader:
         """The header before the data."""
-        zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
-        alignment_extra = records.pack_alignment_extra(self.alignment, self.padding)
-        return LocalHeader(**self._shared_fields(), extra=zip64_extra + alignment_extra)
+        header = LocalHeader.unpack(self.pack()[0])
+        assert header is not None
+        return header
 
     def directory_record(self) -> DirectoryRecord:
         """The record in the central directory."""
-        zip64_values = directory_zip64_values(self.nbytes, self.header_offset)
-        return DirectoryRecord(
-            **self._shared_fields(),
-            version_made_by=records.MADE_BY_UNIX | records.VERSION_ZIP64,
-            disk_start=0,
-            internal_attributes=0,
-            external_attributes=records.REGULAR_FILE_ATTRIBUTES,
-            header_offset=saturate_32(self.header_offset),
-            extra=records.pack_zip64_extra(*zip64_values),
-            comment=b"",
-        )
+        record = DirectoryRecord.unpack(self.pack()[1])
+        assert record is not None
+        return record
 
 
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:

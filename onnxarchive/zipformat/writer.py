@@ -1,7 +1,8 @@
 """Streams aligned, stored entries to anything with `write`, then the directory and the end records.
 
 Size and CRC-32 of an entry are known before its local header is written. So no byte is changed
-later, and the target needs no `seek` and may be a pipe.
+later, and the target needs no `seek` and may be a pipe. Headers and small pieces are gathered, and
+written together.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from onnxarchive.buffers.checksums import crc32
@@ -16,9 +18,9 @@ from onnxarchive.buffers.data import Buffer, SupportsWrite, add_name, as_bytes, 
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.small_entries_at_once import pack_entries
 
-_RECORDS_NBYTES = 1 << 16
+_GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
+_WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are more
 
 
 def require_entries(count: int) -> None:
@@ -69,9 +71,9 @@ class ZipWriter:
         self._offset = offset
         self.names: list[str] = []
         self.header_offsets = array("q")
-        self._records: list[bytes] = []  # packed, many per item
-        self._last_records = bytearray()
-        self._end = [before]  # the last written bytes, see `_keep_end`
+        self._records: list[bytes] = []  # packed
+        self._gathered = bytearray()
+        self._end = deque([before])  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
@@ -104,7 +106,8 @@ class ZipWriter:
         """
         self._require_entries(1)
         placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
-        self._write(placement.local_header().pack())
+        header, record = placement.pack()
+        self._append(header)
         written_nbytes = 0
         written_crc = crc if is_constant else 0
         for piece in stream:
@@ -114,7 +117,7 @@ class ZipWriter:
                 break
             if not is_constant:
                 written_crc = crc32(view, written_crc)
-            self._write(view)
+            self._append(view)
         if (written_nbytes, written_crc) != (nbytes, crc):
             found = f"{written_nbytes} bytes"
             if written_nbytes > nbytes:
@@ -128,38 +131,8 @@ class ZipWriter:
             )
         self.names.append(name)
         self.header_offsets.append(placement.header_offset)
-        self._add_records(placement.directory_record().pack())
+        self._records.append(record)
         return placement
-
-    def add_small(
-        self, names: Sequence[str], crc32s: Sequence[int], contents: Sequence[bytes]
-    ) -> None:
-        """Writes small entries: together if `pack_entries` can pack them, otherwise one by one.
-
-        Args:
-            names: Name of each entry.
-            crc32s: CRC-32 of each entry's data; not verified.
-            contents: Data of each entry; copied.
-
-        Raises:
-            UnsupportedFeatureError: The archive has too many entries.
-        """
-        packed = pack_entries(names, crc32s, contents, self._offset, self._alignment)
-        if packed is None:
-            for name, crc, content in zip(names, crc32s, contents, strict=True):
-                self.add_stream(name, len(content), crc, [content], is_constant=True)
-            return
-        self._require_entries(len(names))
-        self._write(packed.data)
-        self.names += names
-        self.header_offsets.extend(packed.header_offsets)
-        self._add_records(packed.directory)
-
-    def _add_records(self, packed: bytes) -> None:
-        self._last_records += packed
-        if len(self._last_records) > _RECORDS_NBYTES:  # a large buffer would be copied as it grows
-            self._records.append(bytes(self._last_records))
-            self._last_records.clear()
 
     def _require_entries(self, more: int) -> None:
         require_entries(self._kept_count + len(self.names) + more)
@@ -172,14 +145,13 @@ class ZipWriter:
                 signature (ZIP-16).
         """
         directory_offset = self._offset
-        self._write(self._kept_records)
-        for packed in self._records:
-            self._write(packed)
-        self._write(self._last_records)
+        for packed in (self._kept_records, *self._records):
+            self._append(packed)
         directory_size = self._offset - directory_offset
         count = self._kept_count + len(self.names)
         directory_end = self._offset
-        self._write(layout.end_of_archive(count, directory_size, directory_offset))
+        self._append(layout.end_of_archive(count, directory_size, directory_offset))
+        self._write_gathered()
         false_ends.check(
             b"".join(self._end)[-false_ends.SEARCHED_SIZE :],
             self._offset,
@@ -191,18 +163,32 @@ class ZipWriter:
         )
         return self._offset
 
+    def _append(self, data: Buffer) -> None:
+        """Writes bytes, small ones together with those that follow."""
+        nbytes = len(data)
+        self._offset += nbytes
+        if nbytes <= _GATHERED_SIZE:
+            self._gathered += data
+            if len(self._gathered) > _WRITTEN_SIZE:
+                self._write_gathered()
+        else:
+            self._write_gathered()
+            self._write(memoryview(data))
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._write(memoryview(gathered))
+
     def _keep_end(self, view: memoryview) -> None:
         """Keeps a copy of the last bytes, for `finish` to check."""
         last = view[-false_ends.SEARCHED_SIZE :].tobytes()
         self._end.append(last)
         self._end_nbytes += len(last)
-        if self._end_nbytes > 2 * false_ends.SEARCHED_SIZE:
-            self._end = [b"".join(self._end)[-false_ends.SEARCHED_SIZE :]]
-            self._end_nbytes = false_ends.SEARCHED_SIZE
+        while self._end_nbytes - len(self._end[0]) >= false_ends.SEARCHED_SIZE:
+            self._end_nbytes -= len(self._end.popleft())
 
-    def _write(self, data: Buffer) -> None:
-        view = memoryview(data)
-        self._offset += view.nbytes
+    def _write(self, view: memoryview) -> None:
         self._keep_end(view)
         while view.nbytes:
             try:

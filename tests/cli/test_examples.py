@@ -11,8 +11,7 @@ import pytest
 from commands import run
 
 import onnxarchive
-from onnxarchive.cli.examples import EXAMPLES
-from onnxarchive.cli.parser import parser
+from onnxarchive.cli.parser import EXAMPLES, parser
 from tools.docs import reference
 from tools.docs.readme import make_files
 

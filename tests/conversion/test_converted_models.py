@@ -72,7 +72,9 @@ def test_a_shared_data_file_that_changes_before_it_is_written_is_found(tmp_path:
     one, two, data = (tmp_path / name for name in ("one.onnx", "two.onnx", "w.data"))
     data.write_bytes(A)
     one.write_bytes(
-        model_of(floats("v", B), external(floats("w", A), data.name)).SerializeToString()
+        model_of(
+            floats("v", bytes(1 << 17)), external(floats("w", A), data.name)
+        ).SerializeToString()
     )
     two.write_bytes(of(x=A).SerializeToString())
 

@@ -288,7 +288,8 @@ def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
             assert is_due.wait(WAIT)
 
     with onnxarchive.open(path) as archive, ThreadPoolExecutor(1) as executor:
-        replace_model(path, changed(weights(COUNT), documented("x" * 5000)), progress=progress)
+        # A model of this size is written before its progress is reported.
+        replace_model(path, changed(weights(COUNT), documented("x" * 100_000)), progress=progress)
         with pytest.raises(ArchiveError, match="opened; open it again") as caught:
             verifying[0].result()
         assert not isinstance(caught.value, onnxarchive.ArchiveFormatError)

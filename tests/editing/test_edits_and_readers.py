@@ -35,6 +35,7 @@ from models import copying_clone, flip_byte, model_of, open_below, run_python
 from written import saved
 
 import onnxarchive
+from onnxarchive.archive import writing
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveFormatError, ChecksumError
 from onnxarchive.storage import files, filesystem, locking
@@ -124,13 +125,18 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
     onnxarchive.save(weights(3), path)
     before = path.read_bytes()
     array = np.zeros(300, np.float32)
-    pack = LocalHeader.pack
+    pack, require_space = LocalHeader.pack, writing.require_space
 
     def pack_and_change(header: LocalHeader) -> bytes:  # which has the CRC-32
         array[7] = 1
         return pack(header)
 
+    def require_space_and_change(*given: Any) -> None:  # before an entry is copied
+        array[7] = 1
+        require_space(*given)
+
     monkeypatch.setattr(LocalHeader, "pack", pack_and_change)
+    monkeypatch.setattr(writing, "require_space", require_space_and_change)
     with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
         replace_tensor(path, "w1", array)
     monkeypatch.undo()

@@ -16,7 +16,8 @@ if not hasattr(os, "fork"):
 
 import onnxarchive
 from tools.crash import edits
-from tools.crash.edits import DisagreementError, Event, State
+from tools.crash.history import DisagreementError, Event, possible_states, unfounded
+from tools.crash.states import State, WrongError, read_state, saved
 
 BEFORE = State(1, 1, False)
 UNFINISHED = [
@@ -41,7 +42,7 @@ def said(text: str) -> list[Event]:
 
 
 def possible(text: str) -> set[State]:
-    return edits.possible_states(BEFORE, said(text))
+    return possible_states(BEFORE, said(text))
 
 
 @pytest.mark.sweep
@@ -83,7 +84,7 @@ def test_the_tool_tells_what_an_archive_may_hold(text: str, models: set[int]) ->
 
 def test_the_tool_tells_models_from_tensors() -> None:
     assert possible("A begin tensor 5 \n A done tensor 5") == {State(1, 5, False)}
-    assert possible("A begin save 5 \n A done save 5") == {edits.saved(5)}
+    assert possible("A begin save 5 \n A done save 5") == {saved(5)}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
     ],
 )
 def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
-    assert len(edits.unfounded(said(text))) == count
+    assert len(unfounded(said(text))) == count
 
 
 def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "model.onnxa"
     state.write(path)
     with onnxarchive.open(path) as archive:
-        assert edits.read_state(archive) == state
+        assert read_state(archive) == state
 
 
 @pytest.mark.parametrize("name", ["weight_0", "added", "changing", "assets/labels.txt"])
@@ -175,5 +176,5 @@ def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
         last = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([last[0] ^ 1]))
-    with onnxarchive.open(path) as archive, pytest.raises(edits.WrongError):
-        edits.read_state(archive)
+    with onnxarchive.open(path) as archive, pytest.raises(WrongError):
+        read_state(archive)

@@ -418,22 +418,3 @@ def test_the_folders_of_names_are_not_compared_one_by_one() -> None:
     check_names([*long, *longer, MODEL_PROTO], collected)
     rules = [rule for rule, _ in collected.broken_rules]
     assert (rules.count("NAME-2"), rules.count("ASSET-1")) == (498, 200)
-
-
-@given(
-    st.lists(
-        st.text("aA_1ü\n.-", max_size=4) | st.sampled_from(["con", "AUX", "assets", "x" * 256])
-    )
-)
-def test_keys_of_all_names_are_those_of_one_after_another(names: list[str]) -> None:
-    one_by_one, together = Keys(["w"]), Keys(["w"])
-    expected = [one_by_one.assign(name) for name in ("before", *names, "w", "A")]
-    found = [together.assign("before"), *together.assign_all(lambda: iter(names))]
-    assert [*found, *together.assign_all(lambda: iter(["w", "A"]))] == expected
-
-
-def test_keys_of_distinct_usual_names_are_their_names() -> None:
-    names = [f"layer_{index}" for index in range(9000)]
-    keys = Keys()
-    assert keys.assign_all(lambda: iter(names)) == names
-    assert keys.assign("LAYER_1") == "LAYER_1_2"

@@ -25,9 +25,8 @@ from onnxarchive.storage.files import (
     opened,
     write_at,
 )
-from onnxarchive.storage.filesystem import sync, sync_directory
+from onnxarchive.storage.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.storage.memory_file import MemoryFile
-from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import replacing
 from onnxarchive.storage.spooling import spool
 

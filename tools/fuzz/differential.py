@@ -7,8 +7,7 @@ archives are the accepted vectors of the conformance suite, and archives that th
 same bytes in every run).
 
 Prints a table, and the differences on standard error, at most 20 for each archive and reader. Exit
-status: 0; 1 if there is a difference, if a reader of --require is not installed, or if the library
-refuses an ARCHIVE.
+status: 0; 1 if there is a difference, or if the library refuses an ARCHIVE.
 """
 
 from __future__ import annotations
@@ -409,19 +408,8 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
 # The command
 
 
-def required(text: str) -> list[str]:
-    """Parses a comma-separated list of names of readers."""
-    names = text.split(",")
-    unknown = sorted(set(names) - set(READERS))
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"expected names out of {', '.join(READERS)}, found {', '.join(unknown)}"
-        )
-    return names
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and returns its exit status."""
+    """Compares every reader on every archive, prints the table, and returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -429,55 +417,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--large", action="store_true", help="make sparse archives of over 4 GiB, too"
     )
-    parser.add_argument(
-        "--require",
-        type=required,
-        default=[],
-        metavar="NAME,...",
-        help="fail if one of these readers is not installed",
-    )
-    parser.add_argument("--directory", help="where to make the temporary directory")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="onnxarchive-", dir=arguments.directory) as made:
-        failures = compare_all(arguments.archives, arguments.require, arguments.large, Path(made))
+    failures, skipped = [], []
+    with tempfile.TemporaryDirectory(prefix="onnxarchive-") as name:
+        directory = Path(name)
+        paths = arguments.archives or make_archives(directory, many=True, large=arguments.large)
+        read = {path: read_by_library(path) for path in paths}
+        failures += [
+            f"{path}: not compared, since the library refuses this file"
+            for path, archive in read.items()
+            if archive is None
+        ]
+        archives = [archive for archive in read.values() if archive is not None]
+        if not arguments.archives:
+            archives += accepted_vectors()
+        entries = sum(len(archive.entries) for archive in archives)
+        print(f"{'reader':<12} {'archives':>8} {'entries':>8} {'skipped':>8} {'different':>9}")
+        print(f"{'onnxarchive':<12} {len(archives):>8} {entries:>8} {0:>8} {0:>9}")
+        for reader in READERS.values():
+            if (missing := reader.missing()) is not None:
+                print(f"{reader.name:<12} {missing}")
+                continue
+            found = compare(reader, archives, directory)
+            failures += found.differences
+            skipped += [f"{reader.name} skips {line}" for line in found.skipped]
+            counts = (found.archives, found.entries, len(found.skipped), len(found.differences))
+            print(f"{reader.name:<12} {counts[0]:>8} {counts[1]:>8} {counts[2]:>8} {counts[3]:>9}")
+    print(*skipped, sep="\n", end="\n" if skipped else "")
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
-
-
-def compare_all(
-    paths: Sequence[Path], required_names: Sequence[str], large: bool, directory: Path
-) -> list[str]:
-    """Compares every reader on every archive and prints the table; returns the failures."""
-    failures = []
-    archives = []
-    for path in paths or make_archives(directory, many=True, large=large):
-        archive = read_by_library(path)
-        if archive is None:
-            failures.append(f"{path}: not compared, since the library refuses this file")
-        else:
-            archives.append(archive)
-    if not paths:
-        archives += accepted_vectors()
-    entries = sum(len(archive.entries) for archive in archives)
-    skipped = []
-    print(f"{'reader':<12} {'archives':>8} {'entries':>8} {'skipped':>8} {'different':>9}")
-    print(f"{'onnxarchive':<12} {len(archives):>8} {entries:>8} {0:>8} {0:>9}")
-    for reader in READERS.values():
-        missing = reader.missing()
-        if missing is not None:
-            print(f"{reader.name:<12} {missing}")
-            if reader.name in required_names:
-                failures.append(f"{reader.name}: {missing}")
-            continue
-        found = compare(reader, archives, directory)
-        failures += found.differences
-        skipped += [f"{reader.name} skips {line}" for line in found.skipped]
-        counts = (found.archives, found.entries, len(found.skipped), len(found.differences))
-        print(f"{reader.name:<12} {counts[0]:>8} {counts[1]:>8} {counts[2]:>8} {counts[3]:>9}")
-    for line in skipped:
-        print(line)
-    return failures
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ import io
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,10 +49,9 @@ from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.local_header import check_local_header
+from tools.fuzz import seeds
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-VECTORS: Final = ROOT / "conformance" / "vectors"
-LARGEST_SEED: Final = 1 << 16  # bytes
 # Rules about tensor data that this tool checks with code of its own, too.
 DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
 SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
@@ -62,14 +60,6 @@ BITS: Final[dict[int, int]] = {
     **{TensorProto.DataType.Value(name): 4 for name in ("UINT4", "INT4", "FLOAT4E2M1")},
     **dict.fromkeys(SIX_BIT_TYPES, 6),
 }
-# The field 99 in every wire type: varint, fixed64, bytes, group and fixed32.
-UNKNOWN_FIELDS: Final = (
-    b"\x98\6" + b"\xff" * 9 + b"\1",
-    b"\x99\6" + b"\xff" * 8,
-    b"\x9a\6\3cat",
-    b"\x9b\6\x9c\6",
-    b"\x9d\6" + b"\xff" * 4,
-)
 # Nothing may import the library before atheris instruments it.
 CHILD: Final = """
 import sys
@@ -143,9 +133,7 @@ def run_directory(data: bytes) -> bool:
     require(data[position : position + 4] in (b"PK\1\2", b"PK\5\6"), "a gap before the directory")
     if all(entry.name.isprintable() for entry in entries):  # this target does not check names
         with zipfile.ZipFile(io.BytesIO(data)) as by_zipfile:
-            found = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
-        expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
-        require(found == expected, f"expected {expected}, found {found} by zipfile")
+            _require_same(by_zipfile, entries)
     return True
 
 
@@ -162,8 +150,14 @@ def _read_directory(data: bytes, report: Report) -> tuple[Entry, ...]:
     return tuple(listed.entries)
 
 
-def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
-    return info.orig_filename, info.header_offset, info.compress_size, info.file_size, info.CRC
+def _require_same(by_zipfile: zipfile.ZipFile, entries: Iterable[Entry]) -> None:
+    """Requires Python's zipfile to find the same entries."""
+    found = [
+        (it.orig_filename, it.header_offset, it.compress_size, it.file_size, it.CRC)
+        for it in by_zipfile.infolist()
+    ]
+    expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
+    require(found == expected, f"expected {expected}, found {found} by zipfile")
 
 
 # Wire
@@ -181,10 +175,7 @@ def run_wire(data: bytes) -> bool:
         graphs: int | None = wire.occurrences(data, "graph")
     except ArchiveError as error:
         graphs = None
-        require(
-            model is None or _may_refuse(error),
-            f"protobuf parses the bytes, but the library refuses them: {error}",
-        )
+        _require_refused(model, error)
     if model is not None and graphs is not None:
         require(bool(graphs) == model.HasField("graph"), f"{graphs} graphs")
         is_model = model.HasField("graph") and model.HasField("ir_version")
@@ -207,9 +198,12 @@ def _parsed(data: bytes) -> onnx.ModelProto | None:
         return None
 
 
-def _may_refuse(error: ArchiveError) -> bool:
-    """True if an error is about a reserved location, which protobuf accepts."""
-    return "reserved location" in error.message
+def _require_refused(model: onnx.ModelProto | None, error: ArchiveError) -> None:
+    """Requires protobuf to refuse the bytes, too, unless the error is about a reserved location."""
+    require(
+        model is None or "reserved location" in error.message,
+        f"protobuf parses the bytes, but the library refuses them: {error}",
+    )
 
 
 def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshold: int) -> None:
@@ -217,10 +211,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
         found = weights.strip_weights(data, size_threshold=size_threshold)
         held = [b"".join(decode(data, span)) for span in found.spans]
     except ArchiveError as error:
-        require(
-            model is None or _may_refuse(error),
-            f"protobuf parses the bytes, but the library refuses them: {error}",
-        )
+        _require_refused(model, error)
         return
     stripped = _parsed(found.model)
     require((stripped is None) == (model is None), "parsing differs after stripping")
@@ -286,18 +277,13 @@ def _require_raw(tensor: TensorProto, data: bytes) -> None:
             stream = sum((code & 63) << 6 * index for index, code in enumerate(codes))
             expected = stream.to_bytes(-(-6 * len(codes) // 8), "little")
         else:
-            width = _element_width(tensor)
+            width = 1
+            if tensor.data_type not in BITS:
+                width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
             expected = b"".join(
                 (code % (1 << 8 * width)).to_bytes(width, "little") for code in codes
             )
     require(data == expected, f"{tensor}: expected {expected!r}, decoded {data!r}")
-
-
-def _element_width(tensor: TensorProto) -> int:
-    if tensor.data_type in BITS:
-        return 1
-    width: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return width
 
 
 # Archive
@@ -395,9 +381,7 @@ def is_archive(path: Path) -> bool:
     }
     require(all(data[key] in loaded for key in keys), "a tensor is not loaded")
     with zipfile.ZipFile(path) as by_zipfile:
-        seen = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
-        expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
-        require(seen == expected, f"expected {expected}, found {seen} by zipfile")
+        _require_same(by_zipfile, entries)
         for name, content in data.items():
             require(by_zipfile.read(name) == content, f"zipfile reads other bytes of {name}")
     return True
@@ -470,102 +454,11 @@ def run_source(data: bytes) -> bool:
     return True
 
 
-# Seeds
-
-
-def archives() -> list[bytes]:
-    """Small archives, and the conformance suite's vectors of up to 64 KiB if present."""
-    found = [path.read_bytes() for path in sorted(VECTORS.glob("*")) if path.is_file()]
-    found = [data for data in found if len(data) <= LARGEST_SEED]
-    for model in _models():
-        for assets in ({}, {"a/b": b"cat", "ü": b""}):
-            file = io.BytesIO()
-            onnxarchive.save(model, file, size_threshold=0, convert_attribute=True, assets=assets)
-            found.append(file.getvalue())
-    logged = _with_undo_log(found[-1])
-    never_written = found[-1] + bytes(len(logged) - len(found[-1]))
-    return [logged, never_written, *found]
-
-
-def _with_undo_log(archive: bytes) -> bytes:
-    offset = archive.rindex(b"PK\3\4")  # of the model's local header
-    end = np.bitwise_not(np.frombuffer(archive[offset:], np.uint8)).tobytes()
-    hashed = hashlib.sha256(end).digest()
-    signed = struct.pack("<16sQQ32s", b"onnxa undo log 1", offset, len(archive), hashed)
-    return archive + end + signed + hashlib.sha256(signed).digest()
-
-
-def serialized_models() -> list[bytes]:
-    """Small models with their weights, and models as stored in archives."""
-    found = [model.SerializeToString() for model in _models()]
-    for data in archives():
-        path = _scratch() / "seed.onnxa"
-        path.write_bytes(data)
-        try:
-            with onnxarchive.open(path) as archive:
-                found.append(bytes(archive.read("__MODEL_PROTO")))
-        except ArchiveError:
-            continue
-    return list(dict.fromkeys(found))
-
-
-def sources() -> list[bytes]:
-    """Small models, archives, and zip files of a model and its data, as other tools write them."""
-    found = [*serialized_models(), *archives()]
-    model = onnx.ModelProto(ir_version=10)
-    for location, offset in (("w.bin", 0), ("both.bin", 8), ("both.bin", 32)):
-        tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[2, 3])
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", location), ("offset", offset), ("length", 24)):
-            tensor.external_data.add(key=key, value=str(value))
-    contents = {"m.onnx": model.SerializeToString(), "w.bin": bytes(24), "both.bin": bytes(56)}
-    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", method) as by_zipfile:
-            for name, content in {**contents, "assets/a": b"cat", "notes": b""}.items():
-                by_zipfile.writestr(f"folder/{name}", content)
-        found.append(file.getvalue())
-    return found
-
-
-def _models() -> list[onnx.ModelProto]:
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], raw_data=bytes(24))
-    four = TensorProto(name="four", data_type=TensorProto.INT4, dims=[3], raw_data=b"\x21\3")
-    bools = TensorProto(name="bools", data_type=TensorProto.BOOL, dims=[2], raw_data=b"\0\1")
-    none = TensorProto(name="none", data_type=TensorProto.DOUBLE, dims=[2, 0], raw_data=b"")
-    typed = [
-        TensorProto(name="floats", data_type=TensorProto.FLOAT, dims=[2], float_data=[1, -2]),
-        TensorProto(name="longs", data_type=TensorProto.INT64, dims=[2], int64_data=[300, -1]),
-        TensorProto(name="six", data_type=TensorProto.FLOAT6E2M3, dims=[5], int32_data=range(5)),
-        TensorProto(name="text", data_type=TensorProto.STRING, dims=[1], string_data=[b"cat"]),
-    ]
-    inner = onnx.GraphProto(name="inner", initializer=[four])
-    attribute = onnx.AttributeProto(name="then", type=onnx.AttributeProto.GRAPH, g=inner)
-    constant = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=bools)
-    nodes = [onnx.NodeProto(op_type="If", attribute=[attribute, constant])]
-    sparse = onnx.SparseTensorProto(values=weight, indices=none, dims=[9])
-    graphs = [
-        onnx.GraphProto(),
-        onnx.GraphProto(name="g", initializer=[weight, four, bools, none]),
-        onnx.GraphProto(name="g", initializer=typed),
-        onnx.GraphProto(name="g", initializer=[weight], node=nodes, sparse_initializer=[sparse]),
-    ]
-    models = [onnx.ModelProto(ir_version=10, graph=graph) for graph in graphs]
-    for field in UNKNOWN_FIELDS:
-        for level in ("model", "graph", "tensor"):
-            graph = onnx.GraphProto(initializer=[four, weight])
-            model = onnx.ModelProto(ir_version=10, graph=graph)
-            places = {"model": model, "graph": model.graph, "tensor": model.graph.initializer[1]}
-            places[level].MergeFromString(field)
-            models.append(model)
-    return models
-
-
 TARGETS: Final = {
-    "directory": Target(run_directory, archives),
-    "wire": Target(run_wire, serialized_models),
-    "archive": Target(run_archive, archives),
-    "source": Target(run_source, sources),
+    "directory": Target(run_directory, seeds.archives),
+    "wire": Target(run_wire, seeds.serialized_models),
+    "archive": Target(run_archive, seeds.archives),
+    "source": Target(run_source, seeds.sources),
 }
 
 
@@ -579,7 +472,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="duration (default: 60)")
-    parser.add_argument("--corpus", type=Path, help="directory of inputs; new inputs are added")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="directory")
     parser.add_argument("--reproduce", type=Path, help="run the target on this file only")
     arguments = parser.parse_args(argv)
@@ -595,15 +487,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fuzz(name: str, arguments: argparse.Namespace, work: Path) -> int:
-    seeds = work / "seeds"
-    seeds.mkdir()
+    corpus = work / "corpus"
+    corpus.mkdir()
     for index, data in enumerate(TARGETS[name].seeds()):
-        (seeds / str(index)).write_bytes(data)
-    corpus = arguments.corpus or work / "corpus"
-    corpus.mkdir(parents=True, exist_ok=True)
+        (corpus / str(index)).write_bytes(data)
     arguments.findings.mkdir(parents=True, exist_ok=True)
     before = set(arguments.findings.iterdir())
-    command = [sys.executable, "-c", CHILD, name, str(corpus), str(seeds)]
+    command = [sys.executable, "-c", CHILD, name, str(corpus)]
     command += [f"-max_total_time={arguments.seconds}", "-timeout=10", "-rss_limit_mb=2048"]
     command += ["-max_len=4096", "-print_final_stats=1", "-verbosity=1"]
     command += [f"-artifact_prefix={arguments.findings.resolve()}/{name}-"]

@@ -14,7 +14,7 @@ import pytest
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import wire
-from tools.fuzz import run as fuzz
+from tools.fuzz import run as fuzz, seeds
 
 MUTATIONS = 2500
 NUMBERS = [0, 1, 2, 20, 44, 45, 46, 64, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFE, 0xFFFF, 1 << 31, -2, -1]
@@ -64,10 +64,10 @@ def test_mutated_seeds_are_no_findings(
 ) -> None:
     target = fuzz.TARGETS[name]
     generator = random.Random(f"{name} 1")
-    seeds = target.seeds()
+    first = target.seeds()
     verdicts = []
     for index in range(MUTATIONS):
-        data = _mutated(generator, seeds[index % len(seeds)], generator.choice(seeds))
+        data = _mutated(generator, first[index % len(first)], generator.choice(first))
         verdicts.append(bool(target.run(data)))
     assert 0 < sum(verdicts) < MUTATIONS
     record_property("mutated files", MUTATIONS)
@@ -80,7 +80,7 @@ def test_few_bytes_are_no_finding(name: str, data: bytes) -> None:
 
 
 def test_a_disagreement_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fuzz.serialized_models()[0]
+    model = seeds.serialized_models()[0]
     assert fuzz.run_wire(model)
 
     def broken(data: bytes, field: str) -> int:
@@ -93,7 +93,7 @@ def test_a_disagreement_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_input_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "input"
-    for data, verdict in ((fuzz.archives()[-1], "accepted\n"), (b"text", "refused\n")):
+    for data, verdict in ((seeds.archives()[-1], "accepted\n"), (b"text", "refused\n")):
         path.write_bytes(data)
         assert fuzz.main(["archive", "--reproduce", str(path)]) == 0
         assert capsys.readouterr().out == verdict
@@ -101,7 +101,7 @@ def test_an_input_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = [tmp_path / "input", tmp_path / "temporary"]
-    before[0].write_bytes(fuzz.archives()[-1])
+    before[0].write_bytes(seeds.archives()[-1])
     before[1].mkdir()
     done = subprocess.run(
         [sys.executable, fuzz.__file__, "archive", "--reproduce", before[0]],
@@ -123,7 +123,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 def test_what_the_data_of_tensors_breaks_is_found_anew(
     vector: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = fuzz.VECTORS / f"{vector}.onnxa"
+    path = seeds.VECTORS / f"{vector}.onnxa"
     assert fuzz.is_archive(path) is (vector == "plain")
     if vector not in ("crc", "plain"):
         monkeypatch.setattr(fuzz, "_broken_by_data", lambda model, data: set())
