@@ -18,7 +18,6 @@ from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.parsed_later import ParsedLater
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.random_access import RandomAccessFile
@@ -177,13 +176,6 @@ def _models(
     """Parses models and compares their tensors with the entries whose names are in `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
-    # Usually all tensors are before the assets.
-    is_usual = listed.is_whole and listed.names[: len(named)] == named
-    if is_usual and list(data) == [MODEL_PROTO]:
-        sizes = [nbytes or 0 for nbytes in listed.sizes[: len(named)]]
-        found = proto.check_at_once(data[MODEL_PROTO], named, sizes)
-        if found is not None:
-            return {"": found}
     models: dict[str, onnx.ModelProto] = {}
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
@@ -193,17 +185,14 @@ def _models(
             break
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    refs = proto.check_all_references(
+    checked = proto.check_all_references(
         models,
         {key: size_of[key] for key in named},
         report,
         are_all=listed.is_whole,
         are_all_models=len(models) == len(data) > 0,
     )
-    return {
-        keys.model_id(name): CheckedModel(ParsedLater(b"", model), refs[name])
-        for name, model in models.items()
-    }
+    return {keys.model_id(name): found for name, found in checked.items()}
 
 
 def check_header(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_crc32, check_header, first_model, read_contents
-from onnxarchive.buffers import checksums, columns
+from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.lines import Lines, numbers_of
 from onnxarchive.errors import (
     ModelNotFoundError,
     Report,
@@ -25,8 +22,6 @@ from onnxarchive.errors import (
 )
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.proto import CheckedModel
-from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
 from onnxarchive.zipformat.directory import Entry
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
-_NO_ENTRY = -1  # index for an initializer whose data is in the model itself
 
 
 class Snapshot:
@@ -74,10 +68,6 @@ class Snapshot:
         self._contents = contents
         self._found = contents.models[model]
         self.refs = self._found.refs
-        shapes = self._found.shapes
-        if shapes is None:
-            shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
-        self._shapes = shapes
         entries = contents.directory.entries
         self.verified = bytearray(len(entries))
         self.first_model = first_model(entries)
@@ -104,7 +94,7 @@ class Snapshot:
 
     def has_given(self, model: onnx.ModelProto) -> bool:
         """True if this object is one of the archive's models."""
-        return any(found.parsed.is_parsed_as(model) for found in self._contents.models.values())
+        return any(found.model is model for found in self._contents.models.values())
 
     def refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model that are stored outside, by key."""
@@ -114,10 +104,34 @@ class Snapshot:
         """The tensors with this key, at most one per model."""
         return self._contents.refs(key)
 
+    @property
+    def initializers(self) -> Mapping[str, int | TensorRef]:
+        """The chosen model's initializers by name, without ambiguous names.
+
+        An initializer is the index of its entry, or its ref if the model itself holds the data.
+        """
+        return self._named[0]
+
     @cached_property
-    def initializers(self) -> Initializers:
-        """The index of the chosen model's initializers."""
-        return Initializers(self.entries, self._found)
+    def _named(self) -> tuple[dict[str, int | TensorRef], dict[str, TensorRef]]:
+        """`initializers`, and the refs of the initializers of subgraphs by name."""
+        refs, index_of = self.refs, self.entries.index_of
+        walked = tensors.walk_others(self.model) if self._found.has_inner else ()
+        inner = [ref for ref in walked if ref.is_initializer]
+        names = tensors.names(refs.initializers)
+        number_of = {index: index_of[key] for key, index in refs.index_of.items()}
+        found: dict[str, int | TensorRef] = {}
+        for index, name in enumerate(names):
+            number = number_of.get(index)
+            found[name] = refs.initializer(index) if number is None else number
+        keys = {id(ref.tensor): key for key, ref in refs.others.items()}
+        for ref in inner:
+            key = keys.get(id(ref.tensor))
+            found[ref.name] = ref if key is None else index_of[key]
+        if len(found) < len(names) + len(inner):
+            counts = Counter([*names, *(ref.name for ref in inner)])
+            found = {name: value for name, value in found.items() if counts[name] == 1}
+        return found, {ref.name: ref for ref in inner}
 
     def is_in(self, file: RandomAccessFile) -> bool:
         """True if a locked file has the same size and directory, and so the same content."""
@@ -244,21 +258,17 @@ class Snapshot:
 
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
-        data_type, shape = self._shapes[number]
-        if data_type.is_viewed and self.verified[number] and self.file.is_mapped:
-            # For speed: the two lines after this block give the same array in 1.5 times the time.
-            _, _, offset, nbytes, _ = self.directory.entries[number]
-            view = self.file.reaching(offset + nbytes)
-            array: NDArray[Any] = np.ndarray(shape, data_type.dtype, view, offset)
-            return array
         view, offset, _ = self.locate(number)
-        return dtypes.as_array(view, data_type, shape, offset)
+        return self._as_array(number, view, offset)
+
+    def _as_array(self, number: int, view: memoryview, offset: int) -> NDArray[Any]:
+        data_type, shape = self._found.kinds[self.entries.names[number]]
+        return dtypes.as_array(view, dtypes.BY_NUMBER[data_type], shape, offset)
 
     def arrays(self, numbers: Sequence[int]) -> Iterator[NDArray[Any]]:
         """The tensors of several entries, which are fetched together."""
         for number, (view, offset, _) in zip(numbers, self.locate_all(numbers), strict=True):
-            data_type, shape = self._shapes[number]
-            yield dtypes.as_array(view, data_type, shape, offset)
+            yield self._as_array(number, view, offset)
 
     def number(self, name: str) -> int | None:
         """Index of the entry of an initializer; None if the model itself holds it.
@@ -266,10 +276,10 @@ class Snapshot:
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        number = self.initializers.entry(name)
-        if number is None:
-            self.ref(name)
-        return number
+        found = self.initializers.get(name)
+        if found is None:
+            raise self.not_found(self._why_not(name))
+        return found if isinstance(found, int) else None
 
     def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer.
@@ -277,10 +287,26 @@ class Snapshot:
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        ref = self.initializers.ref(name)
-        if ref is None:
-            raise self.not_found(self.initializers.why_not(name))
-        return ref
+        found = self.initializers.get(name)
+        if found is None:
+            raise self.not_found(self._why_not(name))
+        if not isinstance(found, int):
+            return found
+        return self._named[1].get(name) or self.refs[self.entries.names[found]]
+
+    def _why_not(self, name: str) -> str:
+        """The message for the name of an initializer that is missing or ambiguous."""
+        found = [ref for ref in tensors.walk(self.model) if ref.is_initializer and ref.name == name]
+        if len(found) < 2:
+            given = shown(name) if isinstance(name, str) else repr(name)
+            return f"expected the name of an initializer, found {given}"
+        keys = {ref.path: key for key, ref in self.refs.items()}
+        owners = ", ".join(
+            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
+            for ref in found[:_MAX_SHOWN_OWNERS]
+        )
+        more = f" or another one of the {len(found)}" if len(found) > _MAX_SHOWN_OWNERS else ""
+        return f"several initializers have the name {shown(name)}; take {owners}{more}"
 
 
 def require_model(models: Collection[str], model: str) -> None:
@@ -315,7 +341,7 @@ class NamedEntries(Mapping[str, Entry]):
     @cached_property
     def index_of(self) -> Mapping[str, int]:
         """The index of each entry by its name."""
-        return numbers_of(self.names)
+        return dict(zip(self.names, range(len(self.names)), strict=True))
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.index_of[name]]
@@ -355,82 +381,3 @@ class _Values(ValuesView[Entry]):
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._mapping._entries)
-
-
-class Initializers:
-    """Index of a model's initializers by name, without ambiguous names.
-
-    Attributes:
-        names: Names of the initializers of the main graph.
-        others: The initializers of subgraphs by name.
-    """
-
-    def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
-        self._checked = checked
-        self._stored = stored = checked.refs
-        names = tensors.names(stored.initializers) if checked.names is None else checked.names
-        self.names: Sequence[str] = names
-        walked = tensors.walk_others(checked.model) if checked.has_others else ()
-        refs = [ref for ref in walked if ref.is_initializer]
-        self.others = {ref.name: ref for ref in refs}
-        keys = stored.names
-        numbers = np.full(len(names), _NO_ENTRY)
-        numbers[np.array(stored.indexes, np.int64)] = [entries.index_of[key] for key in keys]
-        self._entries = columns.integers(numbers)
-        self._other_entries: dict[str, int] = {}
-        for key, (_, tensor) in stored.others.items():
-            other = self.others.get(tensors.text(tensor.name))
-            if other is not None and other.tensor is tensor:
-                self._other_entries[other.name] = entries.index_of[key]
-        self._ambiguous: set[str] = set()
-        if isinstance(names, Lines) and names.numbers.are_distinct and not refs:
-            self._index_of: Mapping[str, int] = names.numbers
-            return
-        indexes: Sequence[int] = range(len(names))
-        if len({*names, *self.others}) != len(names) + len(refs):
-            indexes = self._leave_out_ambiguous([*names, *(ref.name for ref in refs)])
-        self._index_of = dict(zip(self.names, indexes, strict=True))
-
-    def _leave_out_ambiguous(self, names: Sequence[str]) -> Sequence[int]:
-        """Removes ambiguous names; gives the old index of each name that stays in `names`."""
-        ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
-        indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
-        self.names = [self.names[i] for i in indexes]
-        for name in ambiguous:
-            self.others.pop(name, None)
-            self._other_entries.pop(name, None)
-        return indexes
-
-    def entry(self, name: str) -> int | None:
-        """Index of the entry of an initializer; None if the model itself holds the initializer.
-
-        Also None if the name is missing or ambiguous.
-        """
-        index = self._index_of.get(name)
-        if index is None:
-            return self._other_entries.get(name)
-        number = self._entries[index]
-        return None if number == _NO_ENTRY else number
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._index_of or name in self.others
-
-    def ref(self, name: str) -> TensorRef | None:
-        """The initializer with this name, or None if it is missing or ambiguous."""
-        index = self._index_of.get(name)
-        return self.others.get(name) if index is None else self._stored.initializer(index)
-
-    def why_not(self, name: str) -> str:
-        """The message for a name that is missing or ambiguous."""
-        if name not in self._ambiguous:
-            given = shown(name) if isinstance(name, str) else repr(name)
-            return f"expected the name of an initializer, found {given}"
-        walked = tensors.walk(self._checked.model)
-        refs = [ref for ref in walked if ref.is_initializer and ref.name == name]
-        keys = {ref.path: key for key, ref in self._stored.items()}
-        owners = ", ".join(
-            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
-            for ref in islice(refs, _MAX_SHOWN_OWNERS)
-        )
-        more = f" or another one of the {len(refs)}" if len(refs) > _MAX_SHOWN_OWNERS else ""
-        return f"several initializers have the name {shown(name)}; take {owners}{more}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.snapshot import Initializers, Snapshot
+from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.errors import ArchiveFormatError, shown, shown_names, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -29,10 +28,6 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-
-    @property
-    def _index(self) -> Initializers:
-        return self._snapshot.initializers
 
     def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer and its path in the model.
@@ -66,30 +61,27 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._snapshot
-        number = snapshot.initializers.entry(name)
+        number = snapshot.number(name)
         if number is not None:
             return snapshot.array(number)
         with with_path(snapshot.file.path):
             return array_in_model(snapshot.ref(name))
 
     def __iter__(self) -> Iterator[str]:
-        index = self._index
-        return chain(index.names, index.others)
+        return iter(self._snapshot.initializers)
 
     def __len__(self) -> int:
-        index = self._index
-        return len(index.names) + len(index.others)
+        return len(self._snapshot.initializers)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._index
+        return isinstance(name, str) and name in self._snapshot.initializers
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._snapshot.file.path!r}>"
 
     def _repr_html_(self) -> str:
         snapshot = self._snapshot
-        index = snapshot.initializers
-        rows = (_row(snapshot, name) for name in chain(index.names, index.others))
+        rows = (_row(snapshot, name) for name in snapshot.initializers)
         from onnxarchive.archive import html  # only notebooks need it
 
         return html.table(repr(self), ["name", "type", "shape"], rows, len(self))
@@ -102,7 +94,7 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
     """Name, data type, shape and size of an initializer; the data is not read."""
     tensor = snapshot.ref(name).tensor
     texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
-    number = snapshot.initializers.entry(name)
+    number = snapshot.number(name)
     if number is not None:
         return texts, snapshot.directory.entries[number].nbytes
     data_type = tensors.stored_type(tensor)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.buffers import columns
 from onnxarchive.buffers.data import Buffer
-from onnxarchive.buffers.lines import Lines
 from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
@@ -20,19 +17,15 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
-from onnxarchive.model import (
-    dtypes,
-    references_at_once,
-    tensors,
-    wire,
-)
+from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.parsed_later import InitializersParsedLater, ParsedLater
-from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 SIZE_LIMIT = 1 << 31  # protobuf's limit in bytes; every message is smaller
 MAX_MESSAGES = 1 << 22  # of all models together; a parsed message takes 50 to 200 bytes
+
+Kind: TypeAlias = tuple[int, tuple[int, ...]]
+"""Data type and dims of a tensor, from which `check_all_references` takes at most 65 dims."""
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Metadata key by which a link identifies its archive."""
@@ -211,80 +204,17 @@ class CheckedModel(NamedTuple):
     """A model whose external tensors were compared with the entries of its archive.
 
     Attributes:
-        parsed: The model.
+        model: The model.
         refs: The external tensor of each key.
-        names: Names of the main graph's initializers; None if not read by `check_at_once`.
-        has_others: True if a subgraph of the main graph has initializers, or if this is unknown.
-        shapes: Data type and shape of the tensor of each key; None if not read by `check_at_once`.
+        kinds: Data type and shape of each of these tensors, as they were checked: an array has this
+            shape even if the model changes afterwards.
+        has_inner: True if subgraphs have initializers.
     """
 
-    parsed: ParsedLater
+    model: onnx.ModelProto
     refs: TensorRefs
-    names: Sequence[str] | None = None
-    has_others: bool = True
-    shapes: Shapes | None = None
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The model, parsed on first access."""
-        return self.parsed.model
-
-
-def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> CheckedModel | None:
-    """For speed only: checks a model whose external tensors are initializers of the main graph.
-
-    The checks of `parse` and `check_references` are made on all initializers together. The model is
-    parsed on first access if external initializers take most of its bytes.
-
-    Args:
-        data: The bytes of the only model of an archive.
-        keys: The keys of the archive. If they are `Lines`, `check_names` has found them distinct.
-        sizes: Size of the entry of each key in bytes.
-
-    Returns:
-        The model; None if it may break a rule or needs other checks: then call `parse` and
-        `check_references`.
-    """
-    try:
-        if wire.have_more_messages([data], MAX_MESSAGES):
-            return None
-        found = references_at_once.read_references(data, keys, sizes)
-        if found is None or len(found.indexes) != len(keys):
-            return None
-        if not isinstance(keys, Lines) and len({*keys}) != len(keys):
-            return None
-        model = onnx.ModelProto.FromString(found.rest)
-    except (ArchiveFormatError, DecodeError):
-        return None
-    if not (model.HasField("ir_version") and model.HasField("graph")):
-        return None
-    located, shapes = keys, found.shapes
-    every, numbers = np.arange(len(keys)), found.numbers
-    if (numbers != every).any():
-        if (np.sort(numbers) != every).any():  # a key is not used, or used twice
-            return None
-        located = [keys[number] for number in numbers]
-        shapes = shapes.reordered(np.argsort(numbers))
-    has_others = False
-    for ref in tensors.walk_others(model):
-        if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
-            return None
-        has_others = has_others or ref.is_initializer
-    parsed = ParsedLater(data, model if found.rest is data else None)
-    initializers = InitializersParsedLater(parsed, len(found.names))
-    refs = TensorRefs(initializers, located, columns.integers(found.indexes))
-    return CheckedModel(parsed, refs, found.names, has_others, shapes)
-
-
-def check_references(
-    model: onnx.ModelProto,
-    sizes: Mapping[str, int | None],
-    report: Report,
-    *,
-    are_all: bool = True,
-) -> TensorRefs:
-    """Checks the external tensors of the only model of an archive; see `check_all_references`."""
-    return check_all_references({MODEL_PROTO: model}, sizes, report, are_all=are_all)[MODEL_PROTO]
+    kinds: Mapping[str, Kind]
+    has_inner: bool
 
 
 def check_all_references(
@@ -294,7 +224,7 @@ def check_all_references(
     *,
     are_all: bool = True,
     are_all_models: bool = True,
-) -> dict[str, TensorRefs]:
+) -> dict[str, CheckedModel]:
     """Checks the external tensors of models against the entries of their archive.
 
     Args:
@@ -305,19 +235,19 @@ def check_all_references(
         are_all_models: True if `models` has all models of the archive.
 
     Returns:
-        For each model, the tensor of each key that the model uses.
+        The checked models by the names of their entries.
     """
-    refs: dict[str, TensorRefs] = {}
+    checked: dict[str, CheckedModel] = {}
     named: set[str] = set()
     for name, model in models.items():
         of_model = report if name == MODEL_PROTO else RenamedEntry(report, MODEL_PROTO, name)
-        refs[name] = _check_model(model, sizes, of_model, are_all, named)
+        checked[name] = _check_model(model, sizes, of_model, are_all, named)
     for key in sizes if are_all_models else ():
         if key not in named:
             report.broken("DATA-2", "expected a tensor with this location, found none", entry=key)
     if len(models) > 1:
-        _check_shared(refs, report)
-    return refs
+        _check_shared(checked, report)
+    return checked
 
 
 def _check_model(
@@ -326,68 +256,98 @@ def _check_model(
     report: Report,
     are_all: bool,
     named: set[str],
-) -> TensorRefs:
+) -> CheckedModel:
     """Checks one model; adds to `named` every key that is the location of an external tensor."""
-    refs: dict[str, TensorRef] = {}
-    for ref in tensors.walk(model):
+    index_of: dict[str, int] = {}
+    others: dict[str, TensorRef] = {}
+    refs = TensorRefs(model.graph.initializer, index_of, others)
+    kinds: dict[str, Kind] = {}
+    has_inner = False
+    nbytes_of: dict[Kind, tuple[Kind, int | None]] = {}  # most tensors share a few kinds
+    count = len(refs.initializers)
+    for number, ref in enumerate(tensors.walk(model)):
         tensor = ref.tensor
-        if tensor.data_location == tensors.EXTERNAL:
-            if len(tensor.external_data) > 1:
+        has_inner = has_inner or (number >= count and ref.is_initializer)
+        pairs = tensor.external_data
+        if tensor.data_location != tensors.EXTERNAL:
+            if pairs:
+                report.broken(
+                    "DATA-7",
+                    f"{ref}: expected data_location EXTERNAL beside external_data, found another "
+                    "value",
+                    entry=MODEL_PROTO,
+                )
+            continue
+        kind = tensor.data_type, tuple(tensor.dims[: dtypes.MAX_RANK + 1])
+        if kind not in nbytes_of:
+            data_type = tensors.array_type(tensor)
+            nbytes_of[kind] = kind, None if data_type is None else data_type.nbytes(tensor.dims)
+        kind, nbytes = nbytes_of[kind]
+        location = pairs[0].value if len(pairs) == 1 and pairs[0].key == tensors.LOCATION else ""
+        if (
+            nbytes is None
+            or sizes.get(location) != nbytes
+            or location in index_of
+            or location in others
+            or tensors.has_data(tensor)
+            or tensor.HasField("segment")
+        ):  # perhaps a broken rule
+            if len(pairs) > 1:
                 named.update(tensors.locations(tensor))
-            _check_reference(ref, sizes, refs, report, are_all)
-        elif tensor.external_data:
-            report.broken(
-                "DATA-7",
-                f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
-                entry=MODEL_PROTO,
-            )
+            key = _check_reference(ref, sizes, refs, report, are_all)
+            if key is None:
+                continue
+            location = key
+        kinds[location] = kind
+        if number < count:
+            index_of[location] = number
+        else:
+            others[location] = ref
     named.update(refs)
-    return TensorRefs.of(model, refs)
+    return CheckedModel(model, refs, kinds, has_inner)
 
 
-def _check_shared(refs: Mapping[str, TensorRefs], report: Report) -> None:
+def _check_shared(checked: Mapping[str, CheckedModel], report: Report) -> None:
     """Compares data type and dims of the tensors that models share (DATA-8)."""
-    first: dict[str, tuple[str, TensorRef]] = {}
-    for model, of_model in refs.items():
-        for key, ref in of_model.items():
-            other_model, other = first.setdefault(key, (model, ref))
-            if _type_and_dims(ref) != _type_and_dims(other):
+    first: dict[str, tuple[str, Kind]] = {}
+    for model, (_, refs, kinds, _) in checked.items():
+        for key, kind in kinds.items():
+            other_model, other = first.setdefault(key, (model, kind))
+            if kind != other:
                 report.broken(
                     "DATA-8",
-                    f"{ref} of {model}: expected {_shown_type(other)}, like {other} of "
-                    f"{other_model}, found {_shown_type(ref)}",
+                    f"{refs[key]} of {model}: expected {_shown_kind(other)}, like "
+                    f"{checked[other_model].refs[key]} of {other_model}, found {_shown_kind(kind)}",
                     entry=key,
                 )
 
 
-def _type_and_dims(ref: TensorRef) -> tuple[int, list[int]]:
-    return ref.tensor.data_type, list(ref.tensor.dims)
-
-
-def _shown_type(ref: TensorRef) -> str:
-    return f"{dtypes.name_of(ref.tensor.data_type)} of shape {shown(list(ref.tensor.dims))}"
+def _shown_kind(kind: Kind) -> str:
+    data_type, dims = kind
+    return f"{dtypes.name_of(data_type)} of shape {shown(dims)}"
 
 
 def _check_reference(
     ref: TensorRef,
     sizes: Mapping[str, int | None],
-    refs: dict[str, TensorRef],
+    refs: TensorRefs,
     report: Report,
     are_all: bool,
-) -> None:
+) -> str | None:
+    """Checks an external tensor of any form; returns its key if no other tensor has the key."""
     reference = tensors.external_data(ref, report, keys=sizes)
     key = None if reference is None else reference.location
     nbytes = None
+    is_new = False
     if key is not None and key in sizes:
         nbytes = sizes[key]
-        if key in refs:
+        is_new = key not in refs
+        if not is_new:
             report.broken(
                 "DATA-3",
                 f"expected one tensor with this location, found {refs[key].where} and {ref}",
                 entry=key,
             )
-        else:
-            refs[key] = ref
     elif key is not None:
         if are_all:
             report.broken(
@@ -403,6 +363,7 @@ def _check_reference(
         if nbytes is not None and reference.length not in (None, nbytes):
             broken("DATA-5", f"{ref}: expected length {nbytes}, found {reference.length}")
     _check_tensor(ref, nbytes, broken)
+    return key if is_new else None
 
 
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:

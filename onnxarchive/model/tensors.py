@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, ItemsView, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -96,88 +96,47 @@ class TensorRef(NamedTuple):
 
 
 class TensorRefs(Mapping[str, TensorRef]):
-    """Refs of tensors by name or key; refs of the main graph's initializers are made on access.
+    """The external tensors of a model by key.
+
+    To save memory, refs of the main graph's initializers are made when they are looked up.
 
     Attributes:
         initializers: The initializers of the main graph.
-        names: Names or keys of some of these initializers.
-        indexes: Index of the initializer for each of `names`.
-        others: The refs of tensors that are not initializers of the main graph.
+        index_of: For each key of one of them, its index.
+        others: The refs of other tensors by key.
     """
 
     def __init__(
         self,
         initializers: Sequence[onnx.TensorProto] = (),
-        names: Sequence[str] = (),
-        indexes: Sequence[int] = (),
+        index_of: Mapping[str, int] | None = None,
         others: Mapping[str, TensorRef] | None = None,
     ) -> None:
         self.initializers = initializers
-        self.names = names
-        self.indexes = indexes
-        self.others = others or {}
-
-    @classmethod
-    def of(cls, model: onnx.ModelProto, refs: Mapping[str, TensorRef]) -> TensorRefs:
-        """Makes `TensorRefs` from refs that a walk over `model` found."""
-        main = {
-            name: index
-            for name, ((*graph, (field, index)), _) in refs.items()
-            if (*graph,) == MAIN_GRAPH and field == INITIALIZER and index is not None
-        }
-        others = {name: ref for name, ref in refs.items() if name not in main}
-        return cls(model.graph.initializer, list(main), list(main.values()), others)
+        self.index_of = {} if index_of is None else index_of
+        self.others = {} if others is None else others
 
     def keep(self) -> None:
         """Makes these refs refer to the present initializers, even if the model gets others."""
         if not isinstance(self.initializers, list):
             self.initializers = list(self.initializers)
 
-    @cached_property
-    def index_of(self) -> dict[str, int]:
-        """The index of each initializer of `names`, by name or key."""
-        return dict(zip(self.names, self.indexes, strict=True))
-
-    def __getitem__(self, name: str) -> TensorRef:
-        index = self.index_of.get(name)
-        if index is None:
-            return self.others[name]
-        return self.initializer(index)
+    def __getitem__(self, key: str) -> TensorRef:
+        index = self.index_of.get(key)
+        return self.others[key] if index is None else self.initializer(index)
 
     def initializer(self, index: int) -> TensorRef:
         """The ref of an initializer of the main graph."""
         return main_initializer(self.initializers[index], index)
 
-    def tensor(self, name: str) -> onnx.TensorProto | None:
-        """The tensor with this name, or None."""
-        index = self.index_of.get(name)
-        if index is not None:
-            return self.initializers[index]
-        return self.others[name].tensor if name in self.others else None
-
     def __iter__(self) -> Iterator[str]:
-        return chain(self.names, self.others)
+        return chain(self.index_of, self.others)
 
     def __len__(self) -> int:
-        return len(self.names) + len(self.others)
+        return len(self.index_of) + len(self.others)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.index_of or name in self.others
-
-    def items(self) -> ItemsView[str, TensorRef]:
-        """The names or keys, each with its ref."""
-        return _Items(self)
-
-
-class _Items(ItemsView[str, TensorRef]):
-    """The items of `TensorRefs`; iteration looks up no names."""
-
-    _mapping: TensorRefs
-
-    def __iter__(self) -> Iterator[tuple[str, TensorRef]]:
-        refs = self._mapping
-        yield from zip(refs.names, map(refs.initializer, refs.indexes), strict=True)
-        yield from refs.others.items()
+    def __contains__(self, key: object) -> bool:
+        return key in self.index_of or key in self.others
 
 
 def text(value: str | bytes) -> str:

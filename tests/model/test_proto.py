@@ -6,6 +6,7 @@ from typing import SupportsIndex
 
 import onnx
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from models import (
     attribute,
@@ -19,10 +20,14 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from outcomes import came, requires
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import proto, tensors, walking
+from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.tensors import TensorRefs
 
 
 class _Collected(Report):
@@ -35,6 +40,10 @@ class _Collected(Report):
         self.rules.append(rule)
         self.messages.append(message)
         self.entries.append(entry)
+
+    @property
+    def findings(self) -> tuple[list[str], list[str], list[str | None]]:
+        return self.rules, self.messages, self.entries
 
 
 # Serializing and parsing
@@ -132,17 +141,38 @@ def test_the_limit_is_that_of_protobuf() -> None:
 # References
 
 
+def _check(
+    model: onnx.ModelProto,
+    sizes: Mapping[str, int | None],
+    report: Report,
+    *,
+    are_all: bool = True,
+) -> TensorRefs:
+    """Checks the only model of an archive, with and without a glance at usual tensors."""
+    pairs = []
+    for is_usual in (tensors.has_data, lambda _: True):
+        collected = _Collected()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensors, "has_data", is_usual)
+            pairs.append((_checked(model, sizes, collected, are_all), collected.findings))
+    (found, findings), (other, others) = pairs
+    assert (list(found.refs.items()), dict(found.kinds)) == (list(other.refs.items()), other.kinds)
+    assert findings == others
+    return _checked(model, sizes, report, are_all).refs
+
+
+def _checked(
+    model: onnx.ModelProto, sizes: Mapping[str, int | None], report: Report, are_all: bool
+) -> CheckedModel:
+    models = {MODEL_PROTO: model}
+    return proto.check_all_references(models, sizes, report, are_all=are_all)[MODEL_PROTO]
+
+
 def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list[str]:
     collected = _Collected()
-    proto.check_references(model, sizes, collected)
+    _check(model, sizes, collected)
     assert all("expected" in message and "found" in message for message in collected.messages)
     assert None not in collected.entries
-    at_once = proto.check_at_once(
-        model.SerializeToString(),
-        list(sizes),
-        [-1 if it is None else it for it in sizes.values()],
-    )
-    assert at_once is None or not collected.rules
     return collected.rules
 
 
@@ -156,7 +186,7 @@ def test_every_tensor_finds_its_entry() -> None:
         f"k{i}": nbytes[ref.tensor.data_type == TensorProto.INT64]
         for i, ref in enumerate(tensors.walk(model))
     }
-    found = proto.check_references(located, sizes, Report())
+    found = _check(located, sizes, Report())
     assert list(found) == list(sizes)
     assert all(tensors.location(ref.tensor) == key for key, ref in found.items())
     assert all(walking.at(located, ref.path) is ref.tensor for ref in found.values())
@@ -222,7 +252,7 @@ def test_a_tensor_that_does_not_fit_its_entry_breaks_a_rule(
 ) -> None:
     assert _references(model, {"w": 16}) == rules
     with pytest.raises(ArchiveFormatError) as caught:
-        proto.check_references(model, {"w": 16}, Report())
+        _check(model, {"w": 16}, Report())
     assert caught.value.rule == rules[0]
 
 
@@ -239,7 +269,7 @@ def test_two_tensors_do_not_share_an_entry() -> None:
     model = model_of(tensor)
     model.graph.node.append(node(attribute("t", t=tensor)))
     collected = _Collected()
-    found = proto.check_references(model, {"w": 16}, collected)
+    found = _check(model, {"w": 16}, collected)
     assert (collected.rules, collected.entries) == (["DATA-3"], ["w"])
     assert "graph.initializer[0]" in collected.messages[0]
     assert "graph.node[0].attribute[0].t" in collected.messages[0]
@@ -248,7 +278,7 @@ def test_two_tensors_do_not_share_an_entry() -> None:
 
 def test_an_entry_that_no_tensor_names_breaks_a_rule() -> None:
     collected = _Collected()
-    assert proto.check_references(model_of(raw_tensor("w")), {"w": 16}, collected) == {}
+    assert _check(model_of(raw_tensor("w")), {"w": 16}, collected) == {}
     assert (collected.rules, collected.entries) == (["DATA-2"], ["w"])
 
 
@@ -301,7 +331,7 @@ def test_a_key_of_unknown_size_is_a_key() -> None:
 
 def test_a_key_among_those_that_are_not_known_is_not_missed() -> None:
     model = model_of(external(raw_tensor("w"), "w"))
-    assert proto.check_references(model, {}, Report(), are_all=False) == {}
+    assert _check(model, {}, Report(), are_all=False) == {}
 
 
 def test_two_locations_of_a_tensor_are_both_named() -> None:
@@ -338,7 +368,7 @@ def test_every_finding_names_the_entry_of_the_key_or_of_the_model() -> None:
     )
     model.graph.initializer[2].external_data.add(key="location", value="b")
     collected = _Collected()
-    proto.check_references(model, {"b": 16}, collected)
+    _check(model, {"b": 16}, collected)
     assert list(zip(collected.rules, collected.entries, strict=True)) == [
         ("DATA-4", "__MODEL_PROTO"),
         ("DATA-1", "__MODEL_PROTO"),
@@ -355,7 +385,7 @@ def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
     shared.dims[:] = [(1 << 63) - 1] * 60
     model = model_of(shared, shared, external(raw_tensor(long), long))
     collected = _Collected()
-    proto.check_references(model, {"w": 16}, collected)
+    _check(model, {"w": 16}, collected)
     assert {"DATA-1", "DATA-3", "DATA-4", "DATA-5", "TENSOR-2"} <= set(collected.rules)
     assert max(map(len, collected.messages)) < 600
 
@@ -369,7 +399,7 @@ def test_tensors_that_the_model_holds_are_not_looked_at() -> None:
 def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
     model = _change(lambda it: it.dims.extend([7] * 100_000))
     collected = _Collected()
-    proto.check_references(model, {"w": 16}, collected)
+    _check(model, {"w": 16}, collected)
     assert collected.rules == ["TENSOR-2"]
     assert len(collected.messages[0]) < 1000
 
@@ -377,11 +407,42 @@ def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
 def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
     model = model_of(external(raw_tensor("layer/w", TensorProto.INT4, (3, 5)), "w"))
     with pytest.raises(ArchiveFormatError) as caught:
-        proto.check_references(model, {"w": 9}, Report())
+        _check(model, {"w": 9}, Report())
     assert str(caught.value) == (
         "entry 'w': tensor 'layer/w' (graph.initializer[0]): expected 8 bytes for INT4 of shape "
         "[3, 5], found an entry of 9 [TENSOR-3]"
     )
+
+
+def test_tensors_of_every_type_and_of_any_rank_fit_their_entries() -> None:
+    shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 70000), (300, 40), (1,) * 28, (1,) * 64]
+    found = [
+        external(raw_tensor(f"{number} {rank}", number, dims), f"k{number}_{rank}")
+        for number in dtypes.BY_NUMBER
+        for rank, dims in enumerate(shapes)
+    ]
+    model = model_of(raw_tensor("a"), *found, raw_tensor("b"))
+    sizes = {
+        it.external_data[0].value: dtypes.BY_NUMBER[it.data_type].nbytes(it.dims) for it in found
+    }
+    assert _references(model, sizes) == []
+    assert list(_check(model, sizes, Report())) == list(sizes)
+
+
+@pytest.mark.sweep
+@requires(sound=100, broken=500)
+def test_changed_bytes_of_a_model_are_found_as_without_a_glance() -> None:
+    tensors_of = {"w": (2, 2), "v": (2, 2), "u": ()}
+    model = model_of(*(external(raw_tensor(it, 1, dims), it) for it, dims in tensors_of.items()))
+    data = model.SerializeToString()
+    for position, byte in enumerate(data):
+        for other in {*(byte ^ 1 << bit for bit in range(8)), 0, 1, 0x7F, 0x80, 0xFF}:
+            changed = data[:position] + bytes([other]) + data[position + 1 :]
+            try:
+                parsed = onnx.ModelProto.FromString(changed)
+            except DecodeError:
+                continue
+            came("broken" if _references(parsed, {"w": 16, "v": 16, "u": 4}) else "sound")
 
 
 @pytest.mark.parametrize(

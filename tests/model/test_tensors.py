@@ -30,7 +30,7 @@ from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
-from onnxarchive.model.tensors import ExternalData, TensorRef
+from onnxarchive.model.tensors import ExternalData, TensorRef, TensorRefs
 
 
 class Collected(Report):
@@ -614,3 +614,24 @@ def test_messages_are_removed_and_the_others_stay_in_order(are_removed: list[boo
         tensor for tensor, is_removed in zip(found, are_removed, strict=True) if not is_removed
     ]
     assert list(graph.initializer) == staying
+
+
+def test_tensor_refs_are_a_mapping_of_initializers_and_others() -> None:
+    model = model_of(raw_tensor("a"), raw_tensor("b"))
+    other = TensorRef((("graph", None), ("node", 0)), raw_tensor("c"))
+    refs = TensorRefs(model.graph.initializer, {"x": 1, "y": 0}, {"z": other})
+    assert (list(refs), len(refs)) == (["x", "y", "z"], 3)
+    assert [ref.where for ref in refs.values()] == [
+        "graph.initializer[1]",
+        "graph.initializer[0]",
+        "graph.node[0]",
+    ]
+    assert [ref.tensor.name for ref in refs.values()] == ["b", "a", "c"]
+    assert [*refs.items()] == [(key, refs[key]) for key in ("x", "y", "z")]
+    assert ("x" in refs, "z" in refs, "w" in refs) == (True, True, False)
+    with pytest.raises(KeyError):
+        refs["w"]
+    refs.keep()
+    del model.graph.initializer[:]
+    assert refs["x"].name == "b"
+    assert TensorRefs() == {}
