@@ -88,6 +88,7 @@ if _TYPE_CHECKING:
         session as session,
         session_options as session_options,
     )
+    from onnxarchive.interop.prepacking import prepack as prepack
     from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
     from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.zipformat.directory import Entry as Entry
@@ -113,6 +114,7 @@ _NAMES = {
     "interop.checker": "check_model",
     "interop.links": "check_link link",
     "interop.onnxruntime": "session session_options",
+    "interop.prepacking": "prepack",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",
     "zipformat.directory": "Entry",

@@ -6,16 +6,18 @@ and a data file for `export`. So all of them keep the same tensors in the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import onnx
 
 from onnxarchive.archive.reading import Archive, read_all_verified
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
-from onnxarchive.model import proto, tensors, walking, weights
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown
+from onnxarchive.model import keys, prepacked, proto, tensors, walking, weights
 from onnxarchive.model.copying import copied
-from onnxarchive.model.keys import model_entry
+from onnxarchive.model.keys import ASSET_PREFIX, model_entry
+from onnxarchive.model.prepacked import PackedSet
 from onnxarchive.model.tensors import TensorRef
 
 _SMALL_NBYTES: Final = 1024
@@ -25,6 +27,8 @@ _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 # Takes a tensor and the tensor's size in bytes; returns True if the tensor stays outside the model.
 StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
+# Pairs for the `external_data` of tensors, by key of their entry.
+Pairs: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 
 
 def stays_outside(ref: TensorRef, nbytes: int) -> bool:
@@ -87,6 +91,7 @@ def linked_model(
     is_outside: StaysOutside = stays_outside,
     *,
     offsets: Mapping[str, int] | None = None,
+    pairs: Pairs | None = None,
     in_place: bool = False,
 ) -> onnx.ModelProto:
     """The model of an archive with its large tensors as external data in one file.
@@ -102,6 +107,7 @@ def linked_model(
             external data.
         offsets: The offsets of the external tensors in another file than the archive, by key; the
             local headers of these tensors are not compared. None for the archive itself.
+        pairs: Further pairs for `external_data` by key, such as those of `packed_pairs`.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
@@ -130,6 +136,8 @@ def linked_model(
             # Opening the archive has checked that the tensor holds no data of its own.
             tensor.ClearField("external_data")
             tensor.MergeFromString(encoded_external_data(offset, entry.nbytes))
+            for name, value in pairs.get(entry.name, ()) if pairs else ():
+                tensor.external_data.add(key=name, value=value)
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
@@ -140,6 +148,69 @@ def linked_model(
     for (_, tensor), data in zip(held, read, strict=True):
         tensors.set_raw_data(tensor, bytes(data))
     return model
+
+
+def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
+    """Key, name, size in bytes and CRC-32 of the initializers that sessions read from the archive.
+
+    Without those of subgraphs.
+    """
+    for key, ref in archive._refs.items():
+        entry = archive.entries[key]
+        if len(ref.path) == 2 and stays_outside(ref, entry.nbytes):
+            yield key, ref.name, entry.nbytes, entry.crc32
+
+
+def packed_sets(archive: Archive) -> list[PackedSet]:
+    """The sets of packed weights in an archive; warns of one that cannot be read."""
+    sets = []
+    for name in reversed(archive.entries.names):
+        if not keys.is_model(name) and not name.startswith(ASSET_PREFIX):
+            break  # assets and models are the last entries
+        if not (name.startswith(prepacked.PREFIX) and name.endswith(f"/{prepacked.INDEX}")):
+            continue
+        entry = archive.entries[name]
+        try:
+            if entry.nbytes > prepacked.MAX_INDEX_NBYTES:
+                raise ValueError(f"expected at most {prepacked.MAX_INDEX_NBYTES} bytes")
+            found = PackedSet.of_json(bytes(archive.read(name)))
+            if found.folder + prepacked.INDEX != name:
+                raise ValueError(f"expected the index of {name}, found that of {found.folder}")
+        except ValueError as error:
+            warnings.warn(
+                f"{archive.path}: entry {shown(name)}: {error}; its packed weights are not used, "
+                "onnxarchive.prepack replaces them",
+                stacklevel=2,
+            )
+        else:
+            sets.append(found)
+    return sets
+
+
+def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
+    """The pairs for `external_data` by key that lead ONNX Runtime to packed weights.
+
+    They are those of the given version of ONNX Runtime, or else of the last other one in order.
+
+    Args:
+        archive: The archive, in a local file.
+        machine: The kind of machine.
+        version: The version of ONNX Runtime that will read the pairs, if it is known.
+    """
+    sets = [found for found in packed_sets(archive) if found.machine == machine]
+    if not sets:
+        return {}
+    chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.onnxruntime))
+    offsets: dict[str, int] = {}
+    for file, nbytes in chosen.files.items():
+        entry = archive.entries.get(chosen.folder + file)
+        if entry is not None and entry.nbytes == nbytes:
+            archive._require_header(entry.name)
+            offsets[file] = entry.data_offset
+    weights = {name: (key, nbytes, crc32) for key, name, nbytes, crc32 in packable(archive)}
+    tensors = ((name, nbytes, crc32) for name, (_, nbytes, crc32) in weights.items())
+    pairs = chosen.pairs(archive.model_id, tensors, offsets)
+    return {weights[name][0]: found for name, found in pairs}
 
 
 def real_path(archive: Archive) -> str:

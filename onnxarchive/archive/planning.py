@@ -23,6 +23,7 @@ from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
+from onnxarchive.model.prepacked import least_alignment
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.storage.file_data import FileData, read_all
@@ -104,7 +105,8 @@ class Plan:
         """
         count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
         for item in self.entries:
-            placement = layout.place(item.name, item.nbytes, 0, offset, alignment)
+            least = max(alignment, least_alignment(item.name))
+            placement = layout.place(item.name, item.nbytes, 0, offset, least)
             offset = placement.end
             directory_size += placement.directory_record().packed_size
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))

@@ -15,6 +15,7 @@ from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
+from onnxarchive.model.prepacked import least_alignment
 from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData, read_all
@@ -233,4 +234,5 @@ def write_entry(
         entry.crc32,
         counted(entry.stream),
         is_constant=entry.is_constant,
+        alignment=least_alignment(entry.name),
     )

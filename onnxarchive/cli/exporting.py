@@ -40,7 +40,8 @@ def link_command(arguments: argparse.Namespace) -> int:
     """Runs `link`."""
     require_free(arguments.target, arguments.force)
     target, archive = arguments.target, shown_url(arguments.archive)
-    onnxarchive.link(arguments.archive, target, model=arguments.model, **access(arguments))
+    options = {"model": arguments.model, "prepack": arguments.prepack}
+    onnxarchive.link(arguments.archive, target, **options, **access(arguments))
     nbytes = os.path.getsize(target)
     text = f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}"
     say(arguments, {"path": target, "archive": archive, "nbytes": nbytes}, text)

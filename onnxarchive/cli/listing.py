@@ -153,6 +153,8 @@ def _parameters(model: onnx.ModelProto) -> int:
 
 def info_command(arguments: argparse.Namespace) -> int:
     """Runs `info`."""
+    from onnxarchive.cli.prepacking import described_sets, set_lines  # `ls` needs no sessions
+
     with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
@@ -171,6 +173,7 @@ def info_command(arguments: argparse.Namespace) -> int:
             "parameters": _parameters(model),
             "bytes": _bytes(archive, archive._file.size),
             "metadata": proto.metadata(model),
+            "packed": described_sets(archive),
         }
     lines = []
     for label, value in result.items():
@@ -179,6 +182,9 @@ def info_command(arguments: argparse.Namespace) -> int:
         elif label == "models":
             others = [id for id in value if id != arguments.model]
             lines += [f"{'other models':<14}{_shown_ids(others)}"] if others else []
+        elif label == "packed":
+            for line in (line for it in value for line in set_lines(it)):
+                lines.append(f"{label:<14}{line}")
         elif isinstance(value, dict):
             for row, item in enumerate(value.items()):
                 lines.append(f"{label if not row else '':<14}{': '.join(map(cut, map(str, item)))}")

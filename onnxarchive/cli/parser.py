@@ -49,6 +49,7 @@ EXAMPLES: Final = {
     "assets rm": "assets rm model.onnxa labels.txt",
     "assets cat": "assets cat model.onnxa labels.txt",
     "set-metadata": "set-metadata model.onnxa author=Ada",
+    "prepack": "prepack model.onnxa",
     "recover": "recover model.onnxa",
     "run": "run model.onnxa --repeat 5",
     "view": "view model.onnxa --model decoder",
@@ -295,6 +296,8 @@ def _add_link(commands: Any) -> None:
     help = "the .onnx to write, in the archive's directory or above"
     _add_arguments(command, {"target TARGET": help})
     _add_model(command, "link this model")
+    help = "refer to packed weights, for ONNX Runtime 1.32 or newer"
+    _add_arguments(command, {"--prepack": help})
     _add_force(command)
 
 
@@ -387,6 +390,18 @@ def _add_set_metadata(commands: Any) -> None:
         _add_arguments(command, {f"--{option} TEXT": f"set the {words}; '' removes it"})
     _add_model(command, "change this model")
     _add_edit_options(command)
+
+
+def _add_prepack(commands: Any) -> None:
+    command = _add(
+        commands,
+        "prepack",
+        "prepacking",
+        "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory.",
+    )
+    _add_model(command, "pack the weights of this model alone", default=None)
+    _add_arguments(command, {"--remove": "remove all packed weights instead"})
+    _add_timeout(command)
 
 
 def _add_recover(commands: Any) -> None:
@@ -508,6 +523,7 @@ _COMMANDS: Final = {
     "rename-model": _add_rename_model,
     "assets": _add_assets,
     "set-metadata": _add_set_metadata,
+    "prepack": _add_prepack,
     "recover": _add_recover,
     "run": _add_run,
     "view": _add_view,

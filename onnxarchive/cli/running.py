@@ -85,6 +85,7 @@ def _result(outcome: Outcome) -> dict[str, Any]:
     return {
         "path": outcome.path,
         "session_ms": outcome.session_seconds * _MS,
+        "packed": outcome.packed,
         "run_ms": statistics.median(outcome.run_seconds) * _MS,
         "runs_ms": [seconds * _MS for seconds in outcome.run_seconds],
         "memory": {f"{kind}_nbytes": nbytes for kind, nbytes in outcome.memory.items()},
@@ -119,6 +120,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         f"provider  {', '.join(result['providers'])}",
         f"time      session {result['session_ms']:,.1f} ms, run {result['run_ms']:,.3f} ms{median}",
         f"memory    {memory or 'not reported by this system'}",
+        *([f"packed    {result['packed']:,} weights"] if result["packed"] else []),
     ]
 
 

@@ -21,6 +21,7 @@ from onnxarchive.archive.views import array_in_model
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_fit
 from onnxarchive.editing.commit import commit
+from onnxarchive.editing.packed_weights import with_packed_weights
 from onnxarchive.editing.placeholders import Placeholders
 from onnxarchive.editing.recovery import opened_for_edit, roll_back
 from onnxarchive.errors import (
@@ -145,7 +146,8 @@ def edit(
                     "nothing was written"
                 )
             changes._placeholders.require_unchanged()
-            commit(archive, changes._drafts, changes._items, changes._placeholders, options)
+            assets = with_packed_weights(archive, changes._drafts, changes._items)
+            commit(archive, changes._drafts, assets, changes._placeholders, options)
 
 
 def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:

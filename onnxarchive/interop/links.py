@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import warnings
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Final, Unpack
 
 import onnx
 
-from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8
+from onnxarchive.archive.linked_models import (
+    linked_model,
+    packed_pairs,
+    real_path,
+    require_utf8,
+)
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
+from onnxarchive.interop.ort_options import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.remote.location import Access, Location
@@ -22,12 +29,15 @@ from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import is_below, leads_out, require_no_input
 from onnxarchive.storage.replacement import replacing
 
+_PACKED_PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
+
 
 def link(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
     model: str = "",
+    prepack: bool = False,
     **access: Unpack[Access],
 ) -> None:
     """Writes a link: a small `.onnx` whose external data is in the archive.
@@ -49,6 +59,9 @@ def link(
         destination: The `.onnx` to write, in the archive's directory or above it, since ONNX
             allows external data only in a model's directory or below. An existing file is replaced.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
+        prepack: Whether the link names the weights that `onnxarchive.prepack` has stored for this
+            kind of machine. ONNX Runtime before 1.32 does not notice if they are damaged, and some
+            tools refuse such a link.
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Raises:
@@ -80,7 +93,9 @@ def link(
     with open(path, model=model, **access) as archive, with_path(archive.path):
         archive._fetch_entries(archive._refs)
         file = real_path(archive)
-        linked = linked_model(archive, _location(file, destination), in_place=True)
+        pairs = packed_pairs(archive, machine()) if prepack else {}
+        location = _location(file, destination)
+        linked = linked_model(archive, location, pairs=pairs, in_place=True)
         proto.take_link_fingerprint(linked)
         linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
         serialized = proto.serialize(linked)
@@ -280,8 +295,23 @@ def _faults(
                 yield error.message
                 continue
             assert data is not None  # else `Report` has raised an error
+            if not _packed_places(ref.tensor) <= positions:
+                yield (
+                    f"{ref}: expected packed weights at entries of the archive, which has others "
+                    "by now; write a new link"
+                )
             if (data.offset or 0, data.length) not in positions:
                 yield (
                     f"{ref}: expected offset and length of an entry of the archive, found "
                     f"{data.offset or 0} and {data.length}; write a new link"
                 )
+
+
+def _packed_places(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
+    """Offset and size of each buffer of packed weights that a link's tensor names."""
+    return {
+        (int(offset), int(nbytes))
+        for pair in tensor.external_data
+        if tensors.names_packed(pair)
+        for offset, nbytes in _PACKED_PLACE.findall(tensors.text(pair.value))
+    }

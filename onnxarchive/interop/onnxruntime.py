@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
-from onnxarchive.archive.linked_models import linked_model, real_path, require_utf8, stays_outside
+from onnxarchive.archive.linked_models import (
+    Pairs,
+    linked_model,
+    packed_pairs,
+    real_path,
+    require_utf8,
+    stays_outside,
+)
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
@@ -26,8 +33,10 @@ from onnxarchive.interop.ort_options import (
     DIRECTORY,
     OPTIMIZED_DATA,
     USE_BUFFERS,
+    compares_packed,
     copy_options,
     lent_session_class,
+    machine,
     prepacking_entries,
     require_onnxruntime,
     set_entries,
@@ -130,13 +139,9 @@ def session(
         (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
     """
     require_known(kwargs, _KWARGS)
-    make = require_onnxruntime().InferenceSession
     access = Access(store=store, storage_options=storage_options, cache=cache)
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, prepack, access, files)
-        if inputs.options is None:
-            make = partial(lent_session_class(), inputs.entries)
-        options = sess_options if inputs.options is None else inputs.options
+        inputs = session_inputs(path, model, sess_options, prepack, access, files)
         is_local = inputs.path is not None
         if is_local and sess_options is not None and shares_optimized_data(sess_options):
             warnings.warn(
@@ -146,9 +151,21 @@ def session(
                 stacklevel=2,
             )
         try:
-            return make(inputs.model, options, providers, **kwargs)
-        finally:
-            inputs.require_same_file()  # ONNX Runtime has opened the file by name
+            return inputs.make(sess_options, providers, kwargs)
+        except Exception as error:
+            if not inputs.has_packed:
+                raise
+            inputs = session_inputs(
+                path, model, sess_options, prepack, access, files, has_packed=False
+            )
+            made = inputs.make(sess_options, providers, kwargs)
+            reason = " ".join(str(error).split())
+            warnings.warn(
+                f"{inputs.path}: ONNX Runtime did not take the packed weights in the archive, and "
+                f"packed the weights itself; onnxarchive.prepack replaces them ({reason})",
+                stacklevel=2,
+            )
+            return made
 
 
 def session_options(
@@ -192,19 +209,12 @@ def session_options(
         session = onnxruntime.InferenceSession(model, options)
     """
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, prepack, access, files)
-    if inputs.options is None:
-        raise UnsupportedFeatureError(
-            "ONNX Runtime cannot copy these session options: they are not valid for every model, "
-            "name execution providers, write files (profiling, the optimized model, EP contexts), "
-            "or may have libraries of custom operators that the model needs; call "
-            "session_options(path) and change the options that it returns"
-        )
-    return inputs.model, inputs.options
+        inputs = session_inputs(path, model, sess_options, prepack, access, files)
+    return inputs.model, inputs.own_options()
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class SessionInputs:
     """What a session is made from. The Archive itself is not kept, to free its memory.
 
     Attributes:
@@ -213,6 +223,7 @@ class _Inputs:
         entries: The session config entries that the options need.
         file: The archive's file; None for an archive in memory.
         path: The file's path without symbolic links; None for an archive in memory.
+        has_packed: Whether the model refers to packed weights.
     """
 
     model: bytes
@@ -220,6 +231,38 @@ class _Inputs:
     entries: Mapping[str, str]
     file: MappedFile | None
     path: str | None
+    has_packed: bool = False
+
+    def make(
+        self,
+        given: ort.SessionOptions | None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
+        kwargs: Mapping[str, Any],
+    ) -> ort.InferenceSession:
+        """Makes the session, with the caller's options if they cannot be copied."""
+        make = require_onnxruntime().InferenceSession
+        options = self.options
+        if options is None:
+            make, options = partial(lent_session_class(), self.entries), given
+        try:
+            return make(self.model, options, providers, **kwargs)
+        finally:
+            self.require_same_file()  # ONNX Runtime has opened the file by name
+
+    def own_options(self) -> ort.SessionOptions:
+        """The options for this session alone.
+
+        Raises:
+            UnsupportedFeatureError: The caller's options cannot be copied.
+        """
+        if self.options is None:
+            raise UnsupportedFeatureError(
+                "ONNX Runtime cannot copy these session options: they are not valid for every "
+                "model, name execution providers, write files (profiling, the optimized model, EP "
+                "contexts), or may have libraries of custom operators that the model needs; call "
+                "session_options(path) and change the options that it returns"
+            )
+        return self.options
 
     def require_same_file(self) -> None:
         """Requires that the path still leads to the archive's file.
@@ -235,21 +278,34 @@ class _Inputs:
         )
 
 
-def _inputs(
+def session_inputs(
     source: Source,
     model: str,
     given: ort.SessionOptions | None,
     prepack: bool | None,
     access: Access,
     files: contextlib.ExitStack,
-) -> _Inputs:
-    """Prepares the model and options of a session; `files` closes a file that is opened here."""
+    *,
+    has_packed: bool = True,
+) -> SessionInputs:
+    """Prepares the model and options of a session.
+
+    Args:
+        source: As in `session`.
+        model: As in `session`.
+        given: The caller's options.
+        prepack: As in `session`.
+        access: Options for a remote archive.
+        files: Closes a file that is opened here.
+        has_packed: Whether the model may refer to packed weights in the archive.
+    """
     ort = require_onnxruntime()
     archive = _opened(source, model, access, files)
     is_own = archive is not source
     options = ort.SessionOptions() if given is None else copy_options(given, archive.model)
     entries = prepacking_entries(prepack)
     path = file = None
+    pairs: Pairs = {}
     if archive._file.mapped_file is None:
         serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
         if buffers:
@@ -260,10 +316,13 @@ def _inputs(
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
         with with_path(archive.path):
-            serialized = proto.encode(linked_model(archive, name, in_place=is_own))
+            if has_packed and prepack is not False and compares_packed():
+                pairs = packed_pairs(archive, machine(), ort.__version__)
+            linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
+            serialized = proto.encode(linked)
     if options is not None:
         set_entries(options, entries)
-    return _Inputs(serialized, options, entries, file, path)
+    return SessionInputs(serialized, options, entries, file, path, bool(pairs))
 
 
 def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnx
 
-from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import text
 from onnxarchive.model.walking import graphs
@@ -34,7 +35,18 @@ _DISABLE_PREPACKING: Final = "session.disable_prepacking"
 USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"
 # Name of the data file of an optimized model that ONNX Runtime writes.
 OPTIMIZED_DATA: Final = "session.optimized_model_external_initializers_file_name"
+# Least size in bytes of the tensors in this file, and "1" to write packed weights to it.
+OPTIMIZED_NBYTES: Final = "session.optimized_model_external_initializers_min_size_in_bytes"
+SAVE_PACKED: Final = "session.save_external_prepacked_constant_initializers"
 _OLDEST: Final = (1, 21)  # the first version with the entry DIRECTORY
+# The first version that refuses packed weights that differ from what it packs itself. Versions from
+# 1.24 on use such weights, and give other numbers if they are damaged.
+_COMPARING: Final = (1, 32)
+# Instructions by which ONNX Runtime chooses kernels, as Linux calls them.
+_INSTRUCTIONS: Final = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8"),
+    *("asimddp", "i8mm", "sve"),
+)
 
 # Domains of ONNX Runtime's own operators, which need no library of custom operators.
 _OWN_DOMAINS: Final = {
@@ -42,6 +54,10 @@ _OWN_DOMAINS: Final = {
     *("ai.onnx.training", "com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc"),
     *("com.ms.internal.nhwc", "org.pytorch.aten"),
 }
+
+
+class RunError(UnsupportedFeatureError):
+    """ONNX Runtime cannot load or run the model, or cannot use a provider."""
 
 
 def require_onnxruntime() -> Any:
@@ -53,13 +69,50 @@ def require_onnxruntime() -> Any:
     """
     with needing("onnxruntime", "run a model"):
         import onnxruntime
-    version = onnxruntime.__version__
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+    if _version(onnxruntime) < _OLDEST:
         raise UnsupportedFeatureError(
             f"expected ONNX Runtime 1.21 or newer, which accepts a directory of external data, "
-            f"found {version}: pip install --upgrade onnxruntime"
+            f"found {onnxruntime.__version__}: pip install --upgrade onnxruntime"
         )
     return onnxruntime
+
+
+def _version(onnxruntime: Any) -> tuple[int, ...]:
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+
+
+def compares_packed() -> bool:
+    """True if ONNX Runtime compares packed weights in a file with what it packs itself."""
+    return _version(require_onnxruntime()) >= _COMPARING
+
+
+def machine() -> str:
+    """The kind of this machine: its architecture, and its instructions as far as Linux tells."""
+    words: set[str] = set()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip().lower() in ("flags", "features"):
+                words = {*value.split()}
+                break
+    instructions = [it for it in _INSTRUCTIONS if it in words]
+    return "-".join([platform.machine().lower() or "unknown", *instructions])
+
+
+@contextlib.contextmanager
+def run_errors(action: str) -> Iterator[None]:
+    """Converts ONNX Runtime's exceptions, which have no common base class, to an `ArchiveError`."""
+    try:
+        yield
+    except (ArchiveError, ImportError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if type(error).__name__ == "InvalidProtobuf":
+            raise ArchiveFormatError(
+                f"expected an archive or a serialized ModelProto, found neither: {reason}"
+            ) from error
+        raise RunError(f"ONNX Runtime cannot {action} the model: {reason}") from error
 
 
 def prepacking_entries(prepack: bool | None) -> dict[str, str]:

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
+from onnxarchive.archive.linked_models import packed_pairs
+from onnxarchive.archive.opening import open as open_archive
 from onnxarchive.errors import (
-    ArchiveError,
     ArchiveFormatError,
     ModelNotFoundError,
-    UnsupportedFeatureError,
     with_path,
 )
 from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import (
+    RunError as RunError,
+    compares_packed,
+    machine,
     prepacking_entries,
     require_onnxruntime,
+    run_errors,
     set_entries,
 )
 from onnxarchive.model import dtypes
@@ -39,10 +43,6 @@ STRING: Final = "STRING"
 STATUS: Final = "/proc/self/status"
 _KINDS: Final = {"RssAnon": "anonymous", "RssFile": "mapped", "RssShmem": "mapped"}
 _SUFFIX: Final = "executionprovider"
-
-
-class RunError(UnsupportedFeatureError):
-    """ONNX Runtime cannot load or run the model, or cannot use a provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class Outcome:
         memory: Growth of memory in bytes, from before the session to after the last run.
             `"anonymous"` is the process's own memory; `"mapped"` is the memory of mapped files,
             which processes share. Empty if the system does not report memory.
+        packed: The number of weights whose packed form the session was told to map from the
+            archive.
     """
 
     path: str
@@ -90,6 +92,7 @@ class Outcome:
     session_seconds: float
     run_seconds: tuple[float, ...]
     memory: Mapping[str, int]
+    packed: int = 0
 
 
 def run(
@@ -138,7 +141,7 @@ def run(
     with with_path(name):
         begin = time.perf_counter()
         with recognised(location.path, expected="a model"):
-            ort_session = _make_session(location, model, providers, prepack)
+            ort_session, packed = _make_session(location, model, providers, prepack)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -147,7 +150,7 @@ def run(
             raise ValueError(f"{name}: {error}") from error
         run_seconds: list[float] = []
         results: list[Any] = []
-        with _as_run_error("run"):
+        with run_errors("run"):
             call = _prepare(ort_session, ports, feed)
             for _ in range(repeat):
                 results.clear()  # frees the outputs of the run before
@@ -164,6 +167,7 @@ def run(
         assumed=assumed,
         inputs=tuple(_values(feed)),
         outputs=tuple(_values(outputs)),
+        packed=packed,
         session_seconds=session_seconds,
         run_seconds=tuple(run_seconds),
         memory={kind: max(memory[kind] - nbytes, 0) for kind, nbytes in before.items()},
@@ -172,8 +176,11 @@ def run(
 
 def _make_session(
     location: Location, model: str, providers: Sequence[str] | None, prepack: bool | None
-) -> Any:
-    """Makes a session of an archive or a `.onnx`, recognised by content."""
+) -> tuple[Any, int]:
+    """Makes a session of an archive or a `.onnx`, recognised by content.
+
+    Also returns the number of weights whose packed form is in the archive.
+    """
     ort, chosen = require_onnxruntime(), None
     if providers is not None:
         known = {it.lower().removesuffix(_SUFFIX): it for it in ort.get_available_providers()}
@@ -195,7 +202,7 @@ def _make_session(
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
     set_entries(options, prepacking_entries(prepack))
-    with _as_run_error("load"):
+    with run_errors("load"):
         make = ort.InferenceSession
         if is_zip:
             make = partial(session, model=model, **location.access)
@@ -205,23 +212,11 @@ def _make_session(
         raise RunError(
             f"ONNX Runtime cannot use {', '.join(sorted(missing))}; its log has the reason"
         )
-    return ort_session
-
-
-@contextlib.contextmanager
-def _as_run_error(action: str) -> Iterator[None]:
-    """Converts ONNX Runtime's exceptions, which have no common base class, to an `ArchiveError`."""
-    try:
-        yield
-    except (ArchiveError, ImportError, OSError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if type(error).__name__ == "InvalidProtobuf":
-            raise ArchiveFormatError(
-                f"expected an archive or a serialized ModelProto, found neither: {reason}"
-            ) from error
-        raise RunError(f"ONNX Runtime cannot {action} the model: {reason}") from error
+    packed = 0
+    if is_zip and prepack is not False and compares_packed() and location.path is not None:
+        with open_archive(location.path, model=model) as archive:
+            packed = len(packed_pairs(archive, machine(), ort.__version__))
+    return ort_session, packed
 
 
 def _prepare(

@@ -352,6 +352,8 @@ def external_data(
 ) -> ExternalData | None:
     """Reads a tensor's `external_data` field strictly.
 
+    Outside an archive, pairs by which ONNX Runtime finds packed weights are ignored.
+
     Args:
         ref: The tensor.
         report: Receives each broken rule (DATA-4, DATA-5).
@@ -373,6 +375,8 @@ def external_data(
     unfit: list[str] = []  # the first unfit pairs; the message shows no others
     for pair in tensor.external_data:
         key = pair.key
+        if keys is None and names_packed(pair):
+            continue
         is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed
         if is_known and key not in pairs:
             pairs[key] = _decoded(pair.value)
@@ -401,6 +405,11 @@ def external_data(
     if location is None:
         return None
     return ExternalData(location, numbers[OFFSET], numbers[LENGTH], pairs.get(CHECKSUM))
+
+
+def names_packed(pair: onnx.StringStringEntryProto) -> bool:
+    """True for a pair by which ONNX Runtime finds packed weights."""
+    return text(pair.key).startswith("prepacked")
 
 
 def location(tensor: onnx.TensorProto) -> str | None:

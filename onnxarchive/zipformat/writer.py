@@ -89,6 +89,7 @@ class ZipWriter:
         stream: Iterable[Buffer],
         *,
         is_constant: bool = False,
+        alignment: int = layout.MIN_ALIGNMENT,
     ) -> Placement:
         """Writes an entry from pieces of its data.
 
@@ -99,13 +100,15 @@ class ZipWriter:
             stream: The data in pieces.
             is_constant: True if `crc` was computed from the bytes of `stream`, and these bytes
                 cannot change; then the CRC-32 is not verified.
+            alignment: Alignment of the data in bytes, if larger than that of all entries.
 
         Raises:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
         self._require_entries(1)
-        placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
+        alignment = max(self._alignment, alignment)
+        placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
         self._append(header)
         written_nbytes = 0

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from edits import changed, documented, referring, require, weights
 from models import external, model_of, raw_tensor
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
@@ -282,7 +282,7 @@ def test_an_assigned_archive_that_is_closed_before_the_edit_ends_is_named(
 
 def test_elements_of_strings_are_changed_in_the_model(archive: Path) -> None:
     with onnxarchive.edit(archive) as edit:
-        strings = helper.make_tensor("names", TensorProto.STRING, [2], [b"a", b"b"])
+        strings = numpy_helper.from_array(np.array([b"a", b"b"], object), "names")
         edit.model.graph.initializer.append(strings)
         with pytest.raises(UnsupportedFeatureError, match=r"'names'.*`string_data` in edit\.model"):
             edit.tensors["names"] = np.array([b"c", b"d"], object)

@@ -1,4 +1,4 @@
-"""Measures sessions with and without packed copies of weights: time and private memory.
+"""Measures sessions with, without and with stored packed weights: time and private memory.
 
 Writes two archives: one with float32 weights (1 GiB), one with 4-bit weights (160 MiB). Each holds
 a model of 64 layers with weights of shape 2048 x 2048. Runs each model in one process, then in four
@@ -29,6 +29,7 @@ SIDE: Final = 2048  # rows and columns of a weight
 BLOCK: Final = 32  # elements of a 4-bit weight that share a scale
 BATCHES: Final = (1, 64)
 PROCESSES: Final = (1, 4)
+MODES: Final = ("yes", "no", "stored")  # packed copies in each process, none, in the archive
 RUNS: Final = 5
 MIB: Final = 1 << 20
 HEADER: Final = (
@@ -101,7 +102,7 @@ def private_nbytes() -> int:
     return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Anonymous:"))
 
 
-def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
+def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
     """Measures a session in step with the other processes; puts a `Measured` into `results`."""
     import onnxruntime
 
@@ -110,7 +111,7 @@ def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
     before = private_nbytes()
     together.wait()
     begin = time.perf_counter()
-    session = onnxarchive.session(path, options, ["CPUExecutionProvider"], prepack=prepack)
+    session = onnxarchive.session(path, options, ["CPUExecutionProvider"], prepack=mode != "no")
     start = time.perf_counter() - begin
     runs = []
     for batch in BATCHES:
@@ -126,11 +127,11 @@ def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
     results.put(Measured(start, tuple(runs), private_nbytes() - before))
 
 
-def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured]:
+def measure_together(path: Path, mode: str, processes: int) -> list[Measured]:
     """Runs `measure` in several processes at once; returns the figures of each process."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(processes), context.Queue()
-    arguments = (path, prepack, together, results)
+    arguments = (path, mode, together, results)
     workers = [context.Process(target=measure, args=arguments) for _ in range(processes)]
     for worker in workers:
         worker.start()
@@ -140,11 +141,11 @@ def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured
     return measured
 
 
-def row(kind: str, prepack: bool, measured: list[Measured]) -> str:
+def row(kind: str, mode: str, measured: list[Measured]) -> str:
     """A line of the table: median times of the processes, and total memory of all processes."""
     start = statistics.median(it.start for it in measured)
     runs = [statistics.median(it.runs[batch] for it in measured) for batch in range(len(BATCHES))]
-    cells = [kind, "yes" if prepack else "no", str(len(measured)), f"{start:.2f} s"]
+    cells = [kind, mode, str(len(measured)), f"{start:.2f} s"]
     cells += [f"{seconds * 1000:,.0f} ms" for seconds in runs]
     cells += [f"{sum(it.private for it in measured) / MIB:,.0f} MiB"]
     return f"| {' | '.join(cells)} |"
@@ -161,9 +162,11 @@ def main() -> None:
         for kind in tqdm(("float32", "4 bits"), leave=False):
             path = Path(directory) / "m.onnxa"
             write_archive(path, kind, arguments.layers)
-            for processes in PROCESSES:
-                for prepack in (True, False):
-                    rows.append(row(kind, prepack, measure_together(path, prepack, processes)))
+            for mode in MODES:
+                if mode == "stored":
+                    onnxarchive.prepack(path)
+                for processes in PROCESSES:
+                    rows.append(row(kind, mode, measure_together(path, mode, processes)))
             path.unlink()
     print(HEADER, *rows, sep="\n")
 

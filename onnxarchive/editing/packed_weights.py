@@ -1,0 +1,83 @@
+"""Packed weights in an edit: those that no longer belong to a weight are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxarchive.archive.linked_models import packed_sets
+from onnxarchive.archive.planning import open_assets
+from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.model import tensors
+from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.prepacked import INDEX, PackedSet, PackedWeight
+
+if TYPE_CHECKING:
+    from onnxarchive.archive.planning import Item
+    from onnxarchive.archive.reading import Archive
+    from onnxarchive.editing.changes import Draft
+
+
+def with_packed_weights(
+    archive: Archive, drafts: Mapping[str, Draft], assets: Mapping[str, Item | None]
+) -> dict[str, Item | None]:
+    """The changes of assets, among them those of packed weights that the edit makes necessary.
+
+    Packed weights stay while a model has an initializer of their name with the same bytes.
+
+    Args:
+        archive: The archive as it was.
+        drafts: Every model of the edited archive, by id.
+        assets: The new entry of each assigned asset, by name; None for a deleted one.
+    """
+    changed = dict(assets)
+    for found in packed_sets(archive):
+        index = found.folder + INDEX
+        if index in assets:  # this edit packs weights
+            continue
+        remaining = _remaining(archive, drafts, found)
+        if remaining == found:
+            continue
+        for file in found.files.keys() - remaining.files.keys():
+            changed[found.folder + file] = None
+        changed[index] = None
+        if remaining.files:
+            content = {index.removeprefix(ASSET_PREFIX): remaining.to_json()}
+            changed |= {item.name: item for item in open_assets(content)}
+    return changed
+
+
+def _remaining(archive: Archive, drafts: Mapping[str, Draft], found: PackedSet) -> PackedSet:
+    """The part of a set that belongs to the edited models, under their new ids."""
+    weights: dict[str, Mapping[str, PackedWeight]] = {}
+    unpacked: dict[str, tuple[str, ...]] = {}
+    for identifier, draft in sorted(drafts.items()):
+        if draft.origin is None or draft.origin not in found.weights:
+            continue
+        packed = found.weights[draft.origin]
+        if draft.message is not None or draft.elements:
+            contents = _contents(archive, draft)
+            packed = {
+                name: weight
+                for name, weight in packed.items()
+                if contents.get(name) == (weight.nbytes, weight.crc32)
+            }
+        weights[identifier] = packed
+        if draft.origin in found.unpacked:
+            unpacked[identifier] = found.unpacked[draft.origin]
+    return replace(found, weights=weights, unpacked=unpacked)
+
+
+def _contents(archive: Archive, draft: Draft) -> dict[str, tuple[int, int]]:
+    """Size in bytes and CRC-32 of the initializers that entries hold, by name."""
+    model = archive.models[draft.origin or ""] if draft.message is None else draft.message
+    contents: dict[str, tuple[int, int]] = {}
+    for tensor in model.graph.initializer:
+        data = draft.elements.get(tensor.name)
+        entry = archive.entries.get(tensors.location(tensor) or "")
+        if data is not None:
+            contents[tensor.name] = (data.data.nbytes, Crc32.of(data.data).value)
+        elif entry is not None:
+            contents[tensor.name] = (entry.nbytes, entry.crc32)
+    return contents

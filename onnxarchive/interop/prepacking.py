@@ -1,0 +1,206 @@
+"""Weights that ONNX Runtime has packed, stored in the archive, so that sessions map them.
+
+ONNX Runtime packs many weights for speed, in memory of each process. It can also write the packed
+weights, and later compare them with what it packs and use the written ones in place. `prepack` lets
+it write them, and stores them as assets; sessions and links then refer to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from onnxarchive.archive.linked_models import packable
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive
+from onnxarchive.buffers.counting import Progress
+from onnxarchive.editing.transaction import Edit, edit
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
+from onnxarchive.interop.onnxruntime import session_inputs
+from onnxarchive.interop.ort_options import (
+    OPTIMIZED_DATA,
+    OPTIMIZED_NBYTES,
+    SAVE_PACKED,
+    compares_packed,
+    machine,
+    require_onnxruntime,
+    run_errors,
+    set_entries,
+)
+from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.prepacked import INDEX, PREFIX, PackedSet, PackedWeight
+from onnxarchive.storage import locking
+from onnxarchive.storage.filesystem import directory_of, require_space
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+__all__ = ["prepack"]
+
+_Buffers = dict[str, memoryview]  # packed buffers by file name
+
+
+def prepack(
+    path: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    sess_options: ort.SessionOptions | None = None,
+    timeout: float | None = locking.TIMEOUT,
+    progress: Progress | None = None,
+) -> None:
+    """Stores the weights as ONNX Runtime packs them, so that sessions run fast and share memory.
+
+    Afterwards `session`, `session_options` and `link` tell ONNX Runtime where the packed weights
+    are. A session still reads and packs each weight once, compares the result with the archive, and
+    then maps the archive's copy. The archive grows by about the size of its weights; they are
+    written as assets below `onnxruntime/prepacked/`, in one edit, and no entry moves.
+
+    Packed weights suit one version of ONNX Runtime and one kind of machine. A second call replaces
+    those of this kind, and keeps others. ONNX Runtime ignores packed weights that do not suit.
+
+    Args:
+        path: The archive, a local file. Its directory needs room for twice the weights meanwhile.
+        model: Id of the only model to pack, such as `"decoder"`; None for all models.
+        sess_options: Options of the sessions that will use the weights, such as the level of
+            optimization; they are copied.
+        timeout: Seconds to wait for the archive's lock; None waits without limit.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
+
+    Raises:
+        ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.32, which is the first that compares
+            packed weights with its own; or it cannot load a model, or copy `sess_options`.
+        ArchiveError: The archive was edited while ONNX Runtime packed its weights.
+        LockedError: The archive stayed locked until `timeout`.
+        ImportError: ONNX Runtime is not installed.
+        OSError: The archive cannot be read or written, or the disk has too little space.
+
+    Example:
+        onnxarchive.prepack("model.onnxa")
+        session = onnxarchive.session("model.onnxa")
+    """
+    version: str = require_onnxruntime().__version__
+    if not compares_packed():
+        raise UnsupportedFeatureError(
+            "expected ONNX Runtime 1.32 or newer, the first that compares packed weights with its "
+            f"own, found {version}: pip install --upgrade onnxruntime"
+        )
+    parent = directory_of(os.fspath(path))
+    with open(path) as archive:
+        ids, entries = list(archive.models) if model is None else [model], dict(archive.entries)
+    require_space(path, 2 * sum(entry.nbytes for entry in entries.values()), parent)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".prepack") as directory:
+        buffers: _Buffers = {}
+        packed: dict[str, dict[str, PackedWeight]] = {}
+        unpacked: dict[str, tuple[str, ...]] = {}
+        for number, identifier in enumerate(ids):
+            with open(path, model=identifier) as archive, with_path(path):
+                folder = os.path.join(directory, str(number))
+                keys = _packed_keys(archive, folder, sess_options, buffers)
+                weights = {name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)}
+            packed[identifier] = {
+                name: PackedWeight(*weight, keys[name])
+                for name, weight in weights.items()
+                if name in keys
+            }
+            unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
+        new = PackedSet(version, machine(), packed, unpacked)
+        with edit(path, timeout=timeout, progress=progress) as changes:
+            if dict(changes.entries) != entries:
+                raise ArchiveError(
+                    "the archive was edited while its weights were packed; try again"
+                )
+            _store(changes, new, buffers)
+        del changes  # holds the map of the buffers, which Windows does not remove
+        buffers.clear()
+
+
+def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
+    """Replaces the packed weights of this kind, except those of models that were not packed."""
+    assets, folder = changes.assets, new.folder.removeprefix(ASSET_PREFIX)
+    with contextlib.suppress(KeyError, ValueError):
+        old = PackedSet.of_json(assets[folder + INDEX])
+        new = replace(
+            new, weights={**old.weights, **new.weights}, unpacked={**old.unpacked, **new.unpacked}
+        )
+    for path in [path for path in assets if path.startswith(folder)]:
+        if path.removeprefix(folder) not in new.files:
+            del assets[path]
+    for name, buffer in buffers.items():
+        assets[folder + name] = buffer
+    assets[folder + INDEX] = new.to_json()
+
+
+def remove_prepacked(
+    path: str | os.PathLike[str],
+    *,
+    timeout: float | None = locking.TIMEOUT,
+    progress: Progress | None = None,
+) -> None:
+    """Removes all packed weights from an archive; see `onnxarchive.edit` for errors."""
+    with edit(path, timeout=timeout, progress=progress) as changes:
+        for asset in [it for it in changes.assets if f"{ASSET_PREFIX}{it}".startswith(PREFIX)]:
+            del changes.assets[asset]
+
+
+def _packed_keys(
+    archive: Archive,
+    directory: str,
+    sess_options: ort.SessionOptions | None,
+    buffers: _Buffers,
+) -> dict[str, dict[str, tuple[tuple[str, int], ...]]]:
+    """Lets ONNX Runtime pack the weights of a model.
+
+    Args:
+        archive: The archive, opened with the model.
+        directory: The directory to make, for what ONNX Runtime writes.
+        sess_options: Options of the session.
+        buffers: Receives the buffers, views of the map, by file name.
+
+    Returns:
+        For each weight, its keys; for each key, the files and sizes of its buffers.
+    """
+    os.mkdir(directory)
+    with contextlib.ExitStack() as files:
+        inputs = session_inputs(archive, "", sess_options, True, {}, files, has_packed=False)
+    options = inputs.own_options()
+    optimized = os.path.join(directory, "optimized.onnx")
+    options.optimized_model_filepath = optimized
+    options.log_severity_level = 3  # a warning says that the optimized model suits this machine
+    set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: "data", OPTIMIZED_NBYTES: "1"})
+    with run_errors("load"):
+        require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
+    model = onnx.load(optimized, load_external_data=False)
+    found: dict[str, dict[str, tuple[tuple[str, int], ...]]] = {}
+    data: memoryview | None = None
+    for tensor in model.graph.initializer:
+        for pair in tensor.external_data:
+            if not pair.key.startswith("prepacked"):
+                continue
+            if data is None:
+                data = _mapped(os.path.join(directory, "data"))
+            key, *places = pair.value.split("|")
+            stored: list[tuple[str, int]] = []
+            for number, place in enumerate(places):
+                offset, nbytes, _ = map(int, place.split(";"))
+                view, file = data[offset : offset + nbytes], f"{key}.{number}"
+                first = buffers.setdefault(file, view)
+                if first is not view and first != view:
+                    break  # of another weight: ONNX Runtime packs this one itself
+                stored.append((file, nbytes))
+            else:
+                found.setdefault(tensor.name, {})[key] = tuple(stored)
+    return found
+
+
+def _mapped(path: str) -> memoryview:
+    with Path(path).open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,165 @@
+"""The index of weights that ONNX Runtime has packed, kept as assets of an archive.
+
+Each folder below `PREFIX` has a set of packed weights: an index (`INDEX`, JSON) and the buffers
+that the index names. ONNX Runtime finds a buffer by a key, which contains a hash of the packed
+bytes; the index says which weights of which models need which keys. Appendix C of the specification
+describes the index.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onnxarchive.model.keys import ASSET_PREFIX
+
+PREFIX: Final = f"{ASSET_PREFIX}onnxruntime/prepacked/"
+INDEX: Final = "index.json"
+ALIGNMENT: Final = 256  # ONNX Runtime copies a buffer at another offset
+MAX_INDEX_NBYTES: Final = 1 << 26
+
+_KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
+
+
+def least_alignment(name: str) -> int:
+    """Least alignment in bytes of the data of an entry; larger for packed weights."""
+    return ALIGNMENT if name.startswith(PREFIX) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """The packed buffers of an initializer.
+
+    Attributes:
+        nbytes: Size in bytes of the initializer's own bytes.
+        crc32: Their CRC-32.
+        buffers: For each key of ONNX Runtime, the names of files in the folder and their sizes in
+            bytes.
+    """
+
+    nbytes: int
+    crc32: int
+    buffers: Mapping[str, tuple[tuple[str, int], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSet:
+    """The packed weights for a version of ONNX Runtime and a kind of machine.
+
+    Attributes:
+        onnxruntime: The version.
+        machine: The kind of machine: its architecture and the instructions that matter.
+        weights: The packed initializers of the main graph by name, for each id of a model.
+        unpacked: The names of large initializers that ONNX Runtime does not pack.
+    """
+
+    onnxruntime: str
+    machine: str
+    weights: Mapping[str, Mapping[str, PackedWeight]]
+    unpacked: Mapping[str, tuple[str, ...]]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the set, the beginning of its entries' names."""
+        return f"{PREFIX}{self.onnxruntime}-{self.machine}/"
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The sizes of all buffers by file name, in bytes."""
+        return {
+            name: nbytes
+            for weights in self.weights.values()
+            for weight in weights.values()
+            for buffers in weight.buffers.values()
+            for name, nbytes in buffers
+        }
+
+    def to_json(self) -> bytes:
+        """The index."""
+        weights = {
+            identifier: {
+                name: {"nbytes": it.nbytes, "crc32": it.crc32, "packed": it.buffers}
+                for name, it in sorted(named.items())
+            }
+            for identifier, named in sorted(self.weights.items())
+        }
+        index = {
+            "onnxruntime": self.onnxruntime,
+            "machine": self.machine,
+            "weights": weights,
+            "unpacked": {id: list(names) for id, names in sorted(self.unpacked.items())},
+        }
+        return json.dumps(index, indent=1).encode() + b"\n"
+
+    @classmethod
+    def of_json(cls, data: bytes) -> PackedSet:
+        """Reads an index.
+
+        Raises:
+            ValueError: It is no index.
+        """
+        try:
+            index = json.loads(data)
+            weights = {
+                _of(str, identifier): {name: _weight(it) for name, it in named.items()}
+                for identifier, named in index["weights"].items()
+            }
+            unpacked = {
+                id: tuple(_of(str, name) for name in names)
+                for id, names in index["unpacked"].items()
+            }
+            version, machine = _of(str, index["onnxruntime"]), _of(str, index["machine"])
+            return cls(version, machine, weights, unpacked)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"expected an index of packed weights, found {error!r}") from None
+
+    def pairs(
+        self, identifier: str, tensors: Iterable[tuple[str, int, int]], offsets: Mapping[str, int]
+    ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        """The pairs of `external_data` that tell ONNX Runtime where the packed weights are.
+
+        Args:
+            identifier: Id of the model.
+            tensors: Name, size in bytes and CRC-32 of each initializer in the archive.
+            offsets: The offsets of the buffers in the archive's file by file name, in bytes.
+
+        Yields:
+            Name and pairs of each initializer whose packed weights belong to its present bytes.
+        """
+        weights = self.weights.get(identifier, {})
+        taken: set[str] = set()  # ONNX Runtime refuses a key that two weights have
+        for name, nbytes, crc32 in tensors:
+            weight = weights.get(name)
+            if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
+                continue
+            pairs: list[tuple[str, str]] = []
+            for key, buffers in weight.buffers.items():
+                if key in taken or not all(file in offsets for file, _ in buffers):
+                    continue
+                taken.add(key)
+                places = (f"{offsets[file]};{size};0" for file, size in buffers)
+                pairs.append((f"prepacked_{len(pairs)}", "|".join([key, *places])))
+            yield name, pairs
+
+
+def _weight(index: Mapping[str, Any]) -> PackedWeight:
+    buffers = {
+        _key(key): tuple((_key(name), _of(int, nbytes)) for name, nbytes in buffers)
+        for key, buffers in index["packed"].items()
+    }
+    return PackedWeight(_of(int, index["nbytes"]), _of(int, index["crc32"]), buffers)
+
+
+def _key(text: str) -> str:
+    if not _KEY.fullmatch(text):
+        raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {text!r}")
+    return text
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

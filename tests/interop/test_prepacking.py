@@ -1,0 +1,504 @@
+"""Packed weights in an archive: sessions map them, edits keep those that belong to a weight."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import further_model, runnable_model
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.cli import main
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
+from onnxarchive.interop.ort_options import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
+from onnxarchive.model.prepacked import PREFIX, PackedSet
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32),
+    reason="ONNX Runtime does not compare packed weights",
+)
+
+MIB = 1 << 20
+CPU = ["CPUExecutionProvider"]
+X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+WEIGHT = "layer.0/weight"
+FOLDER = f"{PREFIX}{ort.__version__}-{machine()}/"
+
+
+def run(source: Any, **options: Any) -> np.ndarray:
+    """The output of a session, which must raise no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session = onnxarchive.session(source, providers=CPU, **options)
+    (output,) = session.run(None, {"x": X})
+    return np.asarray(output)
+
+
+def expected(model: onnx.ModelProto) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=CPU)
+    return np.asarray(session.run(None, {"x": X})[0])
+
+
+def index_of(path: Path, folder: str = FOLDER) -> PackedSet:
+    with onnxarchive.open(path) as archive:
+        return PackedSet.of_json(bytes(archive.read(f"{folder}index.json")))
+
+
+def packed_entries(path: Path) -> list[str]:
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        return [name for name in archive.entries if name.startswith(PREFIX)]
+
+
+def pairs_of(path: Path, model: str = "") -> dict[str, list[str]]:
+    """The keys of the pairs about packed weights that a session gets, by tensor."""
+    serialized, _ = onnxarchive.session_options(path, model=model)
+    loaded = onnx.load_model_from_string(serialized)
+    return {
+        tensor.name: keys
+        for tensor in loaded.graph.initializer
+        if (keys := [it.key for it in tensor.external_data if it.key.startswith("prepacked")])
+    }
+
+
+@pytest.fixture
+def packed(path: Path) -> Path:
+    """An archive with packed weights."""
+    onnxarchive.save(runnable_model(), path)
+    onnxarchive.prepack(path)
+    return path
+
+
+# Packing
+
+
+def test_packing_adds_assets_in_place_and_leaves_every_entry_where_it_is(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path, assets={"labels.txt": b"cat"})
+    status = path.stat()
+    with onnxarchive.open(path) as archive:
+        before = {name: it for name, it in archive.entries.items() if not name.startswith("__")}
+    onnxarchive.prepack(path)
+    assert path.stat().st_ino == status.st_ino
+    with onnxarchive.open(path) as archive:
+        assert before.items() <= dict(archive.entries).items()
+        buffers = [it for name, it in archive.entries.items() if name.startswith(FOLDER)]
+    assert [it.data_offset % 256 for it in buffers] == [0] * len(buffers)
+    index = index_of(path)
+    assert [*index.weights[""]] == [WEIGHT]
+    assert (index.onnxruntime, index.machine) == (ort.__version__, machine())
+    assert {f"{FOLDER}{name}" for name in [*index.files, "index.json"]} == {*packed_entries(path)}
+    assert [it.name for it in path.parent.iterdir()] == [path.name]
+
+
+def test_packing_again_writes_nothing(packed: Path) -> None:
+    before = packed.read_bytes(), packed.stat().st_mtime_ns
+    onnxarchive.prepack(packed)
+    assert (packed.read_bytes(), packed.stat().st_mtime_ns) == before
+
+
+def test_weights_that_are_not_packed_are_named(path: Path) -> None:
+    model = runnable_model()
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones(16), "layer.0/bias"))
+    model.graph.node[1].op_type = "Identity"
+    del model.graph.node[1].input[1:]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(500, np.float32), "unused"))
+    onnxarchive.save(model, path)
+    onnxarchive.prepack(path)
+    assert index_of(path).unpacked == {"": ("unused",)}
+
+
+def test_each_model_is_packed_or_the_one_that_is_named(path: Path) -> None:
+    onnxarchive.save(further_model(), path, models={"second": further_model()})
+    onnxarchive.prepack(path, model="second")
+    assert pairs_of(path) == {}
+    assert [*pairs_of(path, "second")] == ["embedding", "own"]
+    onnxarchive.prepack(path, model="")
+    index = index_of(path)
+    assert {id: [*weights] for id, weights in index.weights.items()} == {
+        "": ["embedding", "own"],
+        "second": ["embedding", "own"],
+    }
+    assert len(index.files) == 2  # both models have the same weights
+    for model in ("", "second"):
+        np.testing.assert_array_equal(run(path, model=model), expected(further_model()))
+
+
+def test_sets_of_other_versions_and_machines_are_kept_and_not_used(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    other = PackedSet("1.40.0", "riscv64", {"": {}}, {})
+    with onnxarchive.edit(path) as edit:
+        edit.assets["onnxruntime/prepacked/1.40.0-riscv64/index.json"] = other.to_json()
+    assert pairs_of(path) == {}
+    onnxarchive.prepack(path)
+    assert f"{other.folder}index.json" in packed_entries(path)
+    assert [*pairs_of(path)] == [WEIGHT]
+
+
+def test_the_set_of_another_version_is_used_if_there_is_none_of_this_one(packed: Path) -> None:
+    index = index_of(packed)
+    other = PackedSet("1.40.0", index.machine, index.weights, index.unpacked)
+    with onnxarchive.edit(packed) as edit:
+        for name in index.files:
+            edit.assets[f"{other.folder}{name}".removeprefix("assets/")] = edit.assets[
+                f"{FOLDER}{name}".removeprefix("assets/")
+            ]
+        edit.assets[f"{other.folder}index.json".removeprefix("assets/")] = other.to_json()
+        for name in [*index.files, "index.json"]:
+            del edit.assets[f"{FOLDER}{name}".removeprefix("assets/")]
+    assert [*pairs_of(packed)] == [WEIGHT]
+    np.testing.assert_array_equal(run(packed), expected(runnable_model()))
+
+
+def test_an_older_runtime_is_refused_and_gets_no_packed_weights(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = packed.read_bytes()
+    monkeypatch.setattr(ort, "__version__", "1.31.1")
+    assert pairs_of(packed) == {}
+    np.testing.assert_array_equal(run(packed), expected(runnable_model()))
+    with pytest.raises(UnsupportedFeatureError, match=r"1\.32 or newer.*found 1\.31\.1"):
+        onnxarchive.prepack(packed)
+    assert packed.read_bytes() == before
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_archive_and_no_file(path: Path) -> None:
+    model = runnable_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnxarchive.save(model, path)
+    before = path.read_bytes()
+    with pytest.raises(ArchiveError, match=r"ONNX Runtime cannot load the model.*NoSuchOperator"):
+        onnxarchive.prepack(path)
+    assert path.read_bytes() == before
+    assert [it.name for it in path.parent.iterdir()] == [path.name]
+
+
+def test_an_edit_while_weights_are_packed_is_noticed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(runnable_model(), path)
+    make = ort.InferenceSession
+
+    def edited(*arguments: Any, **options: Any) -> Any:
+        session = make(*arguments, **options)
+        with onnxarchive.edit(path) as edit:
+            edit.metadata["author"] = "Ada"
+        return session
+
+    monkeypatch.setattr(ort, "InferenceSession", edited)
+    with pytest.raises(ArchiveError, match="edited while its weights were packed"):
+        onnxarchive.prepack(path)
+    assert packed_entries(path) == []
+
+
+# Sessions
+
+PROGRAM = """
+import pathlib, sys
+import numpy as np, onnxruntime, onnxarchive
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+
+def session(path):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    made = onnxarchive.session(path, options, ["CPUExecutionProvider"])
+    (value,) = made.get_inputs()
+    return made, made.run(None, {"x": np.ones(value.shape, np.float32)})[0]
+
+small = session(sys.argv[1])  # what every session takes
+before = anonymous()
+large, output = session(sys.argv[2])
+print(anonymous() - before, float(output.sum()))
+"""
+
+
+def test_processes_map_the_packed_weights(tmp_path: Path) -> None:
+    if not os.path.exists("/proc/self/status"):
+        pytest.skip("this system does not tell private memory")
+    small, plain, path = (tmp_path / f"{name}.onnxa" for name in ("small", "plain", "packed"))
+    onnxarchive.save(runnable_model(), small)
+    onnxarchive.save(runnable_model(64 * MIB), plain)
+    shutil.copy(plain, path)
+    onnxarchive.prepack(path)
+    taken, outputs = [], []
+    for file in (plain, path):
+        command = [sys.executable, "-c", PROGRAM, str(small), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        nbytes, output = done.stdout.split()
+        taken.append(int(nbytes))
+        outputs.append(float(output))
+    print(f"{taken[0] / MIB:.1f} MiB, packed in the archive {taken[1] / MIB:.1f} MiB")  # noqa: T201
+    assert outputs[0] == outputs[1]
+    assert taken[0] > 60 * MIB
+    assert taken[1] < 0.35 * taken[0]
+
+
+@pytest.mark.parametrize("way", ["path", "archive", "options"])
+def test_every_way_to_a_session_gives_the_outputs_of_the_model(packed: Path, way: str) -> None:
+    assert pairs_of(packed) == {WEIGHT: ["prepacked_0"]}
+    if way == "archive":
+        with onnxarchive.open(packed) as archive:
+            output = run(archive)
+    elif way == "options":
+        session = ort.InferenceSession(*onnxarchive.session_options(packed), CPU)
+        output = session.run(None, {"x": X})[0]
+    else:
+        output = run(packed)
+    np.testing.assert_array_equal(output, expected(runnable_model()))
+
+
+def test_without_prepacking_no_packed_weight_is_named(packed: Path) -> None:
+    serialized, _ = onnxarchive.session_options(packed, prepack=False)
+    assert b"prepacked" not in serialized
+    np.testing.assert_allclose(run(packed, prepack=False), expected(runnable_model()), rtol=1e-3)
+
+
+def test_damaged_packed_weights_are_warned_of_and_packed_anew(packed: Path) -> None:
+    with onnxarchive.open(packed) as archive:
+        (name,) = (it for it in archive.entries if it.startswith(FOLDER) and "json" not in it)
+        offset = archive.entries[name].data_offset
+    with packed.open("r+b") as file:
+        file.seek(offset + 100)
+        file.write(b"damaged")
+    with pytest.warns(UserWarning, match=r"\.onnxa: ONNX Runtime did not take the packed weights"):
+        session = onnxarchive.session(packed, providers=CPU)
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
+    with pytest.raises(Exception, match="do not match"):
+        ort.InferenceSession(*onnxarchive.session_options(packed), CPU)
+    assert onnxarchive.check(packed, full=True) != []
+
+
+def test_a_session_that_fails_without_packed_weights_fails_with_its_own_error(
+    packed: Path,
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Exception, match=r"(?i)provider"):
+            onnxarchive.session(packed, providers=["NoProvider"], enable_fallback=0)
+
+
+@pytest.mark.parametrize("matches", [False, True])
+def test_packed_weights_of_other_bytes_change_no_output(packed: Path, matches: bool) -> None:
+    """Also if the index claims that they are those of the new weight."""
+    index = index_of(packed)
+    with onnxarchive.open(packed) as archive:
+        assets = dict(archive.assets)
+    model = runnable_model()
+    weight = numpy_helper.to_array(model.graph.initializer[0]) * 2
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, WEIGHT))
+    onnxarchive.save(model, packed, assets=assets)
+    if matches:
+        with onnxarchive.open(packed) as archive:
+            (key,) = (name for name in archive.entries if not name.startswith(("assets", "__")))
+            entry = archive.entries[key]
+        text = json.loads(index.to_json())
+        text["weights"][""][WEIGHT] |= {"crc32": entry.crc32, "nbytes": entry.nbytes}
+        with onnxarchive.edit(packed) as edit:
+            edit.assets[f"{FOLDER}index.json".removeprefix("assets/")] = json.dumps(text).encode()
+    assert [*pairs_of(packed)] == [WEIGHT] * matches
+    np.testing.assert_array_equal(run(packed), expected(model))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"onnxruntime": 1, "machine": "m", "weights": {}, "unpacked": {}}',
+        b'{"onnxruntime": "1", "machine": "m", "weights": {}, "unpacked": {}}',  # another folder
+        b'{"onnxruntime": "1", "machine": "m", "weights": [], "unpacked": {}}',
+        b'{"onnxruntime": "1", "machine": "m", "weights": {"": {"w": {}}}, "unpacked": {}}',
+        b'{"onnxruntime": "1", "machine": "m", "unpacked": {}, "weights": {"": {"w": {"nbytes": 1,'
+        b' "crc32": 1, "packed": {"a|b": [["x", 1]]}}}}}',
+    ],
+)
+def test_an_index_that_cannot_be_read_is_named_and_not_used(packed: Path, content: bytes) -> None:
+    with onnxarchive.edit(packed) as edit:
+        edit.assets[f"{FOLDER}index.json".removeprefix("assets/")] = content
+    with pytest.warns(UserWarning, match=r"index\.json'?: .*its packed weights are not used"):
+        session = onnxarchive.session(packed, providers=CPU)
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
+    with pytest.warns(UserWarning, match="are not used"):
+        onnxarchive.prepack(packed)
+    np.testing.assert_array_equal(run(packed), expected(runnable_model()))
+
+
+@pytest.mark.parametrize("change", ["missing", "shorter"])
+def test_buffers_that_are_not_as_the_index_says_are_left_out(packed: Path, change: str) -> None:
+    (file,) = index_of(packed).files
+    asset = f"{FOLDER}{file}".removeprefix("assets/")
+    with onnxarchive.edit(packed) as edit:
+        if change == "missing":
+            del edit.assets[asset]
+        else:
+            edit.assets[asset] = edit.assets[asset][:-1]
+    assert pairs_of(packed) == {}
+    np.testing.assert_array_equal(run(packed), expected(runnable_model()))
+
+
+def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
+    # ONNX Runtime refuses a model in which two weights name one key.
+    weight = np.random.default_rng(1).standard_normal((1024, 1024), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["z"]),
+            helper.make_node("MatMul", ["z", "b"], ["y"]),
+        ],
+        "twice",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1024])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 1024])],
+        [numpy_helper.from_array(weight, name) for name in "ab"],
+    )
+    opset = helper.make_opsetid("", 21)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    onnxarchive.save(model, path)
+    onnxarchive.prepack(path)
+    assert len(index_of(path).files) == 1
+    np.testing.assert_array_equal(run(path), expected(model))
+
+
+# Edits
+
+
+def test_an_edit_of_metadata_keeps_the_packed_weights(packed: Path) -> None:
+    before = packed_entries(packed)
+    with onnxarchive.edit(packed) as edit:
+        edit.metadata["author"] = "Ada"
+        edit.model.graph.node[0].name = "product"
+    assert packed_entries(packed) == before
+    assert [*pairs_of(packed)] == [WEIGHT]
+
+
+def test_new_elements_drop_the_packed_weights_of_the_old_ones(path: Path) -> None:
+    model = further_model()
+    onnxarchive.save(model, path)
+    onnxarchive.prepack(path)
+    new = numpy_helper.to_array(model.graph.initializer[1]) * 2
+    with onnxarchive.edit(path) as edit:
+        edit.tensors["own"] = new
+    assert [*index_of(path).weights[""]] == ["embedding"]
+    assert len(packed_entries(path)) == 2
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(new, "own"))
+    np.testing.assert_array_equal(run(path), expected(model))
+
+
+def test_a_replaced_model_keeps_the_packed_weights_of_tensors_that_it_has_too(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    onnxarchive.prepack(path)
+    model = runnable_model()
+    model.graph.initializer[1].raw_data = np.ones(16, np.float32).tobytes()
+    with onnxarchive.edit(path) as edit:
+        edit.model.graph.initializer[1].raw_data = np.ones(16, np.float32).tobytes()
+    assert [*pairs_of(path)] == [WEIGHT]
+    np.testing.assert_array_equal(run(path), expected(model))
+    with onnxarchive.edit(path, compact=True) as edit:
+        edit.model = further_model()
+    assert packed_entries(path) == []
+    np.testing.assert_array_equal(run(path), expected(further_model()))
+
+
+def test_packed_weights_follow_a_renamed_model_and_go_with_a_removed_one(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path, models={"further": further_model()})
+    onnxarchive.prepack(path)
+    with onnxarchive.edit(path) as edit:
+        edit.models.rename("further", "other")
+    assert [*pairs_of(path, "other")] == ["embedding", "own"]
+    with onnxarchive.edit(path, compact=True) as edit:
+        del edit.models["other"]
+    assert [*index_of(path).weights] == [""]
+    assert len(packed_entries(path)) == 2
+    np.testing.assert_array_equal(run(path), expected(runnable_model()))
+
+
+@pytest.mark.parametrize("how", ["compact", "convert", "save"])
+def test_a_rewritten_archive_keeps_aligned_packed_weights(packed: Path, how: str) -> None:
+    if how == "compact":
+        with onnxarchive.edit(packed, compact=True) as edit:
+            edit.assets["first.txt"] = b"moves what follows"
+    elif how == "convert":
+        onnxarchive.convert(packed, packed.with_name("new.onnxa"))
+        packed = packed.with_name("new.onnxa")
+    else:
+        model = pytest.importorskip("onnxarchive.ir").load(packed)
+        onnxarchive.save(model, packed)
+    with onnxarchive.open(packed) as archive:
+        buffers = [it for name, it in archive.entries.items() if name.startswith(FOLDER)]
+    assert [it.data_offset % 256 for it in buffers] == [0, 0]
+    assert [*pairs_of(packed)] == [WEIGHT]
+    np.testing.assert_array_equal(run(packed), expected(runnable_model()))
+
+
+# Links, and models of ONNX Runtime
+
+
+def test_a_link_names_packed_weights_if_asked(packed: Path) -> None:
+    link = packed.with_name("link.onnx")
+    onnxarchive.link(packed, link)
+    assert b"prepacked" not in link.read_bytes()
+    onnxarchive.link(packed, link, prepack=True)
+    assert b"prepacked_0" in link.read_bytes()
+    assert onnxarchive.check_link(link) == []
+    session = ort.InferenceSession(link, providers=CPU)
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
+
+
+def test_a_link_to_packed_weights_that_have_gone_is_found(packed: Path) -> None:
+    link = packed.with_name("link.onnx")
+    onnxarchive.link(packed, link, prepack=True)
+    assert main(["prepack", str(packed), "--remove"]) == 0
+    (finding,) = onnxarchive.check_link(link)
+    assert f"{WEIGHT}' (graph.initializer[0]): expected packed weights at" in finding.message
+
+
+def test_a_model_that_onnx_runtime_saved_with_packed_weights_converts(
+    tmp_path: Path, path: Path
+) -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    for key, value in {SAVE_PACKED: "1", OPTIMIZED_DATA: "data", OPTIMIZED_NBYTES: "1"}.items():
+        options.add_session_config_entry(key, value)
+    ort.InferenceSession(runnable_model().SerializeToString(), options, CPU)
+    assert b"prepacked_0" in (tmp_path / "optimized.onnx").read_bytes()
+    onnxarchive.convert(tmp_path / "optimized.onnx", path)
+    assert packed_entries(path) == []
+    np.testing.assert_array_equal(run(path), expected(runnable_model()))
+
+
+# The command line
+
+
+def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnxarchive.save(runnable_model(), path)
+    assert main(["run", str(path)]) == 0
+    assert "packed" not in capsys.readouterr().out
+    assert main(["prepack", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: 1 packed weights, 65,536 bytes")
+    assert main(["info", str(path), "--json"]) == 0
+    (described,) = json.loads(capsys.readouterr().out)["packed"]
+    assert described["machine"] == machine()
+    assert described["is_usable"]
+    assert main(["info", str(path)]) == 0
+    assert f"of ONNX Runtime {ort.__version__} on {machine()}" in capsys.readouterr().out
+    assert main(["run", str(path)]) == 0
+    assert "\npacked    1 weights" in capsys.readouterr().out
+    assert main(["run", str(path), "--no-prepack"]) == 0
+    assert "packed" not in capsys.readouterr().out
+    assert main(["prepack", str(path), "--remove"]) == 0
+    assert capsys.readouterr().out == f"{path}: no packed weights\n"
+    assert packed_entries(path) == []
