@@ -1,4 +1,4 @@
-"""Runs many conversions, in this process or in the workers of an executor."""
+"""Finds the models of directories and stores, and converts them, perhaps in workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.conversion.converting import Conversion, convert_silently
-from onnxarchive.conversion.trees import (
-    ARCHIVE_SUFFIX,
-    find_models,
-    find_remote_models,
-    with_suffix,
-)
 from onnxarchive.errors import ArchiveError, describe_error, shown
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.source import FollowLinks
+from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
+from onnxarchive.sources.source import FollowLinks, is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.filesystem import is_below
 from onnxarchive.zipformat import layout
 
+_ARCHIVE_SUFFIX = ".onnxa"
+_MODEL_SUFFIXES = (".onnx", _ARCHIVE_SUFFIX)  # other files are skipped unless they hold a model
+_SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 # A model, the archive to make of it, and the error message if this is impossible.
 _Work: TypeAlias = tuple[Location, Location, str | None]
 
@@ -179,7 +178,7 @@ def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
         try:
             for path, place in find_models(source.path, note):
                 absolute = os.path.abspath(path)
-                is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
+                is_archive = is_tree and path.endswith(_ARCHIVE_SUFFIX)
                 if is_archive and is_below(os.path.realpath(path), folder.place):
                     continue  # made by an earlier run
                 found = True
@@ -198,8 +197,8 @@ def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
 def _archive(folder: Location, place: str) -> Location:
     """The archive of the model at `place`, a path relative to its tree."""
     if folder.path is not None:
-        return folder.at(os.path.join(folder.path, with_suffix(place)))
-    return folder.at(f"{folder.place.rstrip('/')}/{with_suffix(place)}")
+        return folder.at(os.path.join(folder.path, _with_suffix(place)))
+    return folder.at(f"{folder.place.rstrip('/')}/{_with_suffix(place)}")
 
 
 def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
@@ -212,8 +211,8 @@ def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[
     found = False
     error: str | None
     try:
-        for url, place in find_remote_models(source):
-            if url.endswith(ARCHIVE_SUFFIX) and url.startswith(f"{folder.place.rstrip('/')}/"):
+        for url, place in _find_remote_models(source):
+            if url.endswith(_ARCHIVE_SUFFIX) and url.startswith(f"{folder.place.rstrip('/')}/"):
                 continue  # made by an earlier run
             found = True
             if url in met:
@@ -231,6 +230,91 @@ def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[
         error = str(fault)
     if error is not None:
         yield source, _archive(folder, os.path.basename(source.name.rstrip("/"))), error
+
+
+def find_models(
+    source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Finds the models of a tree, sorted by name: first a directory's files, then its folders.
+
+    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it is
+    an ONNX model or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that
+    begin with a dot are skipped. In a model's directory of a Hugging Face cache, only the snapshots
+    are searched. If `source` is a file, it is always a model.
+
+    Args:
+        source: A file or the root of a tree.
+        on_error: Called with the error if a folder cannot be read; None raises it.
+
+    Yields:
+        The model's path, and the model's path relative to `source`. If `source` is the model, the
+        second path is the name of `source`.
+
+    Raises:
+        OSError: `source` cannot be read.
+    """
+    root = os.fspath(source)
+    if not os.path.isdir(root):
+        os.stat(root)  # raises for a file that is missing
+        yield root, os.path.basename(root)
+        return
+    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
+        relative = os.path.relpath(directory, root)
+        if MODEL_PROTO in names:
+            name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
+            yield directory, name
+            folders.clear()
+            continue
+        if is_cached_model(directory, folders):  # snapshots link to blobs
+            folders[:] = [SNAPSHOTS]
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if not name.startswith(".") and _is_candidate(path):
+                yield path, os.path.normpath(os.path.join(relative, name))
+
+
+def _is_candidate(path: str) -> bool:
+    if path.lower().endswith(_MODEL_SUFFIXES):
+        return True
+    try:
+        return is_model_file(path)
+    except OSError:
+        return False
+
+
+def _raise(error: OSError) -> None:
+    try:
+        raise error
+    finally:
+        del error  # else error, traceback and frame would refer to each other
+
+
+def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
+    """Finds the models below a URL, in the order of their paths.
+
+    An object is a model if its name ends with `.onnx` or `.onnxa`; no object is read. Names that
+    begin with a dot are skipped. If the URL ends with `.onnx` or `.onnxa`, it is the only model.
+
+    Yields:
+        The URL of a model, and the path that the store lists, relative to `folder` and unchecked.
+
+    Raises:
+        OSError: A request failed.
+    """
+    if folder.name.lower().endswith(_MODEL_SUFFIXES):
+        yield folder.url or "", os.path.basename(folder.name)
+        return
+    for found in sorted(folder.objects()):
+        is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))
+        if found.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
+            yield found.url, found.path
+
+
+def _with_suffix(place: str) -> str:
+    """Replaces a suffix in `_SUFFIXES` at the end of a path by `.onnxa`, or appends `.onnxa`."""
+    stem, suffix = os.path.splitext(place)
+    return (stem if suffix.lower() in _SUFFIXES else place) + _ARCHIVE_SUFFIX
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:

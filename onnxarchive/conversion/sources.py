@@ -63,35 +63,29 @@ def open_source(
         OSError: A file cannot be opened.
     """
     path, name = location.path, location.name
-    with contextlib.ExitStack() as resources:
-        if path is None:
-            file = resources.enter_context(location.open())
-            resources.enter_context(with_path(name))
-            archive = _open_remote_archive(file)
-            if archive is not None:
-                resources.enter_context(archive)  # closing it ends the stream
+    with contextlib.ExitStack() as resources, with_path(name):
+        file = resources.enter_context(location.open()) if path is None else None
+        with recognised(path, expected="a model"), with_path(name):
+            archive = _open_archive(path, file)
+        if archive is not None:
+            with archive:  # closing it ends the stream of a remote file
                 yield _source(archive, verify_checksum)
-                return
+            return
+        if file is None:
+            opened = open_model(
+                location.place,
+                verify_checksum=verify_checksum,
+                temporary=temporary,
+                other_files=other_files,
+                follow_links=follow_links,
+            )
+        else:
             opened = open_copy(
                 _copy(file, temporary),
                 RemotePlace(location.open_beside, resources, temporary),
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
-            )
-        else:
-            resources.enter_context(with_path(name))
-            with recognised(path, expected="a model"), with_path(name):
-                archive = None if os.path.isdir(path) else _open_archive(path, resources)
-            if archive is not None:
-                yield _source(archive, verify_checksum)
-                return
-            opened = open_model(
-                path,
-                verify_checksum=verify_checksum,
-                temporary=temporary,
-                other_files=other_files,
-                follow_links=follow_links,
             )
         # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
         with recognised(path, expected="a model"), with_path(name):
@@ -113,44 +107,37 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
-    """Opens a file as an archive and checks all local headers; None if it is not an archive."""
-    try:
-        with MappedFile(path) as file:  # a file that is not an archive needs no lock
-            if not is_zip(file.read(0, 4)):
-                return None
-        with opened_archive(path) as file:
-            archive = resources.enter_context(Archive(file))
-            archive._fetch_entries(archive.entries)
-    except ArchiveError as error:
-        if _is_of_archive(error):
-            raise
-        return None
-    return archive
+def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | None:
+    """Opens an archive and checks all local headers; None if the file is not an archive.
 
-
-def _is_of_archive(error: ArchiveError) -> bool:
-    """True if an error of opening a file does not mean that the file is not an archive.
-
-    The caller catches the error: if a `@contextmanager` swallowed it, the error's traceback would
-    be in a reference cycle on Python 3.12 and newer, and keep the copy of a remote file mapped.
+    Args:
+        path: The path of a local file or directory, or None.
+        file: A remote file, which is streamed or cached, or None.
     """
-    # VERSION-1: a conversion could lose data of a later format version.
-    return error.rule == "VERSION-1" or isinstance(
-        error, LockedError | UnfinishedEditError | ObjectChangedError
-    )
-
-
-def _open_remote_archive(file: RandomAccessFile) -> Archive | None:
-    """Opens a remote file as an archive, streamed or cached; None if it is not an archive."""
+    # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
+    # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
-        archive = Archive(streamed(file))
-        archive._fetch_entries(archive.entries)
+        if path is None:
+            assert file is not None
+            archive = Archive(streamed(file))
+            archive._fetch_entries(archive.entries)
+            return archive
+        if os.path.isdir(path):
+            return None
+        with MappedFile(path) as local:  # a file that is not an archive needs no lock
+            if not is_zip(local.read(0, 4)):
+                return None
+        with opened_archive(path) as local:
+            archive = Archive(local)
+            archive._fetch_entries(archive.entries)
+            return archive
     except ArchiveError as error:
-        if _is_of_archive(error):
+        # VERSION-1: a conversion could lose data of a later format version.
+        if error.rule == "VERSION-1" or isinstance(
+            error, LockedError | UnfinishedEditError | ObjectChangedError
+        ):
             raise
         return None
-    return archive
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:

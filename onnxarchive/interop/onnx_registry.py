@@ -95,7 +95,7 @@ class ArchiveSerializer:
         from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
         from onnxarchive.model import tensors, walking
-        from onnxarchive.storage.memory_file import MemoryFile
+        from onnxarchive.storage.binary_file import MemoryFile
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))

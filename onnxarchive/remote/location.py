@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.remote.urls import beside, is_url, shown_url
-from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
+from onnxarchive.storage.binary_file import BinaryFile, MemoryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.conversion import batch
-from onnxarchive.conversion.trees import find_models
+from onnxarchive.conversion.batch import find_models
 from onnxarchive.storage import locking
 from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import foreign

@@ -33,7 +33,7 @@ from onnxarchive.archive.linked_models import linked_model
 from onnxarchive.archive.reading import Archive
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
-from onnxarchive.storage.memory_file import MemoryFile
+from onnxarchive.storage.binary_file import MemoryFile
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -665,7 +665,7 @@ def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: byte
 import gc, pathlib, sys
 import numpy as np, onnxarchive, onnxruntime
 from onnxarchive.archive.reading import Archive
-from onnxarchive.storage.memory_file import MemoryFile
+from onnxarchive.storage.binary_file import MemoryFile
 cpu = ["CPUExecutionProvider"]
 x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 

@@ -16,8 +16,8 @@ from written import converted
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
+from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.conversion.trees import find_models
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.hugging_face import levels_of
 

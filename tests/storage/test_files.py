@@ -19,6 +19,7 @@ from models import open_below
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
 from onnxarchive.storage import filesystem, locking, random_access
+from onnxarchive.storage.binary_file import MemoryFile
 from onnxarchive.storage.files import (
     MappedFile,
     PositionalWriter,
@@ -26,7 +27,6 @@ from onnxarchive.storage.files import (
     write_at,
 )
 from onnxarchive.storage.filesystem import require_no_input, sync, sync_directory
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.replacement import replacing
 from onnxarchive.storage.spooling import spool
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
+from onnxarchive.storage.binary_file import MemoryFile
 from onnxarchive.storage.forward_file import ForwardFile, Streams, streamed
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.random_access_data import RandomAccessData
 
