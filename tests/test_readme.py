@@ -6,9 +6,11 @@ import re
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from models import external, model_of, raw_tensor
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from tools.docs.readme import blocks, commands, make_files, run_commands, run_python
@@ -93,6 +95,29 @@ def test_set_up_commands_are_those_of_the_development_tool() -> None:
     assert "\npython3 tools/dev.py test --all\n" in (ROOT / ".ci" / "run").read_text(
         encoding="utf-8"
     )
+
+
+def test_picture_of_the_layout_shows_a_real_archive(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "layer.0/weight"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
+        [
+            numpy_helper.from_array(np.zeros((64, 32), np.float32), "layer.0/weight"),
+            numpy_helper.from_array(np.zeros(300, np.float32), "layer.0/bias"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(model, path, assets={"labels.txt": b"cat\ndog\n"})
+    with onnxarchive.open(path) as archive:
+        entries = {name: f"{entry.data_offset:,}" for name, entry in archive.entries.items()}
+    picture = (ROOT / "spec" / "images" / "layout.svg").read_text(encoding="utf-8")
+    shown = re.findall(r">([^<]+)</text>", picture)
+    assert [text for text in shown if text in entries] == [*entries]
+    assert [text for text in shown if re.fullmatch(r"[\d,]+", text)] == [*entries.values()]
+    assert f"{path.stat().st_size:,} bytes" in shown
 
 
 def test_readers_that_are_promised_to_agree_are_those_that_are_compared() -> None:

@@ -18,7 +18,7 @@ OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 PROCESS: Final = ", process"  # suffix of the rows about whole processes
 ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only
-NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
+NOT_QUICK: Final = ("convert-single", "growth", "remote", "session")
 
 # What is timed. "warm": the step, in a process that has taken the same step with a small file.
 # "first": the step, in a process that takes only this step. "process": the whole process of
@@ -58,6 +58,8 @@ class Measure:
 
 
 _peer: Final = partial(Measure, is_peer=True)
+_real: Final = partial(Measure, group="real", clocks=("warm",))
+_UNPACKED: Final = partial(ways.session_of_archive, is_packed=False)
 
 
 @dataclass(frozen=True)
@@ -122,24 +124,17 @@ def _start() -> Case:
     onnx = partial(ways.import_package, package="onnx")
     ours = partial(ways.import_package, package=OURS)
     python = "python -c 'import onnx'"
+    whole, first = partial(Measure, clocks=("process",)), partial(Measure, clocks=("first",))
     return Case(
         "whole processes; the rows 'open', 'import onnx' and 'import onnxarchive' time one step, "
         "the first of its process",
         (
-            Measure(
-                "import, open, views",
-                "light",
-                ways.view_archive,
-                ("archive",),
-                (),
-                False,
-                ("process",),
-            ),
-            Measure("onnxarchive ls", "light", ways.run_ls, ("archive",), (), False, ("process",)),
-            _peer(python, "light", onnx, clocks=("process",)),
-            Measure("open", "light", ways.open_archive, ("archive",), (), False, ("first",)),
-            Measure("import onnxarchive", "light", ours, clocks=("first",)),
-            _peer("import onnx", "light", onnx, clocks=("first",)),
+            whole("import, open, views", "light", ways.view_archive, ("archive",)),
+            whole("onnxarchive ls", "light", ways.run_ls, ("archive",)),
+            whole(python, "light", onnx, is_peer=True),
+            first("open", "light", ways.open_archive, ("archive",)),
+            first("import onnxarchive", "light", ours),
+            first("import onnx", "light", onnx, is_peer=True),
         ),
         (
             Target("at most", 1.25, python),
@@ -206,20 +201,12 @@ def _conversions(group: str, kind: str) -> Case:
 
 
 def _sessions(*, is_packed: bool) -> Case:
-    named = {
-        OURS: (ways.session_of_archive, "archive"),
-        "onnxruntime": (ways.session_of_onnx, "external"),
-    }
     measures = [
-        Measure(
-            name,
-            "chain",
-            partial(prepare, is_packed=is_packed),
-            (kind,),
-            _ONNXRUNTIME,
-            is_peer=name != OURS,
+        Measure(name, "chain", prepare, (kind,), _ONNXRUNTIME, is_peer=name != OURS)
+        for name, prepare, kind in (
+            (OURS, partial(ways.session_of_archive, is_packed=is_packed), "archive"),
+            ("onnxruntime", partial(ways.session_of_onnx, is_packed=is_packed), "external"),
         )
-        for name, (prepare, kind) in named.items()
     ]
     targets = (
         Target("at most", 1.05, "onnxruntime"),
@@ -363,20 +350,6 @@ CASES: Final[Mapping[str, Case]] = {
             Target("at most", 16 * MIB, figure="resident"),
         ),
     ),
-    "read": Case(
-        "open, and sum every tensor; the rows willneed and populate are named for their prefetch",
-        (
-            Measure(OURS, "large", ways.read_archive, ("archive",)),
-            *(
-                Measure(it, "large", partial(ways.read_archive, prefetch=it), ("archive",))
-                for it in ("willneed", "populate")
-            ),
-            Measure("map", "large", ways.read_map, ("archive",), is_raw=True),
-            _peer("onnx_ir", "large", ways.read_onnx_ir, ("external",), _ONNX_IR),
-            _peer("safetensors", "large", ways.read_safetensors, ("safetensors",), _SAFETENSORS),
-        ),
-        moves_bytes=True,
-    ),
     "remote-download": Case(
         "download from nginx on this machine, synced; only onnxarchive checks the bytes",
         (
@@ -412,21 +385,11 @@ CASES: Final[Mapping[str, Case]] = {
     "real": Case(
         "an archive of 20 GiB, not sparse",
         (
-            Measure("write", "real", ways.write_archive, writes=True, clocks=("warm",)),
-            *(
-                Measure(name, "real", prepare, ("archive",), needs, writes, ("warm",))
-                for name, prepare, needs, writes in (
-                    (
-                        "session",
-                        partial(ways.session_of_archive, is_packed=False),
-                        _ONNXRUNTIME,
-                        False,
-                    ),
-                    ("edit", ways.edit_archive, (), False),
-                    ("check --full", ways.check, (), False),
-                    ("export", ways.export_archive, (), True),
-                )
-            ),
+            _real("write", prepare=ways.write_archive, writes=True),
+            _real("session", prepare=_UNPACKED, reads=("archive",), needs=_ONNXRUNTIME),
+            _real("edit", prepare=ways.edit_archive, reads=("archive",)),
+            _real("check --full", prepare=ways.check, reads=("archive",)),
+            _real("export", prepare=ways.export_archive, reads=("archive",), writes=True),
         ),
         moves_bytes=True,
         is_large=True,
@@ -434,13 +397,11 @@ CASES: Final[Mapping[str, Case]] = {
     "real-convert": Case(
         "convert external data of 20 GiB",
         (
-            Measure(
+            _real(
                 OURS,
-                "real",
-                partial(ways.convert, kind="external"),
-                ("external",),
+                prepare=partial(ways.convert, kind="external"),
+                reads=("external",),
                 writes=True,
-                clocks=("warm",),
             ),
         ),
         moves_bytes=True,

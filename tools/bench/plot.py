@@ -2,9 +2,9 @@
 
 python3 tools/dev.py python tools/bench/plot.py FILE.json [DIR]
 
-Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `tools/bench/run.py
---json`. The same file gives the same bytes. The pictures follow the viewer's light or dark mode.
-Needs matplotlib.
+Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `run.py --json`. The
+same file gives the same bytes. The pictures follow the viewer's light or dark mode. Needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -97,16 +97,12 @@ def _as_svg(figure: Any) -> bytes:
     text = written.getvalue().decode()
     for color, name in ((_TEXT, "text"), (_BACKGROUND, "background")):
         text = text.replace(color, f"var(--{name})")
-    return text.replace(" <defs>", f" {style()}\n <defs>", 1).encode()
-
-
-def style() -> str:
-    """The style sheet with the light and dark colours of `--text` and `--background`."""
     light, dark = (
         ":root { " + "; ".join(f"--{name}: {color}" for name, color in form.items()) + " }"
         for form in (LIGHT, DARK)
     )
-    return f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
+    style = f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
+    return text.replace(" <defs>", f" {style}\n <defs>", 1).encode()
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:

@@ -1,7 +1,7 @@
 """Measures this library, other libraries and the machine's limits, in one run on one machine.
 
 python3 tools/dev.py python tools/bench/run.py [--quick | --scale 1] [--only CASE ...] [--rounds 5]
-    [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
+    [--directory DIR] [--json FILE]
 
 A case compares several ways to do the same work: ways of this library, ways of other libraries
 (peers), and limits of the machine. Each way is timed in a fresh process that has done the same work
@@ -23,10 +23,10 @@ spread (greatest minus least) exceeds the distance from the median to the target
 are scaled.
 
 Before a process starts, its input files are read into the page cache, except sparse files and the
-files of the cases `real` and `real-convert`. --cold drops input files from the cache instead
-(posix_fadvise). Output files are new. All files are synced before a process starts, so that no way
-pays for the writes of another way. A virtual machine may return free memory to the host; getting
-memory back may then take longer than the work itself: try a smaller --scale.
+files of the cases `real` and `real-convert`. Output files are new. All files are synced before a
+process starts, so that no way pays for the writes of another way. A virtual machine may return free
+memory to the host; getting memory back may then take longer than the work itself: try a smaller
+--scale.
 
 CPU is the CPU time of all threads of the process. Memory is peak growth. Anonymous memory is
 RssAnon of /proc/PID/status; this tool samples RssAnon every 5 ms from another process. Resident
@@ -45,11 +45,10 @@ converts a model of that size. `--only real` needs 45 GB of disk; if the free di
 the case `real` or `real-convert`, this case is skipped. --quick takes less than two minutes: a
 tenth of the sizes, three rounds, fewer cases, no PyTorch, and no row ", process" for ways that have
 a warm row.
---plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench/plot.py draws both
-from the file of --json.
+plot.py draws speed.svg and growth.svg from the file of --json.
 
-Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. At the end, only the
-files of --json and --plot are left.
+Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. At the end, only the file of
+--json is left.
 
 Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if the disk is
 too small for a case other than `real` and `real-convert`; 2 for wrong use; 130 after an interrupt.
@@ -60,7 +59,6 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -72,7 +70,7 @@ from pathlib import Path
 from typing import Final
 
 import onnxarchive
-from tools.bench import cases, interrupts, plot, report
+from tools.bench import cases, interrupts, report
 from tools.bench.cases import CASES, Case, Clock, Measure
 from tools.bench.inputs import FILES, PIECE_NBYTES, places
 from tools.bench.process import (
@@ -130,13 +128,10 @@ def _run(folder: Path, arguments: argparse.Namespace) -> int:
     print(_header(machine, arguments))
     results = run.cases(selected)
     print(report.summary(results))
-    settings = {"rounds": arguments.rounds, "scale": arguments.scale, "cold": arguments.cold}
+    settings = {"rounds": arguments.rounds, "scale": arguments.scale}
     told = report.as_json(machine, settings, results)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(told, indent=2) + "\n")
-    if arguments.plot is not None:
-        for path in plot.draw(told, arguments.plot):
-            print(f"drawn: {path}")
     return FAILED if any(it.is_failed for it in results) else 0
 
 
@@ -152,9 +147,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="inputs of a tenth of the size, fewer cases and ways"
     )
     parser.add_argument("--directory", type=Path, help="directory for temporary files")
-    parser.add_argument("--cold", action="store_true", help="drop files from the page cache")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--plot", type=Path, nargs="?", const=plot.IMAGES, metavar="DIR")
     parser.epilog = "cases: " + ", ".join(CASES)
     arguments = parser.parse_args(argv)
     if arguments.quick:
@@ -169,20 +162,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in arguments.only or ():
         if not cases.names([name]):
             parser.error(f"expected cases or their first words, found {name!r}: {parser.epilog}")
-    if arguments.cold and not hasattr(os, "posix_fadvise"):
-        parser.error(
-            "expected a system with posix_fadvise for --cold, found none; run without --cold"
-        )
-    if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("expected matplotlib for --plot, found none; pip install matplotlib")
     return arguments
 
 
 def _header(machine: Mapping[str, str], arguments: argparse.Namespace) -> str:
-    cache = "dropped from the page cache" if arguments.cold else "in the page cache"
     told = {
         **machine,
-        "rounds": f"{arguments.rounds}; sizes times {arguments.scale:g}; files {cache}",
+        "rounds": f"{arguments.rounds}; sizes times {arguments.scale:g}; files in the page cache",
         "memory shown": "peak growth; anonymous: RssAnon, sampled; resident: VmHWM",
     }
     width = max(map(len, told))
@@ -204,7 +190,6 @@ class Run:
         self._folder = folder
         self._scale: float = arguments.scale
         self._rounds: int = arguments.rounds
-        self._is_cold: bool = arguments.cold
         self._is_quick: bool = arguments.quick
         self._missing = missing
         self._places = places(folder, arguments.scale)
@@ -355,9 +340,7 @@ class Run:
                 os.sync()
             for kind in measure.reads:
                 for path in place.files(kind):
-                    if self._is_cold:
-                        _drop(path)
-                    elif not (case.is_large or place.group.is_sparse):
+                    if not (case.is_large or place.group.is_sparse):
                         _warm(path)
             if case.is_served:
                 serve(self._folder)
@@ -374,12 +357,6 @@ def _warm(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
-
-
-def _drop(path: Path) -> None:
-    """Drops a synced file from the page cache."""
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

@@ -195,46 +195,6 @@ def load_onnx(place: Place) -> Step:
     return lambda: onnx.load(place.external)
 
 
-def read_archive(place: Place, *, prefetch: Any = None) -> Step:
-    """Opens the archive and adds up every tensor."""
-    import onnxarchive
-
-    def step() -> object:
-        with onnxarchive.open(place.archive, prefetch=prefetch) as archive:
-            return [_sum(array) for array in archive.tensors.values()]
-
-    return step
-
-
-def read_safetensors(place: Place) -> Step:
-    """Opens the safetensors file and adds up every tensor."""
-    safe_open = importlib.import_module("safetensors").safe_open
-
-    def step() -> object:
-        with safe_open(place.safetensors, framework="numpy") as file:
-            return [_sum(file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
-
-    return step
-
-
-def read_onnx_ir(place: Place) -> Step:
-    """Loads the `.onnx` and adds up every tensor."""
-    import onnx_ir
-
-    def step() -> object:
-        _, arrays = _arrays_of(onnx_ir.load(place.external))
-        return list(map(_sum, arrays))
-
-    return step
-
-
-def _sum(array: Any) -> int:
-    """The sum of the data as 8-byte numbers, computed at memory speed."""
-    import numpy as np
-
-    return int(np.add.reduce(array.reshape(-1).view(np.uint64)))
-
-
 def read_map(place: Place) -> Step:
     """Adds up the archive's bytes as 8-byte numbers, through a memory map."""
     import numpy as np

@@ -1,1 +1,1 @@
-"""Makes the reference, pictures and tables of the documents; runs the README's snippets."""
+"""Makes the reference and the table of messages; runs the README's snippets."""
