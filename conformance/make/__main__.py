@@ -99,7 +99,7 @@ def write_small(suite: Path) -> None:
     for vector in vectors():
         described = describe(vector)
         if not vector.large:
-            source = vector.source()
+            source = vector.file()
             data = parts.to_bytes(source) if isinstance(source, Image) else source
             (folder / f"{vector.name}.onnxa").write_bytes(data)
             described |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -188,7 +188,7 @@ def write_large(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for vector in vectors():
         if vector.large:
-            source = vector.source()
+            source = vector.file()
             assert isinstance(source, Image)
             write_sparse(folder / f"{vector.name}.onnxa", source)
             if vector.accepted:

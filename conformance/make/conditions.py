@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -46,21 +46,21 @@ def single_conditions() -> Iterator[Vector]:
     yield from _missed()
 
 
-def _with_asset(name: str) -> Callable[[], Image]:
-    return partial(archive, W, assets=(Entry(f"assets/{name}".encode(), b"x"),))
+def _with_asset(name: str) -> Image:
+    return archive(W, assets=(Entry(f"assets/{name}".encode(), b"x"),))
 
 
 def _headers() -> Iterator[Vector]:
     yield refused(
         "local-extra-other-id: ZIP-14 (extra-framing)",
         "The alignment field has a wrong id.",
-        lambda: _first_changed(local_extra=extra_field(0xD934, struct.pack("<H", 64) + bytes(27))),
+        _first_changed(local_extra=extra_field(0xD934, struct.pack("<H", 64) + bytes(27))),
     )
     long_name = replace(W, key="w" * 80)
     yield refused(
         "alignment-96-obeyed: ALIGN-2 (misaligned)",
         "The alignment field states 96; the data is aligned to 96 and to 64.",
-        lambda: Image(
+        Image(
             [replace(long_name.entry, alignment=96), Entry(MODEL_PROTO, model(graph(long_name)))]
         ),
     )
@@ -68,20 +68,17 @@ def _headers() -> Iterator[Vector]:
         yield refused(
             f"attributes-{name}: ZIP-11 (special-bits)",
             f"The {name} bit is set in the attributes of an entry.",
-            partial(_first_changed, record={"external_attributes": (0o100644 | bits) << 16}),
+            _first_changed(record={"external_attributes": (0o100644 | bits) << 16}),
         )
     yield refused(
         "small-file-saturated: ZIP64-1 (locator-missing)",
         "An end record with saturated values in a file of 62 bytes.",
-        lambda: (
-            bytes(40)
-            + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, *[0xFFFFFFFF] * 2, 0)
-        ),
+        bytes(40) + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, *[0xFFFFFFFF] * 2, 0),
     )
     yield refused(
         "last-name-of-13-bytes: MODEL-1 (model-missing)",
         "The last entry is no model, but its name has 13 bytes, like __MODEL_PROTO.",
-        lambda: Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
+        Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
     )
 
 
@@ -153,8 +150,7 @@ def _wire() -> Iterator[Vector]:
         yield accepted(
             f"model-ends-with-{name}: MODEL-3",
             f"The model, its graph and a tensor each end with an unknown field ({name}).",
-            partial(
-                of_proto,
+            of_proto(
                 number(1, 10)
                 + content(7, content(2, "g") + content(5, tensor.proto) + field)
                 + field,
@@ -165,13 +161,13 @@ def _wire() -> Iterator[Vector]:
     yield accepted(
         "model-field-largest: MODEL-3",
         "A field with the number 2^29 - 1.",
-        partial(of_proto, model(graph(W), more=number(2**29 - 1, 1)), W),
+        of_proto(model(graph(W), more=number(2**29 - 1, 1)), W),
         W,
     )
     yield accepted(
         "model-groups-deepest: MODEL-3",
         "Unknown groups nested 100 deep.",
-        partial(of_proto, model(graph(W), more=_groups(100)), W),
+        of_proto(model(graph(W), more=_groups(100)), W),
         W,
     )
     in_graph = (
@@ -205,17 +201,17 @@ def _wire() -> Iterator[Vector]:
         yield refused(
             f"model-{name}: MODEL-3 ({attack})",
             f"In a model: {about}.",
-            partial(of_proto, model(graph(W, more=field), more=end), W),
+            of_proto(model(graph(W, more=field), more=end), W),
         )
     yield refused(
         "model-groups-too-deep: MODEL-3 (proto-deep)",
         "Unknown groups nested 101 deep.",
-        partial(of_proto, model(graph(W), more=_groups(101)), W),
+        of_proto(model(graph(W), more=_groups(101)), W),
     )
     yield refused(
         "model-length-large: MODEL-3 (proto-corrupt)",
         "A length of 2^32 + 1, which is 1 if cut to 32 bits.",
-        partial(of_proto, model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
+        of_proto(model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
     )
 
 
@@ -240,7 +236,7 @@ def _external_data() -> Iterator[Vector]:
     yield refused(
         "two-sources-not-external: DATA-7 (two-sources)",
         "A tensor whose data is in the model also has the location of another tensor.",
-        partial(of_proto, model(graph(W, inside)), W),
+        of_proto(model(graph(W, inside)), W),
     )
     assert isinstance(W.data, bytes)
     checksum = hashlib.sha1(W.data).hexdigest()
@@ -259,7 +255,7 @@ def _external_data() -> Iterator[Vector]:
         yield refused(
             f"external-data-{name}: {rule} (ext-keys)",
             f"Pairs of external_data: {about}.",
-            partial(archive, replace(W, pairs=pairs)),
+            archive(replace(W, pairs=pairs)),
         )
 
 
@@ -311,7 +307,7 @@ def _missed() -> Iterator[Vector]:
     yield refused(
         "padding-of-32768: ZIP-6 ALIGN-3 (gaps)",
         "An entry with one byte more padding than any alignment needs.",
-        lambda: Image(
+        Image(
             [
                 replace(long_name.entry, padding=bytes(32768)),
                 Entry(MODEL_PROTO, model(graph(long_name))),
@@ -323,12 +319,12 @@ def _missed() -> Iterator[Vector]:
     yield refused(
         "count-one-more-of-long-records: ZIP-4 (count)",
         "The end record counts one record too many, but the directory has room for this count.",
-        lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
+        replace(archive(longer), end={"disk_count": 3, "count": 3}),
     )
     yield refused(
         "name-empty-last: MODEL-1 KEY-1 (model-missing)",
         "The last entry has no name.",
-        lambda: Image([W.entry, Entry(b"", model(graph(W)))]),
+        Image([W.entry, Entry(b"", model(graph(W)))]),
     )
     saturated = dict.fromkeys(("compressed_size", "uncompressed_size"), v.SATURATED_32)
     for name, about, sizes, rules in (
@@ -338,26 +334,23 @@ def _missed() -> Iterator[Vector]:
         yield refused(
             f"record-extra-zip64-{name}-45: {rules} (extra-unneeded)",
             f"{about}; the version needed is 45.",
-            partial(
-                _first_changed,
-                both={"version_needed": 45},
-                record=sizes,
-                record_extra=extra_field(1, b""),
+            _first_changed(
+                both={"version_needed": 45}, record=sizes, record_extra=extra_field(1, b"")
             ),
         )
     packed = Tensor("w", UINT8, (), b"\1", more=content(1, b"\1" * 65))
-    yield refused("dims-65-packed: TENSOR-2 (dims)", "65 dims, packed.", partial(archive, packed))
+    yield refused("dims-65-packed: TENSOR-2 (dims)", "65 dims, packed.", archive(packed))
     of_2_63 = Tensor("w", UINT16, (0, 1 << 62), b"")
     yield refused(
         "dims-2-63-bytes-beside-zero: TENSOR-2 (dims)",
         "A dim of 0; the other dims make 2^63 bytes.",
-        partial(archive, of_2_63),
+        archive(of_2_63),
     )
     less = replace(of_2_63, dims=(0, (1 << 62) - 1))
     yield accepted(
         "dims-below-2-63-bytes-beside-zero: TENSOR-2",
         "A dim of 0; the other dims make 2^63 - 2 bytes.",
-        partial(archive, less),
+        archive(less),
         less,
     )
     fields = b"".join(number(1 << shift, 1) for shift in (4, 11, 18, 25)) + content(
@@ -366,7 +359,7 @@ def _missed() -> Iterator[Vector]:
     yield accepted(
         "model-tags-and-lengths-of-0x80: MODEL-3",
         "Unknown fields whose tag or length begins with the byte 0x80.",
-        partial(of_proto, model(graph(W), more=fields), W),
+        of_proto(model(graph(W), more=fields), W),
         W,
     )
     tag = partial(v.varint, 1001 << 3 | LENGTH)
@@ -380,12 +373,12 @@ def _missed() -> Iterator[Vector]:
         yield refused(
             f"model-ends-in-{name}: MODEL-3 (proto-corrupt)",
             f"The last bytes of a model are {about}.",
-            partial(of_proto, model(graph(W), more=end), W),
+            of_proto(model(graph(W), more=end), W),
         )
     yield refused(
         "model-group-holds-large-field: MODEL-3 (proto-corrupt)",
         "A field with the number 2^29 within a group.",
-        partial(of_proto, model(graph(W), more=_group_of(number(1 << 29, 1))), W),
+        of_proto(model(graph(W), more=_group_of(number(1 << 29, 1))), W),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.make import zips as v
@@ -38,7 +38,7 @@ from conformance.make.zips import Entry, Image, content, number
 
 def simple(heading: str, about: str, *tensors: Tensor) -> Vector:
     """A vector of an archive with these initializers."""
-    return accepted(heading, about, lambda: archive(*tensors), *tensors)
+    return accepted(heading, about, archive(*tensors), *tensors)
 
 
 def every_data_type() -> tuple[Tensor, ...]:
@@ -102,24 +102,22 @@ def conforming() -> Iterator[Vector]:
         "example: FILE-1 ZIP-1 ZIP-2 ZIP-3 ZIP-4 ZIP-5 ZIP-6 ZIP-7 ZIP-8 ZIP-12 ZIP-15 MODEL-1 "
         "MODEL-2 ZIP64-1 ALIGN-1",
         "The first worked example of the specification, appendix A.1.",
-        lambda: of_proto(example_model, example),
+        of_proto(example_model, example),
         example,
     )
     yield accepted(
         "example-of-two-models: MODEL-4 DATA-3 DATA-8",
         "The second worked example of the specification, appendix A.2.",
-        lambda: with_models((example,), example_model, {"b": other_model}),
+        with_models((example,), example_model, {"b": other_model}),
         example,
         further={"b": (other,)},
     )
-    yield accepted("plain: ZIP-6 ZIP-14 ALIGN-3 DATA-2", "Two tensors and an asset.", plain, W, V)
-    yield accepted(
-        "model-alone: MODEL-1 DATA-2", "A model without external tensors.", lambda: archive()
-    )
+    yield accepted("plain: ZIP-6 ZIP-14 ALIGN-3 DATA-2", "Two tensors and an asset.", plain(), W, V)
+    yield accepted("model-alone: MODEL-1 DATA-2", "A model without external tensors.", archive())
     yield accepted(
         "free-fields: ZIP-7 ZIP-10 ZIP-11",
         "An entry with unusual but permitted versions, time, date and attributes.",
-        lambda: changed(
+        changed(
             0,
             both={"version_needed": 20, "time": 0xBF7D, "date": 0x5D2B},
             record={"version_made_by": 0x03FF, "external_attributes": 0x81FF0027},
@@ -130,14 +128,14 @@ def conforming() -> Iterator[Vector]:
     yield accepted(
         "attributes-of-dos: ZIP-11",
         "Attributes without a Unix file type, with the archive bit of MS-DOS.",
-        lambda: changed(2, record={"external_attributes": 0x20}),
+        changed(2, record={"external_attributes": 0x20}),
         W,
         V,
     )
     yield accepted(
         "version-45: ZIP-10",
         "Version needed 45 without a Zip64 field.",
-        lambda: changed(1, both={"version_needed": 45}),
+        changed(1, both={"version_needed": 45}),
         W,
         V,
     )
@@ -148,8 +146,8 @@ def conforming() -> Iterator[Vector]:
 
 
 def _conforming_names() -> Iterator[Vector]:
-    def assets(*names: str) -> Callable[[], Image]:
-        return lambda: archive(W, assets=tuple(Entry(it.encode(), b"x") for it in names))
+    def assets(*names: str) -> Image:
+        return archive(W, assets=tuple(Entry(it.encode(), b"x") for it in names))
 
     yield accepted(
         "asset-names: NAME-1 ASSET-1 ZIP-9",
@@ -170,9 +168,7 @@ def _conforming_names() -> Iterator[Vector]:
         W,
     )
     yield accepted(
-        "asset-empty: ASSET-1",
-        "An asset of no bytes.",
-        lambda: archive(assets=(Entry(b"assets/e"),)),
+        "asset-empty: ASSET-1", "An asset of no bytes.", archive(assets=(Entry(b"assets/e"),))
     )
     keys = ("_", "_a", "A9_", "k" * 255, "a" * 254 + "_", "w__w", "assets_", "xassets")
     yield simple("keys: KEY-1", "Shortest and longest keys, among others.", *map(Tensor, keys))
@@ -184,13 +180,13 @@ def _conforming_names() -> Iterator[Vector]:
 
 
 def _conforming_alignment() -> Iterator[Vector]:
-    def aligned(*alignments: int) -> Callable[[], Image]:
+    def aligned(*alignments: int) -> Image:
         image = plain()
         image.entries = [
             replace(entry, alignment=alignment)
             for entry, alignment in zip(image.entries, alignments, strict=True)
         ]
-        return lambda: image
+        return image
 
     yield accepted(
         "alignment-4096: ALIGN-2", "All entries aligned to 4,096 bytes.", aligned(*[4096] * 4), W, V
@@ -207,7 +203,7 @@ def _conforming_alignment() -> Iterator[Vector]:
     yield accepted(
         "padding-none-and-longest: ALIGN-3 ZIP-6",
         "An entry without padding, and an entry with 32,767 bytes of padding.",
-        lambda: _padded(longest),
+        _padded(longest),
         longest,
     )
 
@@ -227,30 +223,30 @@ def _conforming_model() -> Iterator[Vector]:
     yield accepted(
         "places: DATA-1 DATA-2 DATA-3 (ref-elsewhere)",
         "An external tensor at every place of a model that can hold a tensor.",
-        lambda: of_proto(proto, *tensors),
+        of_proto(proto, *tensors),
         *tensors,
     )
     yield accepted(
-        "model-deepest: MODEL-3", "Messages nested 100 deep.", lambda: of_proto(nested_graphs(100))
+        "model-deepest: MODEL-3", "Messages nested 100 deep.", of_proto(nested_graphs(100))
     )
     merged, tensor = merged_tensor()
     yield accepted(
         "model-merged: MODEL-3 DATA-4",
         "A tensor message in two parts, packed dims, and numbers and strings given twice.",
-        lambda: of_proto(merged, tensor),
+        of_proto(merged, tensor),
         tensor,
     )
     odd, odd_tensor = oddly_encoded()
     yield accepted(
         "model-odd-encoding: MODEL-3 DATA-7",
         "Varints with more bytes or bits than needed, and an unknown enumeration value.",
-        lambda: of_proto(odd, odd_tensor),
+        of_proto(odd, odd_tensor),
         odd_tensor,
     )
     yield accepted(
         "model-unknown-fields: MODEL-3",
         "Unknown fields and groups, fields of wrong wire types, ir_version 0, a name not in UTF-8.",
-        lambda: of_proto(with_unknown_fields(), W),
+        of_proto(with_unknown_fields(), W),
         W,
     )
 
@@ -270,7 +266,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     yield accepted(
         "tensors-inside: DATA-7 TENSOR-1 TENSOR-2",
         "Tensors that are not external; of the rules about tensors, only DATA-7 applies to them.",
-        lambda: of_proto(model(graph(W, *inside)), W),
+        of_proto(model(graph(W, *inside)), W),
         W,
     )
     yield simple(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 from conformance.make.parts import (
     EMPTY_ZIP,
@@ -49,14 +48,14 @@ def at_distance(record: bytes, distance: int) -> Tensor:
     return holding(bytes((1 << 17) - rest - len(record)) + record + bytes(rest))
 
 
-def of_tensor(data: bytes) -> Callable[[], Image]:
-    """Returns a function that makes an archive with a tensor of these bytes."""
-    return lambda: archive(holding(data))
+def of_tensor(data: bytes) -> Image:
+    """An archive with a tensor of these bytes."""
+    return archive(holding(data))
 
 
-def of_model(data: bytes) -> Callable[[], Image]:
-    """Returns a function that makes an archive; the model ends with `data`, in an unknown field."""
-    return lambda: archive(W, proto=model(graph(W), more=content(1000, data)))
+def of_model(data: bytes) -> Image:
+    """An archive whose model ends with `data`, in an unknown field."""
+    return archive(W, proto=model(graph(W), more=content(1000, data)))
 
 
 def of_asset(data: bytes) -> Image:
@@ -75,7 +74,7 @@ def false_ends() -> Iterator[Vector]:
     for name, record, called in records:
         for place, source in (
             ("tensor", of_tensor(record)),
-            ("asset", partial(of_asset, record)),
+            ("asset", of_asset(record)),
             ("model", of_model(record)),
         ):
             yield refused(
@@ -86,7 +85,7 @@ def false_ends() -> Iterator[Vector]:
         yield refused(
             f"false-{name}-as-far-as-can-be: ZIP-16 (false-end)",
             f"The last 65,633 bytes begin with {called}.",
-            partial(archive, at_distance(record, END_NBYTES)),
+            archive(at_distance(record, END_NBYTES)),
         )
     yield refused(
         "false-zip64-end-record-cut: ZIP-16 (false-end)",
@@ -112,7 +111,7 @@ def false_ends() -> Iterator[Vector]:
     yield refused(
         "false-end-record-in-a-zip: ZIP-16 (false-end)",
         "An asset is an empty zip.",
-        partial(of_asset, EMPTY_ZIP),
+        of_asset(EMPTY_ZIP),
     )
     yield refused(
         "false-end-record-across-entries: ZIP-16 (false-end)",
@@ -122,12 +121,12 @@ def false_ends() -> Iterator[Vector]:
     yield refused(
         "false-end-record-in-directory: ZIP-16 (false-end)",
         "The time and date of an empty asset form the signature of an end record.",
-        lambda: archive(W, assets=(Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605}),)),
+        archive(W, assets=(Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605}),)),
     )
     yield refused(
         "false-directory: ZIP-16 (false-end)",
         "A tensor holds another archive, with a Zip64 end record and a locator.",
-        _false_directory,
+        _false_directory(),
     )
 
 
@@ -148,14 +147,14 @@ def _conforming() -> Iterator[Vector]:
         yield accepted(
             f"far-{name}: ZIP-16",
             f"{called} in a tensor begins 65,634 bytes before the end of the file.",
-            partial(archive, tensor),
+            archive(tensor),
             tensor,
         )
     signatures = holding(b"PK\5\6PK\6\7PK\6\6PK\3\4PK\1\2" * 20)
     yield accepted(
         "bare-signatures: ZIP-16",
         "A tensor and the model are full of signatures.",
-        lambda: archive(
+        archive(
             signatures,
             proto=model(graph(signatures), more=content(1000, signatures.data)),  # type: ignore[arg-type]
         ),
@@ -183,6 +182,6 @@ def _conforming() -> Iterator[Vector]:
         "counts, locators with the disk 1 or with 2 disks, a Zip64 end record with the size 45, "
         "and the signature of a locator 19 instead of 20 bytes before the signature of an end "
         "record.",
-        lambda: archive(near),
+        archive(near),
         near,
     )

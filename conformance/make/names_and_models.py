@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from conformance.make.parts import (
     EMPTY_ZIP,
@@ -31,17 +30,13 @@ def bad_names_and_models() -> Iterator[Vector]:
 
 
 def _bad_names() -> Iterator[Vector]:
-    def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """Returns a function that makes an archive with a tensor in an entry called `name`."""
-
-        def source() -> Image:
-            text = name.decode(errors="replace")
-            image = archive(W, Tensor("v", pairs=(("location", text),)))
-            entry = replace(image.entries[1], name=name)
-            image.entries[1] = replace(entry, **changes)  # type: ignore[arg-type]
-            return image
-
-        return source
+    def named(name: bytes, **changes: object) -> Image:
+        """An archive with a tensor in an entry called `name`."""
+        text = name.decode(errors="replace")
+        image = archive(W, Tensor("v", pairs=(("location", text),)))
+        entry = replace(image.entries[1], name=name)
+        image.entries[1] = replace(entry, **changes)  # type: ignore[arg-type]
+        return image
 
     keys: tuple[tuple[str, bytes, str, str], ...] = (
         ("digit-first", b"0w", "KEY-1", "path-like"),
@@ -81,32 +76,32 @@ def _bad_names() -> Iterator[Vector]:
     yield refused(
         "name-utf-8-not-flagged: ZIP-9 (utf8)",
         "The name of an asset has a letter beyond ASCII, but bit 11 of the flags is not set.",
-        lambda: archive(assets=(Entry("assets/é".encode(), b"", both={"flags": 0}),)),
+        archive(assets=(Entry("assets/é".encode(), b"", both={"flags": 0}),)),
     )
     yield refused(
         "name-surrogate: NAME-1 (utf8)",
         "The name of an asset has a surrogate, encoded as in UTF-8.",
-        lambda: archive(assets=(Entry(b"assets/\xed\xa0\x80"),)),
+        archive(assets=(Entry(b"assets/\xed\xa0\x80"),)),
     )
     yield refused(
         "name-overlong: NAME-1 (utf8)",
         "The name of an asset has a slash in two bytes, an overlong form of UTF-8.",
-        lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
+        archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
     )
     yield refused(
         "duplicate-tensor: NAME-2 DATA-3 (duplicate)",
         "Two entries with the same key.",
-        lambda: archive(W, replace(W, name="w2")),
+        archive(W, replace(W, name="w2")),
     )
     yield refused(
         "duplicate-model: NAME-2 MODEL-1 (duplicate)",
         "Two default models.",
-        lambda: archive(assets=(Entry(MODEL_PROTO, model(graph())),)),
+        archive(assets=(Entry(MODEL_PROTO, model(graph())),)),
     )
     yield refused(
         "fold-collision: NAME-2 (fold-collision)",
         "Two keys that differ only in case.",
-        lambda: archive(Tensor("w0"), Tensor("W0")),
+        archive(Tensor("w0"), Tensor("W0")),
     )
     for name, first, second in (
         ("file-and-folder", b"assets/a", b"assets/A/b"),
@@ -115,7 +110,7 @@ def _bad_names() -> Iterator[Vector]:
         yield refused(
             f"names-{name}: NAME-2 (fold-collision)",
             "After down-casing, the name of an asset is a folder in the name of another asset.",
-            partial(archive, assets=(Entry(first), Entry(second))),
+            archive(assets=(Entry(first), Entry(second))),
         )
     assets: tuple[tuple[str, bytes, str], ...] = (
         ("empty", b"assets/", "directory"),
@@ -139,19 +134,17 @@ def _bad_names() -> Iterator[Vector]:
         yield refused(
             f"name-of-asset-{name}: ASSET-1 ({attack})",
             "The name of an asset is invalid.",
-            partial(archive, W, assets=(Entry(entry_name, b"data"),)),
+            archive(W, assets=(Entry(entry_name, b"data"),)),
         )
 
 
 def _bad_models() -> Iterator[Vector]:
-    yield refused(
-        "no-model: MODEL-1 (model-missing)", "There is no model.", lambda: Image([LABELS])
-    )
-    yield refused("no-entries: MODEL-1 (model-missing)", "An empty zip.", lambda: EMPTY_ZIP)
+    yield refused("no-model: MODEL-1 (model-missing)", "There is no model.", Image([LABELS]))
+    yield refused("no-entries: MODEL-1 (model-missing)", "An empty zip.", EMPTY_ZIP)
     yield refused(
         "model-first: MODEL-1 (model-not-last)",
         "The model comes before a tensor.",
-        lambda: Image([Entry(MODEL_PROTO, model(graph(W))), W.entry]),
+        Image([Entry(MODEL_PROTO, model(graph(W))), W.entry]),
     )
     two = model(graph(W)) + model(graph())
     overlong = number(1, 10)[:1] + b"\x8a" + b"\x80" * 9 + b"\0"
@@ -197,9 +190,7 @@ def _bad_models() -> Iterator[Vector]:
     for name, words, proto, attack in protos:
         rules = "MODEL-3 ZIP-16" if name == "zip" else "MODEL-3"
         yield refused(
-            f"model-{name}: {rules} ({attack})",
-            f"Fault in the model: {words}.",
-            partial(of_proto, proto, W),
+            f"model-{name}: {rules} ({attack})", f"Fault in the model: {words}.", of_proto(proto, W)
         )
 
 

@@ -85,7 +85,7 @@ class Vector:
         rules: If the file is refused, the broken rules (a reader may name any of them); if it is
             accepted, the rules of which it is an example.
         accepted: True if a reader must accept the file.
-        source: Makes the file.
+        source: The file, or a function that makes it if it is large.
         tensors: External tensors of the default model, if the file is accepted.
         further: External tensors of the further models, by model id.
         attack: Class of attack, or None.
@@ -97,12 +97,16 @@ class Vector:
     about: str
     rules: tuple[str, ...]
     accepted: bool
-    source: Callable[[], Source]
+    source: Source | Callable[[], Source]
     tensors: tuple[Tensor, ...] = ()
     attack: str | None = None
     large: bool = False
     stage: str | None = None
     further: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def file(self) -> Source:
+        """The file."""
+        return self.source() if callable(self.source) else self.source
 
 
 # Models
@@ -212,14 +216,9 @@ def changed(index: int, **changes: object) -> Image:
     return image
 
 
-def image_with(**changes: object) -> Callable[[], Image]:
-    """Returns a function that makes the image of `plain` with these attributes replaced."""
-    return lambda: replace(plain(), **changes)  # type: ignore[arg-type]
-
-
-def entry_with(index: int, **changes: object) -> Callable[[], Image]:
-    """Returns a function that makes the image of `plain` with attributes of one entry replaced."""
-    return lambda: changed(index, **changes)
+def image_with(**changes: object) -> Image:
+    """The image of `plain` with these attributes replaced."""
+    return replace(plain(), **changes)  # type: ignore[arg-type]
 
 
 def of_proto(proto: bytes, *tensors: Tensor) -> Image:
@@ -286,7 +285,7 @@ def sparse_big(**changes: object) -> Image:
 def accepted(
     heading: str,
     about: str,
-    source: Callable[[], Source],
+    source: Source | Callable[[], Source],
     *tensors: Tensor,
     large: bool = False,
     further: Mapping[str, tuple[Tensor, ...]] | None = None,
@@ -299,7 +298,7 @@ def accepted(
 def refused(
     heading: str,
     about: str,
-    source: Callable[[], Source],
+    source: Source | Callable[[], Source],
     *,
     large: bool = False,
     stage: str | None = None,
@@ -310,7 +309,7 @@ def refused(
         heading: Name, rules and class of attack, as in `name: ZIP-5 ZIP-16 (stacked)`; the class
             may be missing.
         about: Description in one sentence.
-        source: Makes the file.
+        source: The file, or a function that makes it if it is large.
         large: True if the file is larger than 1 MiB.
         stage: Stage at which a reader can refuse the file; None for the stage of the first rule.
     """

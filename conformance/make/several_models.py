@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.make.parts import (
@@ -45,7 +45,7 @@ def _conforming() -> Iterator[Vector]:
         "models-share-a-tensor: MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         "Two models share a tensor under two names, and each model has another tensor; the archive "
         "also has an asset.",
-        lambda: with_models(
+        with_models(
             (W, Tensor("d"), V, LABELS),
             model(graph(W, Tensor("d"))),
             {"decoder": model(graph(V, OTHER_NAME))},
@@ -57,19 +57,19 @@ def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-default-names-nothing: DATA-2",
         "All external tensors are in the further model, none in the default model.",
-        lambda: with_models((W, V), NO_TENSOR, {"a": model(graph(W, V))}),
+        with_models((W, V), NO_TENSOR, {"a": model(graph(W, V))}),
         further={"a": (W, V)},
     )
     yield accepted(
         "models-alone: MODEL-4 DATA-2",
         "Three models without external tensors.",
-        lambda: with_models((), NO_TENSOR, {"a": NO_TENSOR, "b": NO_TENSOR}),
+        with_models((), NO_TENSOR, {"a": NO_TENSOR, "b": NO_TENSOR}),
     )
     ids = ("a", "a0", "a_", "a_b", "aa", "b", "x" * 64)
     yield accepted(
         "models-ids: MODEL-4 VERSION-1",
         "Model ids: shortest, longest, with digits and underscores, in the order of bytes.",
-        lambda: with_models((W,), OF_W, dict.fromkeys(ids, OF_W)),
+        with_models((W,), OF_W, dict.fromkeys(ids, OF_W)),
         W,
         further=dict.fromkeys(ids, (W,)),
     )
@@ -77,7 +77,7 @@ def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-other-place: DATA-8",
         "An initializer of one model shares an entry with a tensor in an attribute of the other.",
-        lambda: with_models((W,), OF_W, {"a": in_attribute}),
+        with_models((W,), OF_W, {"a": in_attribute}),
         W,
         further={"a": (W,)},
     )
@@ -85,7 +85,7 @@ def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-share-no-elements: DATA-8",
         "Two models share a tensor of no elements.",
-        lambda: with_models(
+        with_models(
             (of_no_elements,), model(graph(of_no_elements)), {"a": model(graph(of_no_elements))}
         ),
         of_no_elements,
@@ -94,7 +94,7 @@ def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-pairs-differ: DATA-5 DATA-8",
         "Two models give different, correct pairs of external_data for one tensor.",
-        lambda: with_models(
+        with_models(
             (W,),
             OF_W,
             {
@@ -108,14 +108,10 @@ def _conforming() -> Iterator[Vector]:
     )
 
 
-def _named(name: bytes, data: bytes = NO_TENSOR) -> Callable[[], Image]:
-    """Returns a function that makes an archive with an entry of this name before the model."""
-
-    def image() -> Image:
-        made = archive(W)
-        made.entries.insert(1, Entry(name, data))
-        return made
-
+def _named(name: bytes) -> Image:
+    """An archive with an entry of this name before the model."""
+    image = archive(W)
+    image.entries.insert(1, Entry(name, NO_TENSOR))
     return image
 
 
@@ -155,15 +151,14 @@ def _bad_names() -> Iterator[Vector]:
     yield refused(
         "later-version-tensor: VERSION-1 (later-version)",
         "A tensor whose key begins with two underscores.",
-        lambda: archive(Tensor("__w")),
+        archive(Tensor("__w")),
     )
 
 
 def _bad_places() -> Iterator[Vector]:
-    def of_order(*suffixes: str) -> Callable[[], Image]:
-        """Returns a function that makes an archive of models with these suffixes, in this order."""
-        entries = [Entry(MODEL_PROTO + it.encode(), OF_W) for it in suffixes]
-        return lambda: Image([W.entry, *entries])
+    def of_order(*suffixes: str) -> Image:
+        """An archive of models with these suffixes, in this order."""
+        return Image([W.entry, *(Entry(MODEL_PROTO + it.encode(), OF_W) for it in suffixes)])
 
     yield refused(
         "models-out-of-order: MODEL-4 (model-order)",
@@ -193,21 +188,21 @@ def _bad_places() -> Iterator[Vector]:
     yield refused(
         "models-before-an-asset: MODEL-4 (model-order)",
         "An asset between a further model and the default model.",
-        lambda: Image([W.entry, Entry(MODEL_PROTO + b"_a", OF_W), LABELS, archive(W).entries[-1]]),
+        Image([W.entry, Entry(MODEL_PROTO + b"_a", OF_W), LABELS, archive(W).entries[-1]]),
     )
     yield refused(
         "models-before-a-tensor: MODEL-4 (model-order)",
         "A further model before the tensors.",
-        lambda: Image([Entry(MODEL_PROTO + b"_a", OF_W), W.entry, archive(W).entries[-1]]),
+        Image([Entry(MODEL_PROTO + b"_a", OF_W), W.entry, archive(W).entries[-1]]),
     )
 
 
 def _bad_contents() -> Iterator[Vector]:
-    def further(data: bytes, **attributes: object) -> Callable[[], Image]:
-        """Returns a function that makes an archive; a further model has these Entry attributes."""
+    def further(data: bytes, **attributes: object) -> Image:
+        """An archive whose further model has these Entry attributes."""
         image = with_models((W,), OF_W, {"a": data})
         image.entries[1] = replace(image.entries[1], **attributes)  # type: ignore[arg-type]
-        return lambda: image
+        return image
 
     for name, about, data in (
         ("empty", "of no bytes", b""),
@@ -243,7 +238,7 @@ def _bad_contents() -> Iterator[Vector]:
     yield refused(
         "further-model-padding: ALIGN-3 (padding-nonzero)",
         "The padding of a further model is not zero.",
-        lambda: _with_padding(with_models((W,), OF_W, {"a": OF_W})),
+        _with_padding(with_models((W,), OF_W, {"a": OF_W})),
         stage="open",
     )
 
@@ -258,9 +253,9 @@ def _with_padding(image: Image) -> Image:
 
 
 def _bad_tensors() -> Iterator[Vector]:
-    def with_further(*tensors: Tensor) -> Callable[[], Image]:
-        """Returns a function that makes an archive of W and V; a further model has `tensors`."""
-        return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
+    def with_further(*tensors: Tensor) -> Image:
+        """An archive of W and V; a further model has `tensors`."""
+        return with_models((W, V), OF_W, {"a": model(graph(*tensors))})
 
     yield refused(
         "models-unreferenced: DATA-2 (unreferenced)",

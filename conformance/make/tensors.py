@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from conformance.make.parts import (
     FLOAT,
@@ -41,8 +40,8 @@ def bad_tensors() -> Iterator[Vector]:
 
 
 def _bad_external_data() -> Iterator[Vector]:
-    def locations(location: str) -> Callable[[], Image]:
-        return lambda: archive(W, replace(V, pairs=(("location", location),)))
+    def locations(location: str) -> Image:
+        return archive(W, replace(V, pairs=(("location", location),)))
 
     dangling: tuple[tuple[str, str], ...] = (
         ("unknown", "u"),
@@ -64,23 +63,23 @@ def _bad_external_data() -> Iterator[Vector]:
     yield refused(
         "location-asset: DATA-1 (dangling)",
         "The location of a tensor is an asset.",
-        _located_in_asset,
+        _located_in_asset(),
     )
     yield refused(
         "unreferenced: DATA-2 (unreferenced)",
         "An entry is the location of no tensor.",
-        lambda: of_proto(model(graph(W)), W, V),
+        of_proto(model(graph(W)), W, V),
     )
     yield refused(
         "shared-key: DATA-3 (shared-key)",
         "Two tensors of one model have the same location.",
-        lambda: of_proto(model(graph(W, replace(W, name="w2"))), W),
+        of_proto(model(graph(W, replace(W, name="w2"))), W),
     )
     hidden = content(1, node(attribute(5, replace(W, name="w2").proto)))
     yield refused(
         "shared-key-in-attribute: DATA-3 (shared-key)",
         "An initializer and a tensor in an attribute have the same location.",
-        lambda: of_proto(model(graph(W, more=hidden)), W),
+        of_proto(model(graph(W, more=hidden)), W),
     )
     proto, tensors = everywhere()
     for tensor in tensors:
@@ -88,7 +87,7 @@ def _bad_external_data() -> Iterator[Vector]:
         yield refused(
             f"unreferenced-place-{place}: DATA-1 (ref-elsewhere)",
             "A model has a tensor at every possible place; one of these tensors has no entry.",
-            partial(of_proto, proto, *(it for it in tensors if it != tensor)),
+            of_proto(proto, *(it for it in tensors if it != tensor)),
         )
     at = ("location", "w")
     pairs: tuple[tuple[str, tuple[tuple[str, str | bytes], ...], str, str], ...] = (
@@ -129,7 +128,7 @@ def _bad_external_data() -> Iterator[Vector]:
         yield refused(
             f"external-data-{name}: {rules} ({attack})",
             "The pairs of external_data are invalid.",
-            partial(archive, replace(W, pairs=given)),
+            archive(replace(W, pairs=given)),
         )
     more: tuple[tuple[str, bytes], ...] = (
         ("raw-data", content(9, _bytes(W))),
@@ -146,13 +145,13 @@ def _bad_external_data() -> Iterator[Vector]:
         yield refused(
             f"two-sources-{name}: DATA-7 (two-sources)",
             "An external tensor also has data in the model.",
-            partial(archive, replace(W, more=fields)),
+            archive(replace(W, more=fields)),
         )
     for name, fields in (("default", b""), ("unknown", number(14, 7))):
         yield refused(
             f"not-external-{name}: DATA-7 DATA-2 (two-sources)",
             "Pairs of external_data in a tensor that is not external.",
-            partial(archive, replace(W, is_external=False, more=fields)),
+            archive(replace(W, is_external=False, more=fields)),
         )
 
 
@@ -172,7 +171,7 @@ def _bad_elements() -> Iterator[Vector]:
         yield refused(
             f"data-type-{name}: TENSOR-1 (dtype)",
             "An external tensor has an invalid data type.",
-            partial(archive, replace(W, data_type=data_type)),
+            archive(replace(W, data_type=data_type)),
         )
     shapes: tuple[tuple[str, tuple[int, ...], int, bytes, str], ...] = (
         ("negative", (-1,), UINT8, bytes(1), "dims"),
@@ -190,7 +189,7 @@ def _bad_elements() -> Iterator[Vector]:
         yield refused(
             f"dims-{name}: {rules} ({attack})",
             "An external tensor has invalid dims.",
-            partial(archive, Tensor("w", data_type, dims, data)),
+            archive(Tensor("w", data_type, dims, data)),
         )
     sizes: tuple[tuple[str, Tensor], ...] = (
         ("one-less", Tensor("w", FLOAT, (2,), bytes(7))),
@@ -206,7 +205,7 @@ def _bad_elements() -> Iterator[Vector]:
         yield refused(
             f"tensor-size-{name}: TENSOR-3 (size-lie)",
             "An entry and its tensor differ in size.",
-            partial(archive, tensor),
+            archive(tensor),
         )
     tails: tuple[tuple[str, Tensor], ...] = (
         ("int4", Tensor("w", INT4, (3,), b"\x21\x13")),
@@ -218,11 +217,11 @@ def _bad_elements() -> Iterator[Vector]:
         yield refused(
             f"unused-bits-{name}: TENSOR-4 (dtype)",
             "An unused bit in the last byte of a packed tensor is set.",
-            partial(archive, tensor),
+            archive(tensor),
         )
     for value in (2, 255):
         yield refused(
             f"bool-{value}: TENSOR-5 (dtype)",
             "A boolean that is neither 0 nor 1.",
-            partial(archive, replace(B, data=bytes([0, 1, value]))),
+            archive(replace(B, data=bytes([0, 1, value]))),
         )

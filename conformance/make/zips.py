@@ -22,52 +22,28 @@ SATURATED_32 = 0xFFFFFFFF
 ZIP64_FIELD = 0x0001
 ALIGNMENT_FIELD = 0xD935
 
-_COMMON = {
-    "version_needed": "H",
-    "flags": "H",
-    "method": "H",
-    "time": "H",
-    "date": "H",
-    "crc32": "I",
-    "compressed_size": "I",
-    "uncompressed_size": "I",
-    "name_length": "H",
-    "extra_length": "H",
-}
-LOCAL_HEADER: Layout = {"signature": "4s", **_COMMON}
-DIRECTORY_RECORD: Layout = {
-    "signature": "4s",
-    "version_made_by": "H",
-    **_COMMON,
-    "comment_length": "H",
-    "disk_start": "H",
-    "internal_attributes": "H",
-    "external_attributes": "I",
-    "header_offset": "I",
-}
-END_RECORD: Layout = {
-    "signature": "4s",
-    "disk": "H",
-    "directory_disk": "H",
-    "disk_count": "H",
-    "count": "H",
-    "directory_size": "I",
-    "directory_offset": "I",
-    "comment_length": "H",
-}
-ZIP64_END_RECORD: Layout = {
-    "signature": "4s",
-    "rest_size": "Q",
-    "version_made_by": "H",
-    "version_needed": "H",
-    "disk": "I",
-    "directory_disk": "I",
-    "disk_count": "Q",
-    "count": "Q",
-    "directory_size": "Q",
-    "directory_offset": "Q",
-}
-ZIP64_LOCATOR: Layout = {"signature": "4s", "record_disk": "I", "record_offset": "Q", "disks": "I"}
+
+def _layout(fields: str) -> Layout:
+    """The fields of a record, each as `name:code` with a format code of `struct`."""
+    return dict(field.split(":") for field in fields.split())
+
+
+_COMMON = """version_needed:H flags:H method:H time:H date:H
+    crc32:I compressed_size:I uncompressed_size:I name_length:H extra_length:H"""
+LOCAL_HEADER = _layout(f"signature:4s {_COMMON}")
+DIRECTORY_RECORD = _layout(
+    f"""signature:4s version_made_by:H {_COMMON} comment_length:H disk_start:H
+    internal_attributes:H external_attributes:I header_offset:I"""
+)
+END_RECORD = _layout(
+    """signature:4s disk:H directory_disk:H disk_count:H count:H
+    directory_size:I directory_offset:I comment_length:H"""
+)
+ZIP64_END_RECORD = _layout(
+    """signature:4s rest_size:Q version_made_by:H version_needed:H disk:I directory_disk:I
+    disk_count:Q count:Q directory_size:Q directory_offset:Q"""
+)
+ZIP64_LOCATOR = _layout("signature:4s record_disk:I record_offset:Q disks:I")
 
 
 def pack(layout: Layout, values: Fields, changes: Fields) -> bytes:
