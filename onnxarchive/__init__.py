@@ -16,7 +16,7 @@ module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 
 The rooms (subpackages), lowest first; each imports only from `errors` and the rooms before it:
 
-    buffers      data of entries, CRC-32, columns of numbers
+    buffers      data of entries, CRC-32, progress
     zipformat    zip records, the layout of an archive, zips of other tools
     model        ONNX messages: tensors, keys, references, the wire format
     storage      files: maps, locks, replacement, undo log

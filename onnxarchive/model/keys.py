@@ -8,16 +8,10 @@ compared under ASCII down-casing.
 from __future__ import annotations
 
 import re
-import string
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeGuard
 
-import numpy as np
-
-from onnxarchive.buffers import lines
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
-from onnxarchive.buffers.lines import Lines, text_of
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
@@ -44,7 +38,9 @@ _AVOIDED = frozenset(
     {_ASSETS, "con", "prn", "aux", "nul"}
     | {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
 )
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(
+    rf"(?!{RESERVED_PREFIX}|(?ai:{_ASSETS})\Z)[A-Za-z_][A-Za-z0-9_]{{0,{MAX_KEY_SIZE - 1}}}"
+)
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
@@ -60,12 +56,7 @@ _DOWN_CASE = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 def is_key(name: str) -> bool:
     """True if an entry of a tensor may have this name (rule KEY-1)."""
-    return (
-        _KEY.fullmatch(name) is not None
-        and len(name) <= MAX_KEY_SIZE
-        and not name.startswith(RESERVED_PREFIX)
-        and fold(name) != _ASSETS
-    )
+    return _KEY.fullmatch(name) is not None
 
 
 def is_model_id(text: str) -> bool:
@@ -165,50 +156,6 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-_TOGETHER: Final = 1 << 12  # names matched at a time, to bound memory
-_OTHER, _NEWLINE, _DIGIT, _LETTER = range(4)  # kinds of bytes in lines of names
-_KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
-for _kind, _characters in (
-    (_NEWLINE, "\n"),
-    (_DIGIT, string.digits),
-    (_LETTER, string.ascii_letters + "_"),
-):
-    _KINDS[np.frombuffer(_characters.encode(), np.uint8)] = _kind
-
-
-def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
-    """True only if all names are keys, distinct under ASCII down-casing (KEY-1, NAME-2)."""
-    if not isinstance(names, Lines) and None in names:
-        return False
-    hashes = []
-    for start in range(0, len(names), _TOGETHER):
-        some = names[start : start + _TOGETHER]
-        text = text_of(some)  # type: ignore[arg-type]
-        if not text.isascii() or not _are_formed_as_keys(text.encode(), len(some)):
-            return False
-        folded = text.lower().splitlines()
-        if _ASSETS in folded:
-            return False
-        hashes.append(lines.hashes(folded))
-    return not hashes or lines.are_distinct(np.concatenate(hashes))
-
-
-def _are_formed_as_keys(names: bytes, count: int) -> bool:
-    """True if every line has the form of a key; "assets" has this form, but is no key."""
-    raw = np.frombuffer(names, np.uint8)
-    kinds = _KINDS[raw]
-    ends = np.flatnonzero(kinds == _NEWLINE)
-    if ends.size != count or kinds.min() == _OTHER:
-        return False
-    begins = np.append(0, ends[:-1] + 1)
-    underscore = ord(RESERVED_PREFIX[0])
-    return bool(
-        (kinds[begins] == _LETTER).all()  # so no name is empty
-        and (ends - begins).max() <= MAX_KEY_SIZE
-        and not ((raw[begins] == underscore) & (raw[begins + 1] == underscore)).any()
-    )
-
-
 def check_names(
     names: Sequence[str | None], report: Report, *, are_all: bool = True
 ) -> Sequence[str]:
@@ -222,10 +169,8 @@ def check_names(
     Returns:
         The keys among the names.
     """
-    before = names[:-1]
-    if are_all and names and names[-1] == MODEL_PROTO and are_keys(before):
-        return before  # as almost always; else each name is checked
-    _check_versions(names, report)
+    reserved = [name for name in names if name is not None and name.startswith(RESERVED_PREFIX)]
+    _check_versions(reserved, report)
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
@@ -234,18 +179,22 @@ def check_names(
         report.broken(
             "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
         )
-    _check_models(names, report, are_all=are_all)
+    further = [name for name in reserved if name.startswith(FURTHER_MODEL_PREFIX)]
+    _check_models(names, further, report, are_all=are_all)
+    found_keys: list[str] = []
     seen: dict[str, str] = {}
     assets: list[tuple[str, str]] = []
     for name in names:
         if name is None:
             continue
         folded = fold(name)
-        if name.startswith(ASSET_PREFIX):
+        if is_key(name):
+            found_keys.append(name)
+        elif name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
                 # With NUL for each slash, a folder's files sort directly after the folder's name.
                 assets.append((folded.replace("/", "\0"), name))
-        elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
+        elif not name.startswith(RESERVED_PREFIX):
             report.broken(
                 "KEY-1",
                 f"expected the name of a model, a name in {ASSET_PREFIX}, or a key ([A-Za-z_]"
@@ -262,18 +211,23 @@ def check_names(
             )
         seen[folded] = name
     _check_folders(assets, report)
-    return [name for name in names if name is not None and is_key(name)]
+    return found_keys
 
 
-def _check_versions(names: Sequence[str | None], report: Report) -> None:
-    """Reports names that are reserved for later versions of the format (VERSION-1)."""
+def _check_versions(reserved: Sequence[str], report: Report) -> None:
+    """Reports names that are reserved for later versions of the format (VERSION-1).
+
+    Args:
+        reserved: The names that begin with two underscores.
+        report: Receives the broken rule.
+    """
     origin = (
         "this file was written for a later version of the format; upgrade onnxarchive to read it"
     )
-    if MODEL_PROTO not in names:
+    if MODEL_PROTO not in reserved:
         origin = f"there is no {MODEL_PROTO}, so another tool may have made this zip"
-    for name in names:
-        if name is not None and name.startswith(RESERVED_PREFIX) and not is_model(name):
+    for name in reserved:
+        if not is_model(name):
             report.broken(
                 "VERSION-1",
                 "expected only names of models to begin with two underscores, found "
@@ -282,9 +236,10 @@ def _check_versions(names: Sequence[str | None], report: Report) -> None:
             )
 
 
-def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool) -> None:
+def _check_models(
+    names: Sequence[str | None], further: Sequence[str], report: Report, *, are_all: bool
+) -> None:
     """Checks ids and order of the further models (MODEL-4)."""
-    further = [name for name in names if name is not None and name.startswith(FURTHER_MODEL_PREFIX)]
     for name in further:
         if not is_model_id(name.removeprefix(FURTHER_MODEL_PREFIX)):
             report.broken(

@@ -264,6 +264,7 @@ def _check_model(
     kinds: dict[str, Kind] = {}
     has_inner = False
     nbytes_of: dict[Kind, tuple[Kind, int | None]] = {}  # most tensors share a few kinds
+    key_of = dict(zip(sizes, sizes, strict=True))  # equal strings are kept once
     count = len(refs.initializers)
     for number, ref in enumerate(tensors.walk(model)):
         tensor = ref.tensor
@@ -298,6 +299,7 @@ def _check_model(
             if key is None:
                 continue
             location = key
+        location = key_of[location]
         kinds[location] = kind
         if number < count:
             index_of[location] = number

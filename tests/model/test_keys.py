@@ -5,14 +5,13 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from steps import steps
 
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model.keys import (
     MODEL_PROTO,
     Keys,
-    are_keys,
     check_names,
     fold,
     is_asset_name,
@@ -210,33 +209,6 @@ def test_keys_are_keys(name: str) -> None:
 )
 def test_other_names_are_no_keys(name: str) -> None:
     assert not is_key(name)
-
-
-@given(
-    st.lists(
-        st.sampled_from(["a", "b", "B", "a,b", "a,", ",", "", "__a", "assets", "0", "ü", None])
-        | st.text("aA_0,\n", max_size=4),
-        max_size=5,
-    )
-)
-@example(["a,b"])
-@example(["a,b", "c"])
-@example(["a", "A"])
-@settings(max_examples=1000)
-def test_names_are_keys_together_if_each_is_one_and_no_two_are_the_same(
-    names: list[str | None],
-) -> None:
-    keys = [name for name in names if name is not None and is_key(name)]
-    expected = len(keys) == len(names) == len({key.lower() for key in keys})
-    assert are_keys(names) == expected
-
-
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
-def test_many_names_are_looked_at_to_the_last(count: int) -> None:
-    names: list[str | None] = [f"key{index}" for index in range(count)]
-    assert are_keys(names)
-    for name in ("0", "key0", "KEY0", "a,b"):
-        assert not are_keys([*names[:-1], name])
 
 
 @pytest.mark.parametrize(
