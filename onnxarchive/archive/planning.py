@@ -88,7 +88,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Size of all data in bytes, without headers and padding."""
-        return sum(item.nbytes for item in self.entries)
+        return sum([item.nbytes for item in self.entries])
 
     def size(
         self,

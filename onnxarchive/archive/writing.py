@@ -32,7 +32,7 @@ from onnxarchive.zipformat.writer import ZipWriter
 COPIED_SIZE = 1 << 25
 SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched with that of others
 _BATCH_COUNT: Final = 1 << 10
-_BATCH_SIZE: Final = 1 << 20
+_BATCH_SIZE: Final = 1 << 18
 
 
 def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
@@ -48,7 +48,7 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
         with write_file(plan, target.path, options) as written:
             locking.unlock(written.fileno())
             return written.size
-    require_names(item.name for item in plan.items)
+    require_names([item.name for item in plan.items])
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
     nbytes = plan.size(options.alignment)
@@ -76,7 +76,7 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
-    require_names(item.name for item in plan.items)
+    require_names([item.name for item in plan.items])
     replacement = Replacement(
         path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
     )
@@ -153,8 +153,8 @@ class FetchedEntry(NamedTuple):
 def _fetched(batch: Sequence[Item], copied_size: int) -> list[FetchedEntry]:
     """Fetches one entry, or several small ones; successive parts of a file are read together."""
     found = [item.data() for item in batch]
-    if len(batch) > 1:
-        parts = [data for data in found if isinstance(data, FileData)]
+    parts = [data for data in found if isinstance(data, FileData)]
+    if parts and len(batch) > 1:
         contents = iter(read_all(parts))
         found = [
             Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
@@ -183,43 +183,31 @@ def fetched_entry(item: Item, data: Data, copied_size: int = READ_SIZE) -> Fetch
             of the tensor breaks a rule.
     """
     stated = data.crc32
-    if not _is_constant(data) and data.nbytes <= copied_size:
-        data = _copied(data)
+    is_constant = isinstance(data, Stored | Pieces) and data.is_constant
+    if not is_constant and data.nbytes <= copied_size:
+        copy = data.read() if isinstance(data, FileData) else copied(data)
+        if copy is not None:  # else the data has more bytes than it states
+            data, is_constant = Stored(memoryview(copy)), True
     elif stated is None and isinstance(data, RandomAccessData):
         data = data.local()
-    if stated is not None and not _is_constant(data):  # checked while it is written
-        return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
+    stream = [*data] if isinstance(data, Stored | Pieces) else data
+    checked: Iterable[memoryview] = stream
+    if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
+        checked = tensors.checked(item.ref, stream, Report(), entry=item.name)
+    if stated is not None and not is_constant:  # compared while it is written
+        return FetchedEntry(item.name, item.nbytes, stated, checked, False)
     found_crc32 = found_nbytes = 0
-    for piece in _checked(item, data):
+    for piece in checked:
         found_crc32 = crc32(piece, found_crc32)
         found_nbytes += len(piece)
     if stated is not None:  # if the CRC-32s differ, the writer raises
-        return FetchedEntry(item.name, item.nbytes, stated, data, found_crc32 == stated)
+        return FetchedEntry(item.name, item.nbytes, stated, stream, found_crc32 == stated)
     if found_nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {found_nbytes}"
         )
-    return FetchedEntry(item.name, item.nbytes, found_crc32, data, _is_constant(data))
-
-
-def _is_constant(data: Data) -> bool:
-    return isinstance(data, Stored | Pieces) and data.is_constant
-
-
-def _copied(data: Data) -> Data:
-    """Copies data into memory; returns `data` itself if it yields more than `data.nbytes` bytes."""
-    if isinstance(data, FileData):
-        return Stored(memoryview(data.read()))
-    copy = copied(data)
-    return data if copy is None else Stored(memoryview(copy))
-
-
-def _checked(item: Item, data: Data) -> Iterable[memoryview]:
-    """Yields the pieces of data, and checks the rules about the elements of the item's tensor."""
-    if item.ref is None or not tensors.has_checked_elements(item.ref.tensor):
-        return data
-    return tensors.checked(item.ref, data, Report(), entry=item.name)
+    return FetchedEntry(item.name, item.nbytes, found_crc32, stream, is_constant)
 
 
 def write_entry(

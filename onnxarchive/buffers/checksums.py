@@ -8,14 +8,11 @@ from typing import TypeVar
 
 from zlib_ng import zlib_ng
 
-from onnxarchive.buffers.data import Buffer
-
 _Piece = TypeVar("_Piece", bound="bytes | memoryview")
 
 
-def crc32(data: Buffer, before: int = 0) -> int:
-    """Continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7)."""
-    return zlib_ng.crc32(data, before)
+# `crc32(data, before=0)`: continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7).
+crc32 = zlib_ng.crc32
 
 
 class Crc32:

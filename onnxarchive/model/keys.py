@@ -117,9 +117,11 @@ class Keys:
         key is free. A long key is cut before the suffix.
         """
         key = _derive(name)
-        if fold(key) in self._taken:
+        folded = fold(key)
+        if folded in self._taken:
             key = self._numbered(key)
-        self._taken.add(fold(key))
+            folded = fold(key)
+        self._taken.add(folded)
         return key
 
     def _numbered(self, base: str) -> str:
@@ -151,7 +153,7 @@ def _derive(name: str) -> str:
         key = "tensor"
     if key[0].isdigit():
         key = "_" + key
-    if fold(key) in _AVOIDED:
+    if key.lower() in _AVOIDED:
         key += "_"
     return key[:MAX_KEY_SIZE]
 

@@ -320,7 +320,7 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
     nonzero = [dim for dim in dims if dim]
     return (
         len(dims) <= dtypes.MAX_RANK
-        and all(dim > 0 for dim in nonzero)
+        and min(nonzero, default=1) > 0
         and itemsize * math.prod(nonzero) <= dtypes.MAX_NBYTES
     )
 

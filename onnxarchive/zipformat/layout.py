@@ -69,7 +69,7 @@ def header_size(name_size: int, nbytes: int) -> int:
         name_size: Size of the entry's name in bytes.
         nbytes: Size of the entry's data in bytes.
     """
-    zip64_size = 0 if fits_32(nbytes) else _LOCAL_ZIP64_SIZE
+    zip64_size = _LOCAL_ZIP64_SIZE if nbytes >= records.SATURATED_32 else 0
     return LocalHeader.SIZE + name_size + zip64_size + records.ALIGNMENT_EXTRA_SIZE
 
 
@@ -86,7 +86,7 @@ def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> b
 
 def holds_signature(offset: int) -> bool:
     """True if the packed offset contains a signature, which misleads some zip readers (ZIP-16)."""
-    packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
+    packed = offset.to_bytes(4 if offset < records.SATURATED_32 else 8, "little")
     return b"PK" in packed and any(signature in packed for signature in END_SIGNATURES)
 
 
@@ -115,8 +115,7 @@ class Placement(NamedTuple):
     @property
     def data_offset(self) -> int:
         """Offset of the data in the file, in bytes."""
-        unpadded_offset = self.unpadded_offset
-        return unpadded_offset + -unpadded_offset % self.alignment
+        return self.unpadded_offset + self.padding
 
     @property
     def end(self) -> int:
@@ -131,10 +130,12 @@ class Placement(NamedTuple):
     def pack(self) -> tuple[bytes, bytes]:
         """The local header, with the padding before the data, and the directory record."""
         name, nbytes, crc32, header_offset, alignment = self
-        padding = self.padding
+        padding = -(header_offset + header_size(len(name), nbytes)) % alignment
         local_extra = records.pack_alignment_extra(alignment, padding)
         extra = b""
-        is_small = fits_32(nbytes) and fits_32(header_offset)
+        size = min(nbytes, records.SATURATED_32)
+        offset = min(header_offset, records.SATURATED_32)
+        is_small = max(size, offset) < records.SATURATED_32
         if not is_small:
             zip64_values = local_zip64_values(nbytes)
             local_extra = records.pack_zip64_extra(*zip64_values) + local_extra
@@ -146,8 +147,8 @@ class Placement(NamedTuple):
             records.EPOCH_TIME,
             records.EPOCH_DATE,
             crc32,
-            saturate_32(nbytes),
-            saturate_32(nbytes),
+            size,
+            size,
             len(name),
         )
         local = LocalHeader.STRUCT.pack(LocalHeader.SIGNATURE, *shared, len(local_extra))
@@ -160,7 +161,7 @@ class Placement(NamedTuple):
             0,  # disk
             0,  # internal attributes
             records.REGULAR_FILE_ATTRIBUTES,
-            saturate_32(header_offset),
+            offset,
         )
         return local + name + local_extra, record + name + extra
 
@@ -190,11 +191,11 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
         header_offset: Offset of the local header in the archive, in bytes.
         alignment: Least alignment of the data, in bytes.
     """
-    placed = Placement(name.encode(), nbytes, crc32, header_offset, alignment)
-    while holds_signature(placed.end) and alignment < MAX_ALIGNMENT:
+    encoded = name.encode()
+    begin = header_offset + header_size(len(encoded), nbytes)
+    while holds_signature(begin + -begin % alignment + nbytes) and alignment < MAX_ALIGNMENT:
         alignment *= 2
-        placed = placed._replace(alignment=alignment)
-    return placed
+    return Placement(encoded, nbytes, crc32, header_offset, alignment)
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:

@@ -68,6 +68,7 @@ ALIGNMENT_EXTRA = 0xD935
 
 _EXTRA_HEADER = struct.Struct("<HH")
 _ALIGNMENT_VALUE = struct.Struct("<H")
+_ALIGNMENT_EXTRA = struct.Struct("<HHH")
 EXTRA_HEADER_SIZE = _EXTRA_HEADER.size
 ALIGNMENT_EXTRA_SIZE = _EXTRA_HEADER.size + _ALIGNMENT_VALUE.size  # without padding
 _UINT64_SIZE = 8
@@ -320,7 +321,8 @@ def unpack_zip64_values(data: bytes) -> tuple[int, ...] | None:
 
 def pack_alignment_extra(alignment: int, padding: int) -> bytes:
     """The alignment field with `padding` zero bytes."""
-    return pack_extra(ALIGNMENT_EXTRA, _ALIGNMENT_VALUE.pack(alignment) + bytes(padding))
+    size = _ALIGNMENT_VALUE.size + padding
+    return _ALIGNMENT_EXTRA.pack(ALIGNMENT_EXTRA, size, alignment) + bytes(padding)
 
 
 def unpack_alignment(data: bytes) -> tuple[int, bytes] | None:

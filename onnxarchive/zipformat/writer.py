@@ -20,7 +20,7 @@ from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
 
 _GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
-_WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are more
+_WRITTEN_SIZE = 1 << 18  # gathered bytes are written when there are as many
 
 
 def require_entries(count: int) -> None:
@@ -72,7 +72,8 @@ class ZipWriter:
         self.names: list[str] = []
         self.header_offsets = array("q")
         self._records: list[bytes] = []  # packed
-        self._gathered = bytearray()
+        self._gathered = bytearray(_WRITTEN_SIZE + _GATHERED_SIZE)
+        self._gathered_nbytes = 0
         self._end = deque([before])  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
 
@@ -106,7 +107,8 @@ class ZipWriter:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        self._require_entries(1)
+        if self._kept_count + len(self.names) >= layout.MAX_ENTRIES:
+            require_entries(self._kept_count + len(self.names) + 1)
         alignment = max(self._alignment, alignment)
         placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
@@ -136,9 +138,6 @@ class ZipWriter:
         self.header_offsets.append(placement.header_offset)
         self._records.append(record)
         return placement
-
-    def _require_entries(self, more: int) -> None:
-        require_entries(self._kept_count + len(self.names) + more)
 
     def finish(self) -> int:
         """Writes the directory and the end records; returns the size of the archive in bytes.
@@ -171,17 +170,20 @@ class ZipWriter:
         nbytes = len(data)
         self._offset += nbytes
         if nbytes <= _GATHERED_SIZE:
-            self._gathered += data
-            if len(self._gathered) > _WRITTEN_SIZE:
+            end = self._gathered_nbytes + nbytes
+            self._gathered[self._gathered_nbytes : end] = data
+            self._gathered_nbytes = end
+            if end >= _WRITTEN_SIZE:
                 self._write_gathered()
         else:
             self._write_gathered()
             self._write(memoryview(data))
 
     def _write_gathered(self) -> None:
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._write(memoryview(gathered))
+        if self._gathered_nbytes:
+            with memoryview(self._gathered) as gathered:
+                self._write(gathered[: self._gathered_nbytes])
+            self._gathered_nbytes = 0
 
     def _keep_end(self, view: memoryview) -> None:
         """Keeps a copy of the last bytes, for `finish` to check."""
