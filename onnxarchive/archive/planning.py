@@ -365,7 +365,7 @@ def plan_model(
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
-        nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
+        nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims[:])
         may_leave = ref.is_initializer or options.convert_attribute
         if may_leave and nbytes >= options.size_threshold:
             data_of = resolve if is_external else _raw_data

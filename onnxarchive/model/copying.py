@@ -65,7 +65,8 @@ def with_locations(
                 elif isinstance(below, str):
                     _copy_fields(child, child_copy, _NOT_IN_EXTERNAL, is_heavy)
                     child_copy.data_location = EXTERNAL
-                    child_copy.external_data.add(key=LOCATION, value=below)
+                    pair = child_copy.external_data.add()
+                    pair.key, pair.value = LOCATION, below
                 else:
                     stack.append((child, child_copy, below))
     return copy
@@ -99,6 +100,8 @@ def _copy_fields(
     ):
         if is_repeated:
             values = getattr(source, name)
+            if not values:
+                continue
             if is_text and any(isinstance(value, bytes) for value in values):
                 for value in values:
                     _merge_text(target, number, value)

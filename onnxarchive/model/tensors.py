@@ -194,7 +194,7 @@ def raw_data(ref: TensorRef) -> memoryview:
         values = getattr(tensor, data_type.typed_field)
         elements = np.fromiter(values, _ELEMENT_TYPES[data_type.typed_field], count=len(values))
         data = dtypes.typed_raw_data(elements, data_type)
-    expected = data_type.nbytes(tensor.dims)
+    expected = data_type.nbytes(tensor.dims[:])
     if data.nbytes != expected:
         raise ArchiveFormatError(
             f"{ref}: expected {expected} bytes for {data_type.name} of shape "
@@ -284,7 +284,7 @@ def array_type(tensor: onnx.TensorProto) -> DataType | None:
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         return None
-    return data_type if are_dims(tensor.dims, data_type) else None
+    return data_type if are_dims(tensor.dims[:], data_type) else None
 
 
 def external_type(ref: TensorRef) -> DataType:
@@ -317,7 +317,7 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
     Without a data type, elements of one byte are assumed.
     """
     itemsize = 1 if data_type is None else data_type.dtype.itemsize
-    nonzero = [dim for dim in dims if dim]
+    nonzero = [*filter(None, dims)]
     return (
         len(dims) <= dtypes.MAX_RANK
         and min(nonzero, default=1) > 0
