@@ -13,7 +13,7 @@ from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data, Stored, are_equal
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.random_access_data import RandomAccessData
+from onnxarchive.storage.spooling import RandomAccessData
 
 # Different data rarely has the same CRC-32, but an attacker can give any number of different
 # tensors the same CRC-32. To avoid comparing all pairs, data is compared with at most this many

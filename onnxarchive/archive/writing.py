@@ -22,8 +22,8 @@ from onnxarchive.storage.file_data import FileData, read_all
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import require_space
 from onnxarchive.storage.random_access import READ_SIZE
-from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
+from onnxarchive.storage.spooling import RandomAccessData
 from onnxarchive.zipformat.writer import ZipWriter
 
 # With several threads, data of up to this many bytes is read once, into memory. Larger data of a

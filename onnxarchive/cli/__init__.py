@@ -1,7 +1,7 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
 `parser` has the arguments and the examples in the help, `frame` the exit statuses of errors,
-`table` and `progress` the output. The other modules have the commands. This room (subpackage) may
+`terminal` tables and progress bars. The other modules have the commands. This room (subpackage) may
 import all others.
 """
 

@@ -11,7 +11,7 @@ import onnxarchive
 from onnxarchive.archive.reading import Archive, asset_pieces
 from onnxarchive.cli.editing import edited, say_size
 from onnxarchive.cli.frame import DONE, StandardOutput, say
-from onnxarchive.cli.table import count, table
+from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.sources.other_files import is_hidden
 

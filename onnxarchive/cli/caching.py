@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from onnxarchive.cli.frame import DONE, say
-from onnxarchive.cli.table import count, printable, size, table
+from onnxarchive.cli.terminal import count, printable, size, table
 from onnxarchive.remote.cache import CachedArchive, cached_archives, clear, directory_of_cache
 
 

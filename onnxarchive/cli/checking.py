@@ -9,8 +9,7 @@ from typing import Any
 
 import onnxarchive
 from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import printable
+from onnxarchive.cli.terminal import printable, progress_bar
 from onnxarchive.errors import ArchiveError
 from onnxarchive.remote.location import Access
 from onnxarchive.remote.urls import shown_url

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from onnxarchive.cli.frame import DONE, FOUND, access, say
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import cut, printable
+from onnxarchive.cli.terminal import cut, printable, progress_bar
 from onnxarchive.conversion.differences import Change, Difference, diff
 
 _MAX_LINES: Final = 50  # of a section

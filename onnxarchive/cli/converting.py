@@ -28,8 +28,7 @@ from onnxarchive.cli.frame import (
     status_of,
     warn,
 )
-from onnxarchive.cli.progress import count_bar, progress_bar
-from onnxarchive.cli.table import count, printable, size, table
+from onnxarchive.cli.terminal import count, count_bar, printable, progress_bar, size, table
 from onnxarchive.conversion.batch import convert_many
 from onnxarchive.conversion.converting import Conversion, convert
 from onnxarchive.storage.replacement import remove_temporaries

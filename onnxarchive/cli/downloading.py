@@ -18,8 +18,7 @@ from onnxarchive.cli.frame import (
     say,
     storage_options,
 )
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import printable, size
+from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.conversion.downloading import download, path_of
 from onnxarchive.errors import shown
 from onnxarchive.interop.inputs import npy_array

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from onnxarchive.cli.frame import DONE, pairs, say
 from onnxarchive.cli.parser import WORDS
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import printable, size
+from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.editing.recovery import recover
 from onnxarchive.editing.transaction import Edit, edit
 from onnxarchive.errors import shown, shown_names

@@ -7,8 +7,7 @@ import os
 
 import onnxarchive
 from onnxarchive.cli.frame import DONE, access, require_free, say
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import printable, size
+from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.urls import shown_url
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Unpack
 from onnxarchive.archive.locked_file import opened
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer
-from onnxarchive.cli.table import printable
+from onnxarchive.cli.terminal import printable
 from onnxarchive.errors import (
     ArchiveError,
     LockedError,

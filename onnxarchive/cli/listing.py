@@ -13,7 +13,7 @@ import onnx
 
 from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, open_archive, say
-from onnxarchive.cli.table import count, cut, shape, size, table
+from onnxarchive.cli.terminal import count, cut, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import onnxarchive
+from onnxarchive.cli.frame import DONE, say
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
+from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat import layout
 
 WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
@@ -504,8 +506,29 @@ def _add_cat(commands: Any) -> None:
 
 def _add_completion(commands: Any) -> None:
     help = "Print a shell script that completes commands, options and files."
-    command = _add(commands, "completion", "completing", help, archive=False)
+    command = _add(commands, "completion", "parser", help, archive=False)
     command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
+
+
+def completion_command(arguments: argparse.Namespace) -> int:
+    """Runs `completion`."""
+    with needing("shtab", "complete commands"):
+        import shtab
+    top = parser()
+    _complete_files(top, shtab.FILE)
+    script = shtab.complete(top, arguments.shell)
+    say(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+    return DONE
+
+
+def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
+    """Sets file-name completion for each argument that takes a value and has no choices."""
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_files(each, file)
+        elif action.nargs != 0 and action.choices is None:
+            action.complete = file  # type: ignore[attr-defined]  # where shtab looks
 
 
 _COMMANDS: Final = {

@@ -9,8 +9,7 @@ import onnxarchive
 from onnxarchive.archive.linked_models import packed_sets
 from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, say
-from onnxarchive.cli.progress import progress_bar
-from onnxarchive.cli.table import cut, printable, size
+from onnxarchive.cli.terminal import cut, printable, progress_bar, size
 from onnxarchive.interop.ort_options import compares_packed, machine
 from onnxarchive.interop.prepacking import remove_prepacked
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxarchive.cli.frame import DONE, access, pairs, say
-from onnxarchive.cli.table import printable, shape, table
+from onnxarchive.cli.terminal import printable, shape, table
 from onnxarchive.interop.inputs import Input, npy_array
 from onnxarchive.interop.running import Outcome, Value, run
 from onnxarchive.model.keys import Keys

@@ -9,7 +9,7 @@ from onnxarchive.buffers.data import Data
 from onnxarchive.sources.places import plain
 from onnxarchive.storage.forward_file import ForwardFile, Streams
 from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.random_access_data import RandomAccessData
+from onnxarchive.storage.spooling import RandomAccessData
 
 
 class RemotePlace:

@@ -1,14 +1,17 @@
-"""Bytes spooled to an unnamed temporary file and mapped."""
+"""Bytes of a file as data of an entry, and bytes spooled to a temporary file and mapped."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from onnxarchive.errors import naming
+from onnxarchive.buffers.data import Data, Stored
+from onnxarchive.errors import ArchiveFormatError, naming, with_path
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import require_space
+from onnxarchive.storage.random_access import RandomAccessFile
 
 
 def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> memoryview:
@@ -37,3 +40,39 @@ def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> m
             writer.write(piece)
         file.size = writer.offset
         return file.view()
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAccessData:
+    """A range of bytes of a file; each iteration reads the bytes in pieces.
+
+    Attributes:
+        file: The file.
+        offset: Offset of the bytes in the file.
+        nbytes: Number of the bytes.
+        crc32: CRC-32 of the bytes; None if unknown.
+        temporary: Directory for a temporary copy; None for the system's temporary directory.
+    """
+
+    file: RandomAccessFile
+    offset: int
+    nbytes: int
+    crc32: int | None = None
+    temporary: str | None = None
+
+    def local(self) -> Data:
+        """The same bytes for repeated reading: a temporary copy unless `mapped_file` has them."""
+        if self.file.mapped_file is not None:
+            return self
+        return Stored(spool(self, self.nbytes, self.temporary))
+
+    def __iter__(self) -> Iterator[memoryview]:
+        found = 0
+        for piece in self.file.pieces(self.offset, self.nbytes):
+            found += len(piece)
+            yield memoryview(piece)
+        if found != self.nbytes:
+            with with_path(self.file.path):
+                raise ArchiveFormatError(
+                    f"expected {self.nbytes} bytes at offset {self.offset}, found {found}"
+                )

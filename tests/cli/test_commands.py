@@ -26,7 +26,6 @@ from onnx import TensorProto, helper, numpy_helper
 from processes import started, wait_until
 
 import onnxarchive
-from onnxarchive.cli import progress as progress_module
 from onnxarchive.model import dtypes
 
 Captured = pytest.CaptureFixture[str]
@@ -662,7 +661,7 @@ def test_a_bar_is_shown_on_a_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     with open(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr(progress_module, "DELAY", 0)
+        monkeypatch.setattr(terminal, "DELAY", 0)
         assert run("convert", source, tmp_path / "new.onnxa") == 0
         os.set_blocking(ours, False)
         shown = os.read(ours, 65536).decode()

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from onnxarchive.storage.binary_file import MemoryFile
 from onnxarchive.storage.forward_file import ForwardFile, Streams, streamed
 from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.random_access_data import RandomAccessData
+from onnxarchive.storage.spooling import RandomAccessData
 
 CONTENT = bytes(range(256)) * 64
 

@@ -35,8 +35,8 @@ CALLS = [
     ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
     (
         "shtab",
-        "onnxarchive.cli.completing",
-        "onnxarchive.cli.completing.completion_command(None)",
+        "onnxarchive.cli.parser",
+        "onnxarchive.cli.parser.completion_command(None)",
     ),
     (
         "torch",

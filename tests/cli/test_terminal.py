@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.cli.terminal import count, printable, shape, size, table
 
 
 def test_a_table_aligns_text_left_and_numbers_right() -> None:

@@ -1,13 +1,19 @@
-"""Text for a terminal: aligned tables, sizes, and names without control characters."""
+"""For a terminal: tables, sizes, names without control characters, and progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
+
+from onnxarchive.buffers.counting import Bar, Progress, bytes_bar
 
 MAX_CELL: Final = 200  # characters
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+DELAY = 1.0  # seconds before a bar appears
+_OPTIONS: Final = {"leave": False, "dynamic_ncols": True}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -68,3 +74,28 @@ def size(nbytes: int) -> str:
         scaled /= _STEP
         unit += 1
     return f"{exact} ({scaled:.1f} {_UNITS[unit]})"
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Progress | None]:
+    """Yields a callback that advances a progress bar of bytes; None without a terminal."""
+    if not _has_terminal():
+        yield None
+        return
+    with contextlib.closing(bytes_bar(desc=description, delay=DELAY, **_OPTIONS)) as bar:
+        yield bar.move
+
+
+@contextlib.contextmanager
+def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a callback that advances a bar that counts `unit`s; no bar without a terminal."""
+    options = {"desc": description, "unit": f" {unit}", "disable": not _has_terminal()}
+    with contextlib.closing(Bar(delay=DELAY, **options, **_OPTIONS)) as bar:
+        yield bar.move
+
+
+def _has_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is no standard error, or it is closed
+        return False
