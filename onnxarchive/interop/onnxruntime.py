@@ -33,9 +33,9 @@ from onnxarchive.interop.ort_options import (
     DIRECTORY,
     OPTIMIZED_DATA,
     USE_BUFFERS,
+    archive_session_class,
     compares_packed,
     copy_options,
-    lent_session_class,
     machine,
     prepacking_entries,
     require_onnxruntime,
@@ -240,10 +240,10 @@ class SessionInputs:
         kwargs: Mapping[str, Any],
     ) -> ort.InferenceSession:
         """Makes the session, with the caller's options if they cannot be copied."""
-        make = require_onnxruntime().InferenceSession
-        options = self.options
+        options, entries = self.options, {}
         if options is None:
-            make, options = partial(lent_session_class(), self.entries), given
+            options, entries = given, dict(self.entries)
+        make = partial(archive_session_class(), self.path, entries)
         try:
             return make(self.model, options, providers, **kwargs)
         finally:

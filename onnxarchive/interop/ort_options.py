@@ -223,22 +223,36 @@ def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[N
 
 
 @cache
-def lent_session_class() -> Any:
-    """A session class that changes the caller's options only while ONNX Runtime reads them."""
+def archive_session_class() -> Any:
+    """The class of an archive's sessions."""
     base: Any = require_onnxruntime().InferenceSession
 
-    class LentSession(base):  # type: ignore[misc]
+    class ArchiveSession(base):  # type: ignore[misc]
+        """A session of an archive.
+
+        It changes options that could not be copied only while ONNX Runtime reads them. The
+        attribute `_model_path`, which libraries such as optimum read, is the archive's path, though
+        the session is made from bytes.
+        """
+
         def __init__(
-            self, entries: Mapping[str, str], model: bytes, options: Any, *rest: Any, **kwargs: Any
-        ):
-            self._lent_entries = entries
-            self._lent_options = options
-            with _lent(options, entries):
-                super().__init__(model, options, *rest, **kwargs)
+            self,
+            path: str | None,
+            entries: Mapping[str, str],
+            model: bytes,
+            options: Any,
+            *rest: Any,
+            **kwargs: Any,
+        ) -> None:
+            self._archive_path = path
+            self._lent = options, entries
+            super().__init__(model, options, *rest, **kwargs)
 
-        def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
-            """Makes the session again, as in the base class, with the same entries."""
-            with _lent(self._lent_options, self._lent_entries):
-                super().set_providers(*arguments, **kwargs)
+        def _create_inference_session(self, *arguments: Any, **kwargs: Any) -> None:
+            """Makes the session, also again for other providers."""
+            self._model_path = None
+            with _lent(*self._lent):
+                super()._create_inference_session(*arguments, **kwargs)
+            self._model_path = self._archive_path
 
-    return LentSession
+    return ArchiveSession

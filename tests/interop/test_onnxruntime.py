@@ -75,10 +75,22 @@ def run(session: Any, x: Any = X) -> bytes:
 
 def test_a_session_is_one_of_onnxruntime_and_runs_the_model(archive: Path, expected: bytes) -> None:
     made = onnxarchive.session(archive)
-    assert type(made) is ort.InferenceSession
+    assert isinstance(made, ort.InferenceSession)
     assert [it.name for it in made.get_inputs()] == ["x"]
     assert run(made) == expected
     assert run(onnxarchive.session(os.fspath(archive), None, CPU)) == expected
+
+
+def test_the_path_of_a_session_is_the_archive_for_libraries_that_ask(
+    archive: Path, expected: bytes
+) -> None:
+    # optimum makes its models of a session's `_model_path`.
+    made = session(archive)
+    assert made._model_path == os.path.realpath(archive)
+    made.set_providers(CPU)  # makes the session again
+    assert made._model_path == os.path.realpath(archive)
+    assert run(made) == expected
+    assert session(archive.read_bytes())._model_path is None
 
 
 def test_weights_are_read_from_the_archive_itself(archive: Path) -> None:
@@ -158,7 +170,7 @@ def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # so that its memory and that of onnxruntime are not needed at once
-    make = ort.InferenceSession
+    make = ort.InferenceSession.__init__
     opened: weakref.WeakSet[Archive] = weakref.WeakSet()
     left = []
 
@@ -166,13 +178,13 @@ def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
         opened.add(self)
         init(self, *arguments, **kwargs)
 
-    def count_and_make(*arguments: Any, **kwargs: Any) -> Any:
+    def count_and_make(self: Any, *arguments: Any, **kwargs: Any) -> None:
         left.append(len(opened))
-        return make(*arguments, **kwargs)
+        make(self, *arguments, **kwargs)
 
     init = Archive.__init__
     monkeypatch.setattr(Archive, "__init__", open_and_keep_in_mind)
-    monkeypatch.setattr(ort, "InferenceSession", count_and_make)
+    monkeypatch.setattr(ort.InferenceSession, "__init__", count_and_make)
     for source in (archive, archive.read_bytes()):
         onnxarchive.session(source)
     assert left == [0, 0]
@@ -217,13 +229,13 @@ def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
 ) -> None:
     other = archive.with_name("other")
     onnxarchive.save(runnable_model(), other)
-    make = ort.InferenceSession
+    make = ort.InferenceSession.__init__
 
-    def replace_and_make(*arguments: Any, **kwargs: Any) -> Any:
+    def replace_and_make(self: Any, *arguments: Any, **kwargs: Any) -> None:
         os.replace(other, archive)
-        return make(*arguments, **kwargs)
+        make(self, *arguments, **kwargs)
 
-    monkeypatch.setattr(ort, "InferenceSession", replace_and_make)
+    monkeypatch.setattr(ort.InferenceSession, "__init__", replace_and_make)
     with pytest.raises(onnxarchive.ArchiveError, match="while the session was made") as caught:
         onnxarchive.session(archive)
     assert str(caught.value).startswith(f"{archive}: ")
@@ -717,7 +729,7 @@ def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("made")
 
-    monkeypatch.setattr(ort, "InferenceSession", never)
+    monkeypatch.setattr(ort.InferenceSession, "__init__", never)
     with onnxarchive.open(archive) as opened:
         entry = opened.entries["layer_0_weight"]
     break_local_header(archive, entry)

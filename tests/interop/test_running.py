@@ -384,7 +384,7 @@ def test_a_provider_that_a_session_comes_without_is_told(
     known = ["CUDAExecutionProvider", CPU]
     made = ort.InferenceSession(runnable_model().SerializeToString(), providers=[CPU])
     monkeypatch.setattr(ort, "get_available_providers", lambda: known)
-    monkeypatch.setattr(ort, "InferenceSession", lambda *_, **__: made)
+    monkeypatch.setattr("onnxarchive.interop.running.session", lambda *_, **__: made)
     with pytest.raises(RunError, match="cannot use CUDAExecutionProvider"):
         run(archive, providers=["cuda", "cpu"])
 
