@@ -133,10 +133,10 @@ def recognised(
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
     """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
-    # Imported here, since opening an archive needs neither `shlex` nor `foreign`.
+    # Imported here, since opening an archive needs neither of them.
     import shlex
 
-    from onnxarchive.zipformat import foreign
+    from onnxarchive.sources.zip_file import read_zip
 
     name = shlex.quote(os.fsdecode(path))
     convert = _CONVERT.format(name)
@@ -146,7 +146,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
         with MappedFile(path) as file:
             head = file.read(0, HEAD_SIZE)
             if head.startswith(_ZIP):
-                return _zip([it.name for it in foreign.read_zip(file.view()).entries], convert)
+                return _zip(list(read_zip(file.view(), None)[0]), convert)
             view = file.view()
             return _zip_after_stub(view) or kind_of_head(head, file.size) or _model(view, convert)
     except (OSError, ArchiveError):

@@ -33,13 +33,13 @@ from onnxarchive.model.walking import Path
 from onnxarchive.sources import hugging_face
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.other_files import divided, is_hidden, is_litter
-from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
+from onnxarchive.sources.places import DataFile, DirectoryPlace, Place
 from onnxarchive.sources.serialized import parse_file, require_messages
+from onnxarchive.sources.zip_file import ZipPlace, read_zip
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
 # A further directory into which symbolic links may lead; True for the model's folder `models--*`
@@ -315,21 +315,19 @@ class _Opening:
 
     def _zip(self, view: memoryview) -> Source:
         """The source in a zip, whose files may all be in one folder; see `directory`."""
-        read = foreign.read_zip(view)
-        entries = [entry for entry in read.entries if not is_litter(entry.name)]
-        name = _only([entry.name for entry in entries if _is_model(entry.name)])
-        folder = name[: name.rfind("/") + 1]
-        inside = [entry for entry in entries if entry.name.startswith(folder)]
-        moved = [replace(entry, name=entry.name.removeprefix(folder)) for entry in inside]
-        place = ZipPlace(view, moved, self._temporary)
-        source = self._whole(place, name.removeprefix(folder), place.names)
-        taken = {entry.name for entry in inside}
-        outside = [entry.name for entry in read.entries if entry.name not in taken]
+        files, dropped = read_zip(view, self._temporary)
+        kept = {name: file for name, file in files.items() if not is_litter(name)}
+        model = _only([name for name in kept if _is_model(name)])
+        folder = model[: model.rfind("/") + 1]
+        inside = [name for name in kept if name.startswith(folder)]
+        place = ZipPlace({name.removeprefix(folder): kept[name] for name in inside})
+        source = self._whole(place, model.removeprefix(folder), place.names)
+        outside = sorted(files.keys() - set(inside))
         left_out = source.left_out
         if self._other_files:
             left_out += tuple(outside)
             outside = []
-        warnings = (*read.dropped, *_left_out(outside), *source.warnings)
+        warnings = (*dropped, *_left_out(outside), *source.warnings)
         return replace(source, files=(self._path,), warnings=warnings, left_out=left_out)
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
@@ -437,7 +435,7 @@ def is_model_file(path: str) -> bool:
             if isinstance(file.lock_failure, LockedError):
                 return True
             view = file.view()
-            names = [entry.name for entry in foreign.read_zip(view).entries]
+            names, _ = read_zip(view, None)
     except LockedError:  # this thread is editing the file
         return True
     except ArchiveError:

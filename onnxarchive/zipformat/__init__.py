@@ -1,7 +1,6 @@
 """The zip encoding, read and written, without opening files.
 
 `records` packs and unpacks the records of APPNOTE, `layout` computes offsets and headers, `writer`
-writes an archive, and `end_records`, `directory` and `local_header` read an archive strictly.
-`foreign` and `foreign_end` read zips by other tools, and `inflate` decompresses the data of foreign
-zips. This room imports buffers and errors.
+writes an archive, and `end_records`, `directory` and `local_header` read an archive strictly. This
+room imports buffers and errors.
 """

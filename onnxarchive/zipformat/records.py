@@ -26,8 +26,6 @@ METHOD_BZIP2 = 12
 METHOD_LZMA = 14
 # Flags (4.4.4).
 FLAG_ENCRYPTED = 1 << 0
-FLAGS_COMPRESSION_LEVEL = 1 << 1 | 1 << 2
-FLAG_LZMA_END_MARKER = 1 << 1
 FLAG_DATA_DESCRIPTOR = 1 << 3
 FLAG_STRONG_ENCRYPTION = 1 << 6
 FLAG_UTF8 = 1 << 11
@@ -37,8 +35,6 @@ FLAG_MASKED_HEADER = 1 << 13
 VERSION_STORED = 10
 VERSION_FOLDER = 20
 VERSION_ZIP64 = 45
-VERSION_ZIP64_ENCRYPTED = 62  # Zip64 end record version 2: encrypted directory (7.3.4)
-VERSION_LZMA = 63
 MADE_BY_UNIX = 3 << 8  # 4.4.2: the upper byte is the system, the lower one the version
 MADE_BY_SYSTEM_MASK = 0xFF << 8
 
@@ -47,22 +43,15 @@ UNIX_MODE_SHIFT = 16
 UNIX_TYPE_MASK = 0o170000
 UNIX_SPECIAL_BITS = 0o7000  # set-user-ID, set-group-ID, sticky
 UNIX_REGULAR = 0o100000
-UNIX_DIRECTORY = 0o040000
-UNIX_FIFO = 0o010000
 DOS_ATTRIBUTES_MASK = 0xFFFF
 DOS_FILE_ATTRIBUTES = 0x01 | 0x02 | 0x04 | 0x20  # read-only, hidden, system, archive
-DOS_VOLUME_LABEL = 0x08
-DOS_DIRECTORY = 0x10
 REGULAR_FILE_ATTRIBUTES = (UNIX_REGULAR | 0o644) << UNIX_MODE_SHIFT
 
 # 4.4.6: 1980-01-01 00:00:00, the earliest time of a zip.
 EPOCH_TIME = 0
 EPOCH_DATE = 1 << 5 | 1
 
-DATA_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"  # 4.3.9.3; optional
-
 ZIP64_EXTRA = 0x0001  # 4.5.3
-UNICODE_PATH_EXTRA = 0x7075  # 4.6.9
 # Android's field for aligned zips (4.6.1): uint16 alignment, then padding.
 ALIGNMENT_EXTRA = 0xD935
 

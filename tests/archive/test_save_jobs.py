@@ -25,9 +25,8 @@ from written import saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.archive import writing
+from onnxarchive.sources.zip_file import ZippedFile
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.zipformat.foreign import ForeignEntry
-from onnxarchive.zipformat.inflate import inflate
 
 JOBS = [1, 2, 8]
 LARGE = 1 << 20
@@ -245,11 +244,13 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
             target.writestr(name, archive.read(name))
     inflating: set[int] = set()
 
-    def noted(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
-        inflating.add(threading.get_ident())
-        return inflate(view, entry)
+    inflate = ZippedFile.__iter__
 
-    with patch("onnxarchive.sources.places.inflate", noted):
+    def noted(file: ZippedFile) -> Iterator[memoryview]:
+        inflating.add(threading.get_ident())
+        return inflate(file)
+
+    with patch.object(ZippedFile, "__iter__", noted):
         assert _converted(source, jobs=jobs) == expected
     assert len(inflating) <= jobs
     assert (inflating != {threading.get_ident()}) == (jobs > 1)

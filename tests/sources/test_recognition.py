@@ -289,7 +289,7 @@ def test_without_an_error_nothing_is_looked_at(
     code = """
 import sys, onnxarchive
 onnxarchive.open(sys.argv[1]).close()
-print([it for it in sys.modules if it.startswith("onnxarchive.zipformat.foreign")])
+print([it for it in sys.modules if it.startswith("onnxarchive.sources.zip_file")])
 """
     assert run_python(code, archive) == "[]\n"
 

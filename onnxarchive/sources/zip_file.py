@@ -1,0 +1,497 @@
+"""Zips of other tools, read by Python's zipfile.
+
+zipfile parses the directory and decompresses. Around it stand the checks that it lacks: the size of
+the directory before it is read; one end record; entries that do not overlap, with distinct names
+that their local headers repeat; sizes and CRC-32 of what was read, in bounded memory. Stored
+entries are read in place. A compressed entry is inflated while it is read as a whole; if parts of
+it are needed, it is inflated once, to a temporary file.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from threading import Lock
+
+from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.buffers.data import Data, Stored, pieces
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
+from onnxarchive.errors import (
+    INTERRUPTED,
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
+from onnxarchive.sources.places import MAX_PATH_SIZE, plain
+from onnxarchive.storage.spooling import spool
+from onnxarchive.zipformat import records
+from onnxarchive.zipformat.layout import MAX_ENTRIES
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+_MAX_DIRECTORY_NBYTES = 64 << 20  # zipfile reads the directory as a whole
+_MAX_NBYTES = 1 << 63  # of all entries together
+_MAX_DICTIONARY_NBYTES = 1 << 30  # of LZMA; 7-Zip takes up to 256 MiB unless told otherwise
+_MAX_DESCRIPTOR_NBYTES = 24  # 4.3.9: signature, CRC-32 and two sizes of 8 bytes
+_PIECE_NBYTES = 1 << 20
+_MAX_SHOWN = 512  # characters of a name in a message
+# Bytes that zipfile decompresses at a time. Only deflate's output is limited to as many; 256 bytes
+# of deflate64 expand to 7.3 MiB at most, 4096 bytes of LZMA to some 30 MiB. bzip2 is not left to
+# zipfile: 4096 bytes of it, which is zipfile's least, expand to GiB.
+_STEPS = {
+    records.METHOD_DEFLATE: 1 << 18,
+    records.METHOD_DEFLATE64: 256,
+    records.METHOD_BZIP2: 1 << 18,
+    records.METHOD_LZMA: 4096,
+}
+_ENCRYPTED = records.FLAG_ENCRYPTED | records.FLAG_STRONG_ENCRYPTION | records.FLAG_MASKED_HEADER
+_PATCHED = 1 << 5  # 4.4.4: the data are a patch of other data
+_SECOND_DIRECTORY = re.compile(rb"PK(?:\x01\x02|\x05\x06|\x06\x06|\x06\x07)")
+_HERE = "./"  # before each name if bsdtar packs the current folder
+# What zipfile and the decompressors raise for damaged files; nothing else is read here.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ArithmeticError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+
+
+class ZipPlace:
+    """Files of a zip by location; see `places.Place`."""
+
+    def __init__(self, files: Mapping[str, ZippedFile]) -> None:
+        """Looks for the files by the names in `files`."""
+        self._files = files
+
+    @property
+    def names(self) -> list[str]:
+        """As `Place.names`."""
+        return sorted(self._files)
+
+    all_names = names
+
+    def find(self, location: str) -> ZippedFile | None:
+        """As `Place.find`."""
+        return self._files.get(plain(location))
+
+
+def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedFile], list[str]]:
+    """Reads the directory of a zip; inflates no data.
+
+    Args:
+        view: The bytes of the whole file.
+        temporary: Directory for inflated files; None for the system's.
+
+    Returns:
+        The files by name, in the order of their data, without folders; and a sentence for each run
+        of unused bytes.
+
+    Raises:
+        ArchiveFormatError: The file is no zip, is damaged, or readers could read it differently.
+        UnsupportedFeatureError: The zip is split or encrypted, is compressed by another method, or
+            has too many entries.
+    """
+    directory, count = _find_directory(view)
+    try:
+        reader = zipfile.ZipFile(_Reader(view))
+    except _DAMAGE as error:
+        raise _translated(error) from None
+    entries = sorted(reader.infolist(), key=lambda entry: entry.header_offset)
+    if len(entries) != count:
+        raise _format_error(f"expected {count} directory records, found {len(entries)}")
+    files: dict[str, ZippedFile] = {}
+    names: dict[bytes, str] = {}
+    dropped: list[str] = []
+    end = nbytes = slack = 0
+    for entry in entries:
+        name = _name(entry)
+        _require_supported(entry, name)
+        folded = name.encode().lower()  # of ASCII alone, as file systems may do
+        if folded in names:
+            raise _format_error(
+                "expected every name once, ignoring case, found an earlier entry "
+                f"{names[folded]!r}",
+                name,
+            )
+        start = entry.header_offset
+        if start < end or (start > 0 and not names):
+            expected = f"{end} or later, after the entry before it" if names else "0"
+            raise _format_error(
+                f"expected its local header at offset {expected}, found it at {start}: entries "
+                "overlap, or bytes were put before them",
+                name,
+            )
+        names[folded] = name
+        data_offset = _data_offset(view[:directory], entry, name)
+        dropped += _unused(view, end, start, slack, f"before entry {name!r}")
+        end = data_offset + entry.compress_size
+        if end > directory:
+            raise _format_error(
+                f"expected its data to end at or before offset {directory}, where the directory "
+                f"begins, found {entry.compress_size} bytes at offset {data_offset}",
+                name,
+            )
+        slack = _MAX_DESCRIPTOR_NBYTES if entry.flag_bits & records.FLAG_DATA_DESCRIPTOR else 0
+        nbytes += entry.file_size
+        if not name.endswith("/"):
+            files[name] = ZippedFile(view[data_offset:end], reader, entry, name, temporary)
+    if nbytes >= _MAX_NBYTES:
+        raise _format_error(f"expected less than {_MAX_NBYTES} bytes in all entries, found more")
+    dropped += _unused(view, end, directory, slack, "before the central directory")
+    return files, dropped
+
+
+def _find_directory(view: memoryview) -> tuple[int, int]:
+    """Offset of the directory and number of its records; their size is within limits."""
+    tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
+    tail = bytes(view[tail_offset:])
+    position = tail.rfind(EndRecord.SIGNATURE)  # as zipfile does
+    end = EndRecord.unpack(tail, position)
+    if end is None:
+        raise _format_error(
+            f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
+            f"the file is not a zip, or its end is missing: {INTERRUPTED}"
+        )
+    comment_nbytes = len(tail) - position - EndRecord.SIZE
+    if end.comment_size != comment_nbytes:
+        raise _format_error(
+            f"expected a comment of {end.comment_size} bytes after the end record, found "
+            f"{comment_nbytes} bytes"
+        )
+    if _SECOND_DIRECTORY.search(tail, position + EndRecord.SIZE):
+        raise _format_error("expected one directory, found the signature of another in the comment")
+    last: EndRecord | Zip64EndRecord = end
+    directory_end = tail_offset + position
+    locator = Zip64Locator.unpack(view, directory_end - Zip64Locator.SIZE)
+    if locator is not None:
+        directory_end -= Zip64Locator.SIZE + Zip64EndRecord.SIZE
+        last = _zip64_end_record(view, directory_end, locator, end)
+    size, offset, count = last.directory_size, last.directory_offset, last.entry_count
+    if (last.disk, last.directory_disk, last.disk_entry_count) != (0, 0, count):
+        raise _unsupported(
+            f"expected a zip in one file, found one part of a split zip: disk {last.disk}, and "
+            f"{last.disk_entry_count} of {count} directory records on it"
+        )
+    if offset + size != directory_end:
+        raise _format_error(
+            f"expected the directory directly before the end records at offset {directory_end}, "
+            f"found {size} bytes at offset {offset}: bytes were put before or between them; unzip "
+            "it and convert the directory"
+        )
+    if size < DirectoryRecord.SIZE * count:
+        raise _format_error(
+            f"expected at least {DirectoryRecord.SIZE} bytes for each of {count} directory "
+            f"records, found {size} bytes in all"
+        )
+    if count > MAX_ENTRIES or size > _MAX_DIRECTORY_NBYTES:
+        raise _unsupported(
+            f"expected at most {MAX_ENTRIES} entries and {_MAX_DIRECTORY_NBYTES} bytes of "
+            f"directory, found {count} and {size}; unzip it and convert the directory"
+        )
+    return offset, count
+
+
+def _zip64_end_record(
+    view: memoryview, offset: int, locator: Zip64Locator, end: EndRecord
+) -> Zip64EndRecord:
+    record = Zip64EndRecord.unpack(view, offset)
+    if record is None or locator != (0, offset, 1):
+        raise _format_error(
+            f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
+            f"disk {locator.record_disk} of {locator.disks} and offset {locator.record_offset} in "
+            "the locator"
+        )
+    if record.stated_size != Zip64EndRecord.STATED_SIZE:
+        raise _format_error(
+            f"expected size {Zip64EndRecord.STATED_SIZE} in the Zip64 end record, found "
+            f"{record.stated_size}"
+        )
+    saturated = (*[records.SATURATED_16] * 4, *[records.SATURATED_32] * 2)
+    for name, value, limit in zip(EndRecord._fields, end, saturated, strict=False):
+        expected = getattr(record, name)
+        if value not in (limit, expected):
+            raise _format_error(
+                f"expected {name.replace('_', ' ')} {expected} in the end record, as in the Zip64 "
+                f"end record, found {value}"
+            )
+    return record
+
+
+def _unused(view: memoryview, start: int, end: int, slack: int, place: str) -> list[str]:
+    """A sentence about bytes that belong to no entry, unless a data descriptor explains them."""
+    second = _SECOND_DIRECTORY.search(view[start:end])
+    if second is not None:
+        raise _format_error(
+            f"expected one directory, found the signature of another in unused bytes at offset "
+            f"{start + second.start()}, {place}"
+        )
+    if end - start <= slack:
+        return []
+    return [
+        f"{end - start} bytes at offset {start} {place} are left out: the directory lists no entry "
+        "there"
+    ]
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    name = entry.orig_filename  # as zipfile decoded it, and not yet changed it
+    if len(name.encode()) > MAX_PATH_SIZE:
+        raise _format_error(
+            f"expected a name of at most {MAX_PATH_SIZE} bytes, found {len(name.encode())}",
+            name[:_MAX_SHOWN],
+        )
+    if not (name.isascii() or entry.flag_bits & records.FLAG_UTF8):
+        # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
+        raise _format_error(
+            "expected a name in ASCII or marked as UTF-8, found another one; make the zip with a "
+            "tool that marks names, such as 7z or Python's zipfile",
+            name,
+        )
+    path = name.removeprefix(_HERE)
+    if name != _HERE and not is_plain_path(path.removesuffix("/")):
+        raise _format_error(f"expected {PLAIN_PATH}, found another name", name)
+    return path or name
+
+
+def _require_supported(entry: zipfile.ZipInfo, name: str) -> None:
+    if entry.flag_bits & (_ENCRYPTED | _PATCHED):
+        raise _unsupported(
+            "expected an entry that is neither encrypted nor a patch, found flags "
+            f"{entry.flag_bits:#06x}; decrypt the zip first",
+            name,
+        )
+    method = entry.compress_type
+    if method not in (records.METHOD_STORED, *_STEPS):
+        raise _unsupported(
+            "expected it stored or compressed by deflate, deflate64, bzip2 or LZMA, found method "
+            f"{method}; unzip it and convert the directory",
+            name,
+        )
+    if method == records.METHOD_STORED and entry.compress_size != entry.file_size:
+        raise _format_error(records.unequal_sizes(entry.compress_size, entry.file_size), name)
+    kind = stat.S_IFMT(entry.external_attr >> records.UNIX_MODE_SHIFT)
+    is_folder = name.endswith("/")
+    # zip and 7z store the type of a pipe if they read the data from a pipe.
+    if kind not in (0, stat.S_IFDIR if is_folder else stat.S_IFREG, stat.S_IFIFO):
+        raise _format_error(
+            "expected a regular file, or a folder whose name ends with a slash, found attributes "
+            f"{entry.external_attr:#010x}, such as of a link; replace it by a file",
+            name,
+        )
+    if is_folder and entry.file_size:
+        raise _format_error(
+            f"expected the entry of a folder to be empty, found {entry.file_size} bytes", name
+        )
+
+
+def _data_offset(before: memoryview, entry: zipfile.ZipInfo, name: str) -> int:
+    """Offset of an entry's data, after its local header; `before` ends before the directory."""
+    header = LocalHeader.unpack(before, entry.header_offset)
+    if header is None:
+        raise _format_error(
+            f"expected its local header at offset {entry.header_offset}, before the directory at "
+            f"{len(before)}, found none",
+            name,
+        )
+    for field, expected, found in (
+        ("name", entry.orig_filename.encode(), header.name),
+        ("flags", entry.flag_bits, header.flags),
+        ("method", entry.compress_type, header.method),
+    ):
+        if found != expected:
+            raise _format_error(
+                f"expected {field} {expected!r} in its local header, as in the directory, found "
+                f"{found!r}",
+                name,
+            )
+    return entry.header_offset + header.packed_size
+
+
+class ZippedFile:
+    """An entry of a zip: a file, see `places.DataFile`, and the data of the whole file.
+
+    Attributes:
+        nbytes: Size of the inflated data in bytes, as the directory states.
+        crc32: CRC-32 of the inflated data, as the directory states.
+    """
+
+    def __init__(
+        self,
+        compressed: memoryview,
+        reader: zipfile.ZipFile,
+        entry: zipfile.ZipInfo,
+        name: str,
+        temporary: str | None,
+    ) -> None:
+        """For `read_zip`, which has checked the entry."""
+        self.nbytes = entry.file_size
+        self.crc32 = entry.CRC
+        del entry.CRC  # so that zipfile does not compare it, too
+        self._compressed = compressed
+        self._reader = reader
+        self._entry = entry
+        self._name = name
+        self._temporary = temporary
+        self._is_stored = entry.compress_type == records.METHOD_STORED
+        self._whole: memoryview | None = None
+        self._lock = Lock()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yields the inflated data in pieces; size and CRC-32 are compared after the last piece."""
+        checksum = Crc32()
+        for piece in checksum(pieces(self._compressed) if self._is_stored else self._inflated()):
+            if checksum.nbytes > self.nbytes:
+                raise _format_error(
+                    f"expected {self.nbytes} bytes inflated, found more", self._name
+                )
+            yield piece
+        if checksum.nbytes != self.nbytes:
+            raise _format_error(
+                f"expected {self.nbytes} bytes inflated, found {checksum.nbytes}", self._name
+            )
+        if checksum.value != self.crc32:
+            raise ChecksumError(
+                f"entry {self._name!r}: expected {self.nbytes} bytes with CRC-32 "
+                f"{self.crc32:#010x}, found {checksum.value:#010x}; the zip is damaged",
+                entry=self._name,
+            )
+
+    def part(self, offset: int, nbytes: int) -> Data:
+        """As `DataFile.part`; nothing is inflated before the part is read."""
+        if (offset, nbytes) == (0, self.nbytes):
+            return self
+        if self._is_stored or self._whole is not None:
+            return Stored(self.view[offset : offset + nbytes])
+        return _Part(self, offset, nbytes)
+
+    def head(self, nbytes: int) -> bytes:
+        """As `DataFile.head`; `nbytes` is less than that of a piece."""
+        return bytes(next(iter(self), b"")[:nbytes])
+
+    @property
+    def view(self) -> memoryview:
+        """As `DataFile.view`; a compressed entry is inflated to a temporary file."""
+        with self._lock:
+            if self._whole is None and self._is_stored:
+                Crc32.of(self)  # compares the CRC-32
+                self._whole = self._compressed
+            elif self._whole is None:
+                self._whole = spool(self, self.nbytes, self._temporary)
+            return self._whole
+
+    def _inflated(self) -> Iterator[memoryview]:
+        step = _STEPS[self._entry.compress_type]
+        try:
+            with self._open(step) as opened:
+                parts = iter(lambda: opened.read1(step), b"")
+                while piece := b"".join(islice(parts, _PIECE_NBYTES // step)):
+                    yield memoryview(piece)
+        except _DAMAGE as error:
+            raise _translated(error, self._name) from None
+
+    def _open(self, step: int) -> bz2.BZ2File | zipfile.ZipExtFile:
+        method = self._entry.compress_type
+        if method == records.METHOD_BZIP2:
+            return bz2.BZ2File(_Reader(self._compressed))
+        if method == records.METHOD_DEFLATE64:
+            try:
+                import zipfile_deflate64  # noqa: F401 teaches zipfile the method
+            except ImportError:
+                raise _unsupported(
+                    "expected the package zipfile-deflate64 for deflate64 data, found it missing: "
+                    "pip install 'onnxarchive[deflate64]'",
+                    self._name,
+                ) from None
+        if method == records.METHOD_LZMA:
+            dictionary_nbytes = int.from_bytes(self._compressed[5:9], "little")  # 5.8.8
+            if dictionary_nbytes > _MAX_DICTIONARY_NBYTES:
+                raise _unsupported(
+                    f"expected an LZMA dictionary of at most {_MAX_DICTIONARY_NBYTES} bytes, found "
+                    f"{dictionary_nbytes}",
+                    self._name,
+                )
+        opened = self._reader.open(self._entry)
+        assert isinstance(opened, zipfile.ZipExtFile)
+        opened.MIN_READ_SIZE = step
+        return opened
+
+
+class _Part:
+    """A range of a compressed file, which is inflated as a whole for its first part."""
+
+    crc32 = None
+
+    def __init__(self, file: ZippedFile, offset: int, nbytes: int) -> None:
+        self._file = file
+        self._offset = offset
+        self.nbytes = nbytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return pieces(self._file.view[self._offset : self._offset + self.nbytes])
+
+
+class _Reader(io.RawIOBase):
+    """Bytes as a file."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        offset += (0, self._position, len(self._view))[whence]
+        if offset < 0:
+            raise OSError(f"expected an offset of 0 or more, found {offset}")
+        self._position = offset
+        return offset
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._view) if size < 0 else self._position + size
+        read = bytes(self._view[self._position : end])
+        self._position += len(read)
+        return read
+
+
+def _translated(error: Exception, name: str | None = None) -> ArchiveError:
+    """The error for one of `_DAMAGE`."""
+    found = str(error) or type(error).__name__
+    if isinstance(error, NotImplementedError):
+        return _unsupported(f"expected a zip that Python's zipfile reads, found: {found}", name)
+    is_name = isinstance(error, UnicodeDecodeError)
+    expected = "names in UTF-8, as their flags state" if is_name else "an undamaged zip"
+    return _format_error(f"expected {expected}, found: {found}", name)
+
+
+def _format_error(message: str, name: str | None = None) -> ArchiveFormatError:
+    return ArchiveFormatError(_about(message, name), entry=name)
+
+
+def _unsupported(message: str, name: str | None = None) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(_about(message, name), entry=name)
+
+
+def _about(message: str, name: str | None) -> str:
+    return message if name is None else f"entry {name!r}: {message}"
