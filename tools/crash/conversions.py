@@ -22,9 +22,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -38,38 +37,23 @@ TENSORS: Final = 20
 BEYOND: Final = 0.15
 UNDISTURBED_RUNS: Final = 3
 
-ABSENT: Final = "absent"
-OLD: Final = "old"
-COMPLETE: Final = "complete"
-DONE: Final = 0
-KILLED: Final = -signal.SIGKILL
+ABSENT, OLD, COMPLETE = "absent", "old", "complete"  # states of a target
+DONE, KILLED = 0, -signal.SIGKILL  # exit statuses
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A directory for conversions.
-
-    Attributes:
-        source: The model.
-        expected: The archive of an undisturbed conversion.
-        old: An older archive, of another model.
-        work: The directory of the target, otherwise empty.
-    """
+class Scene(NamedTuple):
+    """A directory for conversions: the model, its archive, an older one, and the target."""
 
     source: Path
     expected: Path
     old: Path
-    work: Path
+    target: Path  # in a directory that is otherwise empty
 
-    @property
-    def target(self) -> Path:
-        """The path that the conversions write to."""
-        return self.work / "model.onnxa"
-
-    def command(self) -> list[str]:
-        """The conversion, as a user would start it."""
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts a conversion, as a user would."""
         paths = [str(self.source), str(self.target)]
-        return [sys.executable, "-m", "onnxarchive", "convert", "--force", *paths]
+        command = [sys.executable, "-m", "onnxarchive", "convert", "--force", *paths]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def write_model(path: Path, megabytes: int, seed: int) -> None:
@@ -88,13 +72,9 @@ def write_model(path: Path, megabytes: int, seed: int) -> None:
 
 def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
     """Makes the model and the archives; returns the scene and the seconds of a conversion."""
-    scene = Scene(
-        directory / "model.onnx",
-        directory / "expected.onnxa",
-        directory / "old.onnxa",
-        directory / "work",
-    )
-    scene.work.mkdir()
+    names = ("model.onnx", "expected.onnxa", "old.onnxa", "work/model.onnxa")
+    scene = Scene(*(directory / name for name in names))
+    scene.target.parent.mkdir()
     write_model(scene.source, megabytes, seed=1)
     older = directory / "older.onnx"
     write_model(older, megabytes=1, seed=2)
@@ -102,7 +82,8 @@ def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
     durations = []
     for _ in range(UNDISTURBED_RUNS):
         begun = time.monotonic()
-        subprocess.run(scene.command(), check=True, stdout=subprocess.DEVNULL)
+        if scene.start().wait() != DONE:
+            raise RuntimeError("an undisturbed conversion failed")
         durations.append(time.monotonic() - begun)
     os.replace(scene.target, scene.expected)
     findings = onnxarchive.check(scene.expected, full=True)
@@ -120,9 +101,7 @@ def moments(runs: int, duration: float) -> Iterator[float]:
 def convert_and_kill(scene: Scene, moment: float) -> int:
     """Starts a conversion and kills it; returns its exit status."""
     begun = time.monotonic()
-    process = subprocess.Popen(
-        scene.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = scene.start()
     try:
         time.sleep(max(0, begun + moment - time.monotonic()))
     finally:
@@ -146,13 +125,7 @@ def what_is_left(scene: Scene) -> str:
 
 
 def violation(before: str, status: int, left: str) -> str | None:
-    """Describes the fault of a run, or returns None.
-
-    Args:
-        before: The target's state before the run: `ABSENT` or `OLD`.
-        status: The exit status.
-        left: The target's state after the run.
-    """
+    """Describes the fault of a run, by the target's states and the exit status, or None."""
     if status not in (DONE, KILLED):
         return f"ended with status {status}; the target is {left}"
     if status == DONE and left != COMPLETE:
@@ -163,11 +136,7 @@ def violation(before: str, status: int, left: str) -> str | None:
 
 
 def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], list[str]]:
-    """Runs and kills conversions.
-
-    Returns:
-        How many runs had each outcome, and the faults.
-    """
+    """Runs and kills conversions; counts the outcomes, and describes the faults."""
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     for run, moment in enumerate(moments(runs, duration)):
@@ -178,16 +147,16 @@ def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], l
         left = what_is_left(scene)
         fault = violation(before, status, left)
         # A killed process cannot remove its temporary file.
-        others = [path for path in scene.work.iterdir() if path != scene.target]
-        strange = [path.name for path in others if path.suffix != ".tmp"]
-        if strange or len(others) > 1 or (status == DONE and others):
-            fault = fault or f"left {sorted(path.name for path in others)} beside the target"
+        others = [path.name for path in scene.target.parent.iterdir() if path != scene.target]
+        are_expected = all(name.endswith(".tmp") for name in others) and len(others) <= 1
+        if not are_expected or (status == DONE and others):
+            fault = fault or f"left {sorted(others)} beside the target"
         if fault is not None:
             wrong.append(f"run {run}, killed after {moment:.3f} s: {fault}")
-        outcomes[left if left in (ABSENT, OLD, COMPLETE) else "broken"] += 1
+        outcomes[left] += 1
         outcomes["killed"] += status == KILLED
         outcomes["temporary"] += bool(others)
-        for path in scene.work.iterdir():
+        for path in scene.target.parent.iterdir():
             path.unlink()
     return outcomes, wrong
 
@@ -212,8 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"file; target absent {outcomes[ABSENT]}, old {outcomes[OLD]}, "
         f"complete {outcomes[COMPLETE]}; {len(wrong)} violations"
     )
-    for line in wrong:
-        print(line, file=sys.stderr)
+    print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0
 
 
