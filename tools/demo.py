@@ -56,6 +56,12 @@ def step(title: str) -> Iterator[None]:
     print(f"   {(time.perf_counter() - begun) * 1000:.1f} ms", flush=True)
 
 
+def run(*arguments: str) -> int:
+    """Runs a command of the command line; returns its exit status."""
+    with step(" ".join(["onnxarchive", *map(os.path.basename, arguments)])):
+        return command_line(arguments)
+
+
 def main() -> int:
     """Runs the demonstration in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="onnxarchive demo ") as directory:
@@ -65,12 +71,8 @@ def main() -> int:
         with step(f"build a model: {LAYERS} layers of {WIDTH}x{WIDTH}"):
             Path(source).write_bytes(build_model().SerializeToString())
             print(f"   {source}: {os.path.getsize(source):,} bytes")
-        with step("onnxarchive convert model.onnx model.onnxa"):
-            if command_line(["convert", source, archive]):
-                return 1
-        with step("onnxarchive ls model.onnxa"):
-            if command_line(["ls", archive]):
-                return 1
+        if run("convert", source, archive) or run("ls", archive):
+            return 1
         with step("map it: open the archive and make a view of every tensor"):
             opened = onnxarchive.open(archive)
             views = dict(opened.tensors)
@@ -78,12 +80,8 @@ def main() -> int:
             print(f"   {len(views)} arrays, {sum(view.nbytes for view in views.values()):,} bytes")
         with step("use it: computing the mean of one layer's weights reads only this layer"):
             print(f"   mean of layer.7/weight: {views['layer.7/weight'].mean():.6f}")
-        with step("onnxarchive check --full model.onnxa"):
-            if command_line(["check", "--full", archive]):
-                return 1
-        with step("onnxarchive export model.onnxa back.onnx"):
-            if command_line(["export", archive, exported]):
-                return 1
+        if run("check", "--full", archive) or run("export", archive, exported):
+            return 1
         with step("compare the exported model with the original"):
             if onnx.load(source) != onnx.load(exported):
                 print("   the exported model differs from the original", file=sys.stderr)

@@ -33,24 +33,16 @@ def _edit(folder: Path, number: int) -> None:
         edit.metadata["author"] = f"Ada {number}"
 
 
-def _open(folder: Path, number: int) -> None:
+def _open(folder: Path, _: int) -> None:
     with onnxarchive.open(folder / "model.onnxa") as archive:
         archive.tensors["weight_1"]
 
 
-def _save(folder: Path, number: int) -> None:
-    onnxarchive.save(_model(), folder / "saved.onnxa")
-
-
-def _convert(folder: Path, number: int) -> None:
-    onnxarchive.convert(folder / "model.onnx", folder / "converted.onnxa")
-
-
-ACTIONS: Final[dict[str, Callable[[Path, int], None]]] = {
+ACTIONS: Final[dict[str, Callable[[Path, int], object]]] = {
     "edit": _edit,
     "open": _open,
-    "save": _save,
-    "convert": _convert,
+    "save": lambda folder, _: onnxarchive.save(_model(), folder / "saved.onnxa"),
+    "convert": lambda folder, _: onnxarchive.convert(folder / "model.onnx", folder / "new.onnxa"),
 }
 
 

@@ -135,31 +135,6 @@ class Place(NamedTuple):
         relative = self.archive.relative_to(self.folder).as_posix()
         return f"{(self.folder / ADDRESS).read_text()}/{relative}"
 
-    @property
-    def external(self) -> Path:
-        """The `.onnx` with external data."""
-        return self.file("external")
-
-    @property
-    def weights(self) -> Path:
-        """The data file of `external`."""
-        return self.files("external")[1]
-
-    @property
-    def single(self) -> Path:
-        """The `.onnx` with its tensors inside."""
-        return self.file("single")
-
-    @property
-    def safetensors(self) -> Path:
-        """The safetensors file with the tensors."""
-        return self.file("safetensors")
-
-    @property
-    def pickled(self) -> Path:
-        """The file of `torch.save` with the tensors."""
-        return self.file("pickled")
-
     def file(self, kind: str) -> Path:
         """The main file of this kind."""
         return self.files(kind)[0]
@@ -323,9 +298,10 @@ def _make_sparse_archive(place: Place) -> None:
 def _make_external(place: Place) -> None:
     import onnx
 
-    model, offsets = place.external_model(place.weights.name)
-    onnx.save_model(model, place.external)
-    with open(place.weights, "wb") as file:
+    path, weights = place.files("external")
+    model, offsets = place.external_model(weights.name)
+    onnx.save_model(model, path)
+    with open(weights, "wb") as file:
         for offset, (_, array) in zip(offsets, place.arrays(), strict=True):
             file.seek(offset)
             file.write(array.data)
@@ -334,19 +310,19 @@ def _make_external(place: Place) -> None:
 def _make_single(place: Place) -> None:
     import onnx
 
-    onnx.save_model(place.model(), place.single)
+    onnx.save_model(place.model(), place.file("single"))
 
 
 def _make_safetensors(place: Place) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
-    numpy.save_file(dict(place.arrays()), place.safetensors)
+    numpy.save_file(dict(place.arrays()), place.file("safetensors"))
 
 
 def _make_pickled(place: Place) -> None:
     import torch
 
     tensors = {name: torch.from_numpy(array) for name, array in place.arrays()}
-    torch.save(tensors, place.pickled)
+    torch.save(tensors, place.file("pickled"))
 
 
 _MAKERS: Final = {

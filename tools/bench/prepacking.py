@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Final
@@ -36,21 +35,6 @@ HEADER: Final = (
     "| weights | prepack | processes | start | run, 1 row | run, 64 rows | private memory |\n"
     "| --- | --- | --- | --- | --- | --- | --- |"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The figures of one process.
-
-    Attributes:
-        start: Seconds to make the session.
-        runs: Median seconds of a run, for each number of rows of the input.
-        private: Growth of anonymous memory in bytes.
-    """
-
-    start: float
-    runs: tuple[float, ...]
-    private: int
 
 
 def layer(kind: str, number: int) -> Iterator[onnx.TensorProto | onnx.NodeProto]:
@@ -103,7 +87,11 @@ def private_nbytes() -> int:
 
 
 def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
-    """Measures a session in step with the other processes; puts a `Measured` into `results`."""
+    """Measures a session in step with the other processes; puts its figures into `results`.
+
+    The figures: seconds to make the session, median seconds of a run for each number of rows of the
+    input, and the growth of anonymous memory in bytes.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -112,8 +100,7 @@ def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
     together.wait()
     begin = time.perf_counter()
     session = onnxarchive.session(path, options, ["CPUExecutionProvider"], prepack=mode != "no")
-    start = time.perf_counter() - begin
-    runs = []
+    figures: list[float] = [time.perf_counter() - begin]
     for batch in BATCHES:
         rows = np.ones((batch, SIDE), np.float32)
         session.run(None, {"y0": rows})
@@ -123,11 +110,11 @@ def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
             begin = time.perf_counter()
             session.run(None, {"y0": rows})
             seconds.append(time.perf_counter() - begin)
-        runs.append(statistics.median(seconds))
-    results.put(Measured(start, tuple(runs), private_nbytes() - before))
+        figures.append(statistics.median(seconds))
+    results.put([*figures, private_nbytes() - before])
 
 
-def measure_together(path: Path, mode: str, processes: int) -> list[Measured]:
+def measure_together(path: Path, mode: str, processes: int) -> list[list[float]]:
     """Runs `measure` in several processes at once; returns the figures of each process."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(processes), context.Queue()
@@ -141,13 +128,13 @@ def measure_together(path: Path, mode: str, processes: int) -> list[Measured]:
     return measured
 
 
-def row(kind: str, mode: str, measured: list[Measured]) -> str:
+def row(kind: str, mode: str, measured: list[list[float]]) -> str:
     """A line of the table: median times of the processes, and total memory of all processes."""
-    start = statistics.median(it.start for it in measured)
-    runs = [statistics.median(it.runs[batch] for it in measured) for batch in range(len(BATCHES))]
+    *times, private = zip(*measured, strict=True)
+    start, *runs = map(statistics.median, times)
     cells = [kind, mode, str(len(measured)), f"{start:.2f} s"]
     cells += [f"{seconds * 1000:,.0f} ms" for seconds in runs]
-    cells += [f"{sum(it.private for it in measured) / MIB:,.0f} MiB"]
+    cells += [f"{sum(private) / MIB:,.0f} MiB"]
     return f"| {' | '.join(cells)} |"
 
 

@@ -137,7 +137,7 @@ def open_safetensors(place: Place) -> Step:
     safe_open = importlib.import_module("safetensors").safe_open
 
     def step() -> object:
-        file = safe_open(place.safetensors, framework="numpy")
+        file = safe_open(place.file("safetensors"), framework="numpy")
         return file, file.keys()
 
     return step
@@ -153,7 +153,7 @@ def view_safetensors(place: Place, framework: str = "numpy") -> Step:
         importlib.import_module("torch")
 
     def step() -> object:
-        with safe_open(place.safetensors, framework=framework) as file:
+        with safe_open(place.file("safetensors"), framework=framework) as file:
             return [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
 
     return step
@@ -163,7 +163,7 @@ def view_onnx_ir(place: Place) -> Step:
     """Loads the `.onnx` and makes an array over a memory map for every tensor."""
     import onnx_ir
 
-    return lambda: _arrays_of(onnx_ir.load(place.external))
+    return lambda: _arrays_of(onnx_ir.load(place.file("external")))
 
 
 def view_onnx_safetensors(place: Place) -> Step:
@@ -171,9 +171,8 @@ def view_onnx_safetensors(place: Place) -> Step:
     import onnx_ir
 
     load = importlib.import_module("onnx_safetensors").load_file_as_external_data
-    return lambda: _arrays_of(
-        load(onnx_ir.load(place.external), place.safetensors.name, place.safetensors.parent)
-    )
+    path = place.file("safetensors")
+    return lambda: _arrays_of(load(onnx_ir.load(place.file("external")), path.name, path.parent))
 
 
 def _arrays_of(model: Any) -> tuple[object, list[Any]]:
@@ -185,14 +184,14 @@ def load_torch(place: Place) -> Step:
     """Loads a PyTorch file through a memory map."""
     import torch
 
-    return lambda: torch.load(place.pickled, mmap=True, weights_only=True)
+    return lambda: torch.load(place.file("pickled"), mmap=True, weights_only=True)
 
 
 def load_onnx(place: Place) -> Step:
     """Loads the `.onnx` with its external data."""
     import onnx
 
-    return lambda: onnx.load(place.external)
+    return lambda: onnx.load(place.file("external"))
 
 
 def read_map(place: Place) -> Step:
@@ -428,7 +427,7 @@ def session_of_onnx(place: Place, *, is_packed: bool = True) -> Step:
     import onnxruntime as ort
 
     options = _session_options(is_packed)
-    path = os.fspath(place.external)
+    path = os.fspath(place.file("external"))
     return lambda: ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 

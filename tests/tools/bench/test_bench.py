@@ -169,11 +169,15 @@ def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
             tensors = model.graph.initializer
             found[kind] = {it.name: numpy_helper.to_array(it) for it in tensors}
         elif kind == "safetensors":
-            found[kind] = importlib.import_module("safetensors.numpy").load_file(place.safetensors)
+            found[kind] = importlib.import_module("safetensors.numpy").load_file(
+                place.file("safetensors")
+            )
         else:
             torch = importlib.import_module("torch")
-            found[kind] = {it: value.numpy() for it, value in torch.load(place.pickled).items()}
-    place.single.unlink()
+            found[kind] = {
+                it: value.numpy() for it, value in torch.load(place.file("pickled")).items()
+            }
+    place.file("single").unlink()
     expected = dict(place.arrays())
     assert len({array.tobytes() for array in expected.values()}) == place.group.count
     for tensors_of_kind in found.values():

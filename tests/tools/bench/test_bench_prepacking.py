@@ -31,10 +31,11 @@ def test_the_table_shows_what_packed_copies_take() -> None:
     assert list(found) == [
         (weights, prepack, processes)
         for weights in ("float32", "4 bits")
+        for prepack in ("yes", "no", "stored")
         for processes in "14"
-        for prepack in ("yes", "no")
     ]
     for processes in "14":
         packed = int(processes) * 4 * 16  # MiB
         assert found["float32", "yes", processes] >= packed
         assert found["float32", "no", processes] < packed / 2
+        assert found["float32", "stored", processes] < packed
