@@ -131,7 +131,7 @@ class Pieces:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        return sum([part.nbytes for part in self.parts])
 
     @property
     def is_constant(self) -> bool:

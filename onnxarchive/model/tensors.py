@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -365,46 +364,45 @@ def external_data(
         The values of the field; None if it has no location. If several pairs have the same
         key, the first counts. Malformed numbers are None.
     """
-    tensor = ref.tensor
-    location = _value_of(tensor, LOCATION)
-    entry = None
-    if keys is not None:
-        entry = location if location is not None and location in keys else MODEL_PROTO
-    broken = partial(report.broken, entry=entry)
     pairs: dict[str, str] = {}
     unfit: list[str] = []  # the first unfit pairs; the message shows no others
-    for pair in tensor.external_data:
+    for pair in ref.tensor.external_data:
         key = pair.key
-        if keys is None and names_packed(pair):
-            continue
         is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed
         if is_known and key not in pairs:
             pairs[key] = _decoded(pair.value)
-        elif len(unfit) < _MAX_SHOWN_PAIRS:
+        elif len(unfit) < _MAX_SHOWN_PAIRS and not (keys is None and names_packed(pair)):
             unfit.append(f"{shown(key)}{' again' * is_known}")
+    location = pairs.get(LOCATION)
+    entry = None
+    if keys is not None:
+        entry = location if location is not None and location in keys else MODEL_PROTO
     if unfit:
-        broken(
+        report.broken(
             "DATA-4",
             f"{ref}: expected only {sorted(EXTERNAL_DATA_KEYS | also_allowed)} in external_data, "
             f"each at most once, found {', '.join(unfit)}",
+            entry=entry,
         )
     if location is None:
-        broken("DATA-4", f"{ref}: expected a location in external_data, found none")
-    numbers: dict[str, int | None] = dict.fromkeys((OFFSET, LENGTH))
-    for key in numbers:
-        if key not in pairs:
-            continue
-        if _NUMBER.fullmatch(pairs[key]) is None:
-            broken(
+        report.broken(
+            "DATA-4", f"{ref}: expected a location in external_data, found none", entry=entry
+        )
+    numbers: dict[str, int] = {}
+    for key in (OFFSET, LENGTH):
+        value = pairs.get(key)
+        if value is not None and _NUMBER.fullmatch(value) is not None:
+            numbers[key] = int(value)
+        elif value is not None:
+            report.broken(
                 "DATA-5",
                 f"{ref}: expected {key} in at most 19 decimal digits without leading zeros, found "
-                f"{shown(pairs[key])}",
+                f"{shown(value)}",
+                entry=entry,
             )
-        else:
-            numbers[key] = int(pairs[key])
     if location is None:
         return None
-    return ExternalData(location, numbers[OFFSET], numbers[LENGTH], pairs.get(CHECKSUM))
+    return ExternalData(location, numbers.get(OFFSET), numbers.get(LENGTH), pairs.get(CHECKSUM))
 
 
 def names_packed(pair: onnx.StringStringEntryProto) -> bool:

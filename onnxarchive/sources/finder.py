@@ -89,8 +89,8 @@ class Finder:
         self._elsewhere = elsewhere
         self._checksums: dict[DataFile, str] = {}
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
-        self._locations: set[str] = set()
-        self._held: dict[str, int] = {}  # size of each file in which data was found
+        self._paths: dict[str, str] = {}  # of files in which data was found, by location
+        self._held: dict[str, int] = {}  # the size of each of these files, by path
         self._ranges: list[Counter[_Range]] = []  # for each model, those of its tensors
 
     def find(self, serialized: Serialized) -> Found:
@@ -129,7 +129,7 @@ class Finder:
         self._require_held()
         note = f"external_data was left out beside data in the model: {_list(idle)}"
         warnings = (note,) if idle else ()
-        return Found(serialized.model, data, self._locations, warnings, cleared)
+        return Found(serialized.model, data, {*self._held}, warnings, cleared)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
@@ -161,7 +161,7 @@ class Finder:
     ) -> Data:
         """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         location, offset = reference.location, reference.offset or 0
-        nbytes = data_type.nbytes(ref.tensor.dims)
+        nbytes = data_type.nbytes(ref.tensor.dims[:])
         file = self._place.find(location)
         if file is None:
             if self._elsewhere is not None:
@@ -187,15 +187,12 @@ class Finder:
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        self._ranges[-1][self._add(location, file), offset, nbytes] += 1
+        path = self._paths.get(location)
+        if path is None:
+            path = self._paths[location] = plain(location)
+            self._held[path] = file.nbytes
+        self._ranges[-1][path, offset, nbytes] += 1
         return file.part(offset, nbytes)
-
-    def _add(self, location: str, file: DataFile) -> str:
-        """Adds a file in which data was found; returns its only location."""
-        path = plain(location)
-        self._locations.add(path)
-        self._held[path] = file.nbytes
-        return path
 
     def _require_held(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
