@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from processes import started, wait_until
 
 import onnxarchive
+from onnxarchive.cli import terminal
 from onnxarchive.model import dtypes
 
 Captured = pytest.CaptureFixture[str]
@@ -659,8 +660,8 @@ def test_a_bar_is_shown_on_a_terminal(
 ) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    with open(theirs, "w", encoding="utf-8") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
+    with open(theirs, "w", encoding="utf-8") as pseudo_terminal:
+        monkeypatch.setattr(sys, "stderr", pseudo_terminal)
         monkeypatch.setattr(terminal, "DELAY", 0)
         assert run("convert", source, tmp_path / "new.onnxa") == 0
         os.set_blocking(ours, False)

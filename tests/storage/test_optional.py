@@ -36,7 +36,7 @@ CALLS = [
     (
         "shtab",
         "onnxarchive.cli.parser",
-        "onnxarchive.cli.parser.completion_command(None)",
+        "sys.modules['onnxarchive.cli.parser'].completion_command(None)",
     ),
     (
         "torch",
