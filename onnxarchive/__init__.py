@@ -82,6 +82,7 @@ if _TYPE_CHECKING:
         UnfinishedEditError as UnfinishedEditError,
         UnsupportedFeatureError as UnsupportedFeatureError,
     )
+    from onnxarchive.interop import get_include as get_include
     from onnxarchive.interop.checker import check_model as check_model
     from onnxarchive.interop.links import check_link as check_link, link as link
     from onnxarchive.interop.onnxruntime import (
@@ -111,6 +112,7 @@ _NAMES = {
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",
+    "interop": "get_include",
     "interop.checker": "check_model",
     "interop.links": "check_link link",
     "interop.onnxruntime": "session session_options",
