@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import json
 import resource
 import signal
@@ -31,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from conformance import run as runner
@@ -323,19 +322,22 @@ def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
+class time_limit:  # noqa: N801 - used as a statement
     """Raises `TooSlow` in a block that takes too long."""
 
-    def stop(*_: object) -> None:
-        raise TooSlow
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._raise)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @staticmethod
+    def _raise(signal_number: int, frame: FrameType | None) -> None:
+        raise TooSlow
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""What the README says about the habits of Git, pre-commit and adapters."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import flip_byte, runnable_model
+from onnx import TensorProto, helper
+
+import onnxarchive
+from onnxarchive.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_hook_of_pre_commit_checks_archives(path: Path) -> None:
+    manifest = ROOT / ".pre-commit-hooks.yaml"
+    text = manifest.read_text()
+    entry = re.search(r"entry: onnxarchive (.*)", text)
+    files = re.search(r"files: (.*)", text)
+    assert entry is not None
+    assert files is not None
+    assert re.search(files[1], path.name)
+    onnxarchive.save(runnable_model(), path)
+    assert main([*entry[1].split(), str(path)]) == 0
+    flip_byte(path, 1000)
+    assert main([*entry[1].split(), str(path)]) == 1
+
+
+@pytest.mark.tool
+def test_pre_commit_takes_the_hook() -> None:
+    pytest.importorskip("pre_commit")
+    command = [sys.executable, "-m", "pre_commit", "validate-manifest", ".pre-commit-hooks.yaml"]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+@pytest.mark.tool
+def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    readme = (ROOT / "README.md").read_text()
+    attribute = re.search(r"`(\*\.onnxa diff=onnxa)`", readme)
+    setting = re.search(r"`git config (diff\.onnxa\.textconv) \"onnxarchive info\"`", readme)
+    assert attribute is not None
+    assert setting is not None
+
+    def git(*arguments: str) -> str:
+        options = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]
+        command = ["git", *options, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout
+
+    git("init")
+    (tmp_path / ".gitattributes").write_text(f"{attribute[1]}\n")
+    git("config", setting[1], f"{sys.executable} -m onnxarchive info")
+    onnxarchive.save(runnable_model(), tmp_path / "model.onnxa")
+    git("add", ".")
+    git("commit", "-m", "A model")
+    with onnxarchive.edit(tmp_path / "model.onnxa") as edit:
+        edit.metadata["author"] = "Ada"
+    assert re.search(r"^\+metadata +author: Ada$", git("diff"), re.MULTILINE)
+
+
+def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:
+    ort: Any = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xay"]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "a"], ["y"])],
+        "adapted",
+        ports[:2],
+        ports[2:],
+        [helper.make_tensor("a", TensorProto.FLOAT, [4], [0.0] * 4)],
+    )
+    opset = helper.make_opsetid("", 17)
+    adapter = ort.AdapterFormat()
+    adapter.set_parameters({"a": ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype=np.float32))})
+    adapter.export_adapter(str(tmp_path / "a.onnx_adapter"))
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    onnxarchive.save(model, path, assets={"a.onnx_adapter": tmp_path / "a.onnx_adapter"})
+    with onnxarchive.open(path) as archive:
+        (tmp_path / "read.onnx_adapter").write_bytes(archive.assets["a.onnx_adapter"])
+    loaded, options = ort.LoraAdapter(), ort.RunOptions()
+    loaded.Load(str(tmp_path / "read.onnx_adapter"))
+    options.add_active_adapter(loaded)
+    quiet = ort.SessionOptions()
+    quiet.log_severity_level = 3
+    session = onnxarchive.session(path, quiet, ["CPUExecutionProvider"])
+    ones = {"x": np.ones(4, np.float32)}
+    np.testing.assert_array_equal(session.run(None, ones)[0], [1, 1, 1, 1])
+    np.testing.assert_array_equal(session.run(None, ones, options)[0], [1, 2, 3, 4])
