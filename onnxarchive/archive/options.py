@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Buffer
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking, threads
 from onnxarchive.zipformat import layout
 

@@ -260,6 +260,7 @@ def plan_archive(
     """
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
+    require_names(assets)
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
@@ -420,7 +421,8 @@ def _staying(
             if together_nbytes >= MAPPED_SIZE:
                 small.update(zip(together, read_all([*together.values()]), strict=True))
                 together, together_nbytes = {}, 0
-    small.update(zip(together, read_all([*together.values()]), strict=True))
+    if together:
+        small.update(zip(together, read_all([*together.values()]), strict=True))
     return small, large
 
 

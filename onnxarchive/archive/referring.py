@@ -15,10 +15,9 @@ from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.archive.writing import write_file
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError, Report, with_path
-from onnxarchive.model import tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
 from onnxarchive.storage.filesystem import directory_of
 

@@ -27,8 +27,8 @@ from onnxarchive.archive.referring import (
 from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, SupportsWrite
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile

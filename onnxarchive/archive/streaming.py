@@ -27,10 +27,9 @@ from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.archive.writing import fetched_entry, stream, write_entry
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, with_path
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
 from onnxarchive.storage.random_access import Closing

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Item, Plan, require_names
+from onnxarchive.archive.planning import Item, Plan
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
@@ -48,7 +48,6 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
         with write_file(plan, target.path, options) as written:
             locking.unlock(written.fileno())
             return written.size
-    require_names([item.name for item in plan.items])
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
     nbytes = plan.size(options.alignment)
@@ -76,7 +75,6 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
-    require_names([item.name for item in plan.items])
     replacement = Replacement(
         path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.frame import DONE, say
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
 from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat import layout

@@ -15,8 +15,8 @@ from onnxarchive.archive.planning import open_assets
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe_error, shown
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.source import FollowLinks, is_model_file

@@ -34,9 +34,8 @@ from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
-from onnxarchive.model import proto, weights
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage import locking

@@ -20,11 +20,10 @@ from onnxarchive.archive.referring import EntryData, referred_data, verified_dat
 from onnxarchive.archive.saving import split
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
-from onnxarchive.model import tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.source import Source, is_zip, open_model
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile

@@ -24,10 +24,9 @@ from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import archive_options, save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.model import dtypes, tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.storage.filesystem import require_no_input
 from onnxarchive.storage.replacement import Replacement

@@ -6,3 +6,7 @@ checks it against an archive's entries. `copying` copies models with changes; `c
 models. `wire` reads serialized messages, `weights` removes the data of large tensors from a
 serialized model and puts data back. This room imports buffers and errors.
 """
+
+from typing import Final
+
+DEFAULT_SIZE_THRESHOLD: Final = 1024  # bytes, as in onnx; smaller tensors stay in the model

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, without_traceback
 from onnxarchive.model import proto, tensors, weights, wire
-from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.weights import Span, decode
 from onnxarchive.sources.places import DataFile
 from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
 

@@ -147,8 +147,7 @@ class ZipWriter:
                 signature (ZIP-16).
         """
         directory_offset = self._offset
-        for packed in (self._kept_records, *self._records):
-            self._append(packed)
+        self._append(b"".join((self._kept_records, *self._records)))
         directory_size = self._offset - directory_offset
         count = self._kept_count + len(self.names)
         directory_end = self._offset

@@ -21,8 +21,7 @@ import pytest
 
 import onnxarchive
 from onnxarchive.archive.rules import rules
-from onnxarchive.model import dtypes, keys, proto, schema, tensors, walking
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, schema, tensors, walking
 from onnxarchive.zipformat import false_ends, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (

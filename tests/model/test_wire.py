@@ -32,10 +32,17 @@ from onnx import (
 from outcomes import came, requires
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.model import schema, spans, weights, wire
-from onnxarchive.model.spans import PIECE_BYTES, Span, decode
+from onnxarchive.model import schema, weights, wire
 from onnxarchive.model.tensors import set_location
-from onnxarchive.model.weights import SPAN_LOCATION, Stripped, fill, strip_weights
+from onnxarchive.model.weights import (
+    PIECE_BYTES,
+    SPAN_LOCATION,
+    Span,
+    Stripped,
+    decode,
+    fill,
+    strip_weights,
+)
 
 MAX_INT32 = 2**31 - 1
 REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -775,7 +782,7 @@ def test_typed_data_decodes_to_what_numpy_helper_reads(
 ) -> None:
     tensor = typed_tensor(*payload)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "PIECE_BYTES", piece)
+        patch.setattr(weights, "PIECE_BYTES", piece)
         assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), payload[1])
 
 
@@ -800,7 +807,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
 def test_varints_are_whole_wherever_a_piece_is_cut(
     border: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "PIECE_BYTES", max(border, 10))
+    monkeypatch.setattr(weights, "PIECE_BYTES", max(border, 10))
     numbers = [1, -1, 2**63 - 1, 127, 128, -(2**63), 300, 0] * 4
     payload = b"\1" * (border % 10) + b"".join(varint(number % 2**64) for number in numbers)
     tensor = typed_tensor("int64_data", "INT64", payload)

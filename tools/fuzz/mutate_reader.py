@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import resource
 import signal
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from conformance import run as runner
@@ -322,22 +323,19 @@ def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
     return True
 
 
-class time_limit:  # noqa: N801 - used as a statement
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
     """Raises `TooSlow` in a block that takes too long."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGALRM, self._raise)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    @staticmethod
-    def _raise(signal_number: int, frame: FrameType | None) -> None:
+    def stop(*_: object) -> None:
         raise TooSlow
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 DIRECTORY: Final = Path(__file__).resolve().parent
 ENVIRONMENT: Final = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
@@ -386,6 +386,19 @@ _IN_MEMORY: Final = Limit(
     lambda entries: sum(entry.nbytes for entry in entries) >= 1 << 31,
 )
 
+
+def _of_library(name: str, library: str, **options: Any) -> Reader:
+    """A reader that calls a C library."""
+    read_all = printing(sys.executable, DIRECTORY / "list_c_libraries.py", name)
+    return Reader(name, None, read_all, library=library, **options)
+
+
+def _of_package(name: str, *script: str, package: str | None = None, **options: Any) -> Reader:
+    """A reader that is a script for Node.js and calls an npm package, by default `name`."""
+    read_all = printing("node", DIRECTORY / script[0], *script[1:])
+    return Reader(name, "node", read_all, package or name, **options)
+
+
 READERS: Final[Mapping[str, Reader]] = {
     reader.name: reader
     for reader in (
@@ -396,44 +409,18 @@ READERS: Final[Mapping[str, Reader]] = {
             Reader(name, "bsdtar", extracting(read), hides_crc32=_LISTED_AS_TAR)
             for name, read in (("bsdtar", by_bsdtar), ("bsdtar-pipe", by_bsdtar_from_a_pipe))
         ),
-        Reader(
-            "minizip",
-            None,
-            printing(sys.executable, DIRECTORY / "list_c_libraries.py", "minizip"),
-            library="libminizip.so.1",
-            limits=(_NO_ZIP64_FIELDS,),
-        ),
-        Reader(
-            "libzip",
-            None,
-            printing(sys.executable, DIRECTORY / "list_c_libraries.py", "libzip"),
-            library="libzip.so.4",
-        ),
+        _of_library("minizip", "libminizip.so.1", limits=(_NO_ZIP64_FIELDS,)),
+        _of_library("libzip", "libzip.so.4"),
         Reader("go", "go", printing("go", "run", DIRECTORY / "list_zip.go")),
         Reader("perl", "perl", printing("perl", DIRECTORY / "list_zip.pl"), module="Archive::Zip"),
         Reader("java-file", "java", printing("java", DIRECTORY / "ListZip.java", "file")),
         Reader("java-stream", "java", printing("java", DIRECTORY / "ListZip.java", "stream")),
-        Reader("yauzl", "node", printing("node", DIRECTORY / "list_yauzl.mjs"), package="yauzl"),
-        Reader(
-            "zip.js",
-            "node",
-            printing("node", DIRECTORY / "list_zip_js.mjs"),
-            package="@zip.js/zip.js",
-        ),
-        Reader(
-            "unzipper",
-            "node",
-            printing("node", DIRECTORY / "list_unzipper.mjs"),
-            package="unzipper",
-        ),
+        _of_package("yauzl", "list_yauzl.mjs"),
+        _of_package("zip.js", "list_zip_js.mjs", package="@zip.js/zip.js"),
+        _of_package("unzipper", "list_unzipper.mjs"),
         *(
-            Reader(
-                name,
-                "node",
-                printing("node", DIRECTORY / "list_in_memory.mjs", name),
-                package=name,
-                hides_crc32=hides_crc32,
-                limits=(_IN_MEMORY,),
+            _of_package(
+                name, "list_in_memory.mjs", name, hides_crc32=hides_crc32, limits=(_IN_MEMORY,)
             )
             for name, hides_crc32 in (
                 ("adm-zip", None),
