@@ -1,9 +1,8 @@
 """Archives: reading, checking and writing.
 
 Reading: `opening` opens an `Archive`, the class in `reading`; `locked_file` opens the file of an
-archive while no edit runs. `contents` reads directory and models, and compares local headers;
-`snapshot` finds the bytes of entries. `views` shows entries as tensors and assets, `html` as tables
-in notebooks. `rules` checks an archive.
+archive while no edit runs. `contents` reads directory and models, and the bytes of entries. `views`
+shows entries as tensors and assets, `html` as tables in notebooks. `rules` checks an archive.
 
 Writing: `planning` plans the entries by `options`; `sharing` finds tensors that models share.
 `writing` writes a plan. `saving` saves whole models; `streaming` saves one tensor after another,

@@ -1,4 +1,4 @@
-"""Reads the directory and the models of an archive; checks the data of entries on request.
+"""Reads the directory and the models of an archive, and on request the data of entries.
 
 End records, directory and models are read by position, not from a map: if the file is truncated
 meanwhile, reading raises an error instead of SIGBUS.
@@ -7,7 +7,7 @@ meanwhile, reading raises an error instead of SIGBUS.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 
 import onnx
@@ -15,7 +15,7 @@ import onnx
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.errors import Report, shown
+from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.proto import CheckedModel
@@ -25,6 +25,7 @@ from onnxarchive.zipformat import directory, false_ends
 from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
 from onnxarchive.zipformat.end_records import locate
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
@@ -34,17 +35,40 @@ _MAX_BESIDE = 1 << 20
 
 
 class Contents:
-    """The central directory and the parsed models of an archive.
+    """An archive at the time it was opened: directory, models, and ways to the bytes of entries.
+
+    The file is closed when nothing refers to this object any more.
 
     Attributes:
+        file: The open file.
+        size: The size of the file in bytes, when it was read.
         directory: The central directory.
         models: The readable models by id. The default model (`""`) is first; the others are in the
             order of their ids.
+        first_model: Index of the first model's entry; the models are the last entries.
+        entries: The entries by name, if no rule is broken.
     """
 
-    def __init__(self, directory: Directory, models: Mapping[str, CheckedModel]) -> None:
+    def __init__(
+        self, file: RandomAccessFile, directory: Directory, models: Mapping[str, CheckedModel]
+    ) -> None:
+        self.file = file
+        self.size = file.size
         self.directory = directory
         self.models = models
+        self.first_model = first_model(directory.entries)
+        self.entries = NamedEntries(directory.entries)
+        # For each entry 1 if its local header was found to match the directory, else 0.
+        self._verified = bytearray(len(directory.entries))
+
+    def has_model(self, model: onnx.ModelProto) -> bool:
+        """True if this object is one of the archive's models."""
+        return any(found.model is model for found in self.models.values())
+
+    def given_model(self, id: str) -> onnx.ModelProto:
+        """A model for a caller, who may change it: its `refs` still give the old tensors."""
+        self.models[id].refs.keep()
+        return self.models[id].model
 
     def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors with this key; at most one from each model."""
@@ -61,6 +85,132 @@ class Contents:
                 refs[key].append(ref)
         return refs
 
+    def require_header(self, number: int) -> None:
+        """Compares an entry's local header with its directory record, unless that was done.
+
+        Raises:
+            ArchiveFormatError: They do not match.
+        """
+        if not self._verified[number]:
+            with with_path(self.file.path):
+                check_header(self.file, self.directory, number, Report())
+            self._verified[number] = 1
+
+    def view(self, number: int) -> memoryview:
+        """The data of an entry: a view; if the file is not mapped, a copy verified by its CRC-32.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: The CRC-32 of a copy does not match.
+            ValueError: The archive is closed.
+        """
+        if not self.file.is_mapped:
+            (copy,) = self._copies([number])
+            return copy
+        _, _, offset, nbytes, _ = self.directory.entries[number]
+        view = self.file.reaching(offset + nbytes)
+        if not self._verified[number]:
+            self.require_header(number)
+        return view[offset : offset + nbytes]
+
+    def views(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """As `view` for many entries; a remote file is read by several requests at a time."""
+        return map(self.view, numbers) if self.file.is_mapped else self._copies(numbers)
+
+    def pieces(self, number: int) -> Iterator[memoryview]:
+        """Yields the data of an entry in pieces, read from the file and verified.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: The CRC-32 does not match; raised after the last piece.
+            ValueError: The archive is closed.
+        """
+        with with_path(self.file.path):
+            check_header(self.file, self.directory, number, Report())
+            yield from summed(self.file, self.directory.entries[number], Report())
+
+    def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
+
+        Each range that is read begins up to 63 bytes before the header, so that the data is aligned
+        in its copy.
+        """
+        entries = [self.directory.entries[number] for number in numbers]
+        paddings = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
+        ranges = (
+            (it.header_offset - padding, it.data_offset + it.nbytes - it.header_offset + padding)
+            for it, padding in zip(entries, paddings, strict=True)
+        )
+        with with_path(self.file.path):
+            copies = self.file.read_ranges(ranges)
+            for number, entry, begin, copy in zip(numbers, entries, paddings, copies, strict=True):
+                end = begin + entry.data_offset - entry.header_offset
+                data, record = copy[end:].toreadonly(), self.directory.records[number]
+                check_local_header(bytes(copy[begin:end]), entry, record, Report())
+                check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
+                yield data
+
+    def not_found(self, message: str) -> TensorNotFoundError:
+        """The error for a name that is not in the archive."""
+        return TensorNotFoundError(message, path=self.file.path)
+
+
+class NamedEntries(Mapping[str, Entry]):
+    """The entries of an archive by name; each is made when it is looked up.
+
+    Attributes:
+        names: The names, in the order of the archive.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """Wraps `entries`; their names must be distinct."""
+        self.names = [entry.name for entry in entries]
+        self._entries = entries
+
+    @cached_property
+    def index_of(self) -> Mapping[str, int]:
+        """The index of each entry by its name."""
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self.index_of[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values(self) -> ValuesView[Entry]:
+        """The entries, in the order of the archive."""
+        return _Values(self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} entries>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ([shown(entry.name), f"{entry.data_offset:,}"], entry.nbytes) for entry in self._entries
+        )
+        from onnxarchive.archive import html  # only notebooks need it
+
+        return html.table(repr(self), ["name", "data offset"], rows, len(self))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.names)
+
+
+class _Values(ValuesView[Entry]):
+    """The values of `NamedEntries`; iteration looks up no names."""
+
+    _mapping: NamedEntries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._mapping._entries)
+
 
 def read_contents(
     file: RandomAccessFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
@@ -76,7 +226,7 @@ def read_contents(
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     bounds = locate(end, file.size, report)
     if bounds is None:
-        return Contents(EMPTY, {})
+        return Contents(file, EMPTY, {})
     file.hold(bounds.offset)
     listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
@@ -91,7 +241,7 @@ def read_contents(
         report,
     )
     data = _read_models(file, entries, bounds.offset, report, max_model_nbytes)
-    return Contents(listed, _models(data, listed, named, report))
+    return Contents(file, listed, _models(data, listed, named, report))
 
 
 def _read_models(

@@ -20,19 +20,14 @@ import onnx
 
 from onnxarchive.archive.contents import (
     MAX_MODEL_NBYTES,
+    NamedEntries,
     check_crc32,
     check_data,
     check_header,
     read_contents,
-    summed,
 )
 from onnxarchive.archive.locked_file import opened_archive
-from onnxarchive.archive.snapshot import NamedEntries, Snapshot
-from onnxarchive.archive.views import (
-    Assets,
-    Models,
-    Tensors,
-)
+from onnxarchive.archive.views import Assets, Models, Tensors, require_model
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
@@ -52,7 +47,7 @@ from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
-from onnxarchive.storage.random_access import Closing, RandomAccessFile, discarding_faults
+from onnxarchive.storage.random_access import Closing, RandomAccessFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,12 +101,18 @@ class Archive(Closing):
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
         self._edited: list[onnx.ModelProto] = []  # the models of an edit of this archive
-        with with_path(self._path), discarding_faults(file):
-            self._snapshot = snapshot = Snapshot(file, model, max_model_nbytes)
-        self.entries = snapshot.entries
-        self.models = Models(snapshot)
-        self.tensors = Tensors(snapshot)
-        self.assets = Assets(snapshot)
+        with with_path(self._path):
+            contents = read_contents(file, Report(), max_model_nbytes)
+            require_model(contents.models, model)
+            for number in range(contents.first_model, len(contents.entries)):
+                alignment = check_header(file, contents.directory, number, Report())
+        assert alignment is not None  # else `Report` has raised an error
+        self._alignment = alignment
+        self._contents = contents
+        self.entries = contents.entries
+        self.models = Models(contents)
+        self.tensors = Tensors(contents, model)
+        self.assets = Assets(contents)
         _archives[id(self)] = self
 
     @property
@@ -130,7 +131,7 @@ class Archive(Closing):
     @property
     def _file(self) -> RandomAccessFile:
         """The file from which the archive is read."""
-        return self._snapshot.file
+        return self._contents.file
 
     @property
     def _local_file(self) -> MappedFile:
@@ -151,11 +152,15 @@ class Archive(Closing):
     @property
     def _refs(self) -> TensorRefs:
         """The tensors that are stored outside the model, by key."""
-        return self._snapshot.refs
+        return self._refs_of(self._model_id)
 
     def _refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model that are stored outside it, by key."""
-        return self._snapshot.refs_of(model)
+        return self._contents.models[model].refs
+
+    def _model_of(self, model: str) -> onnx.ModelProto:
+        """The model with this id. It is shared: the caller must not change it."""
+        return self._contents.models[model].model
 
     @property
     def _keys(self) -> list[str]:
@@ -173,7 +178,7 @@ class Archive(Closing):
 
         It is parsed once and not copied: copy it before you change it.
         """
-        return self._snapshot.given_model(self._model_id)
+        return self._contents.given_model(self._model_id)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -181,17 +186,17 @@ class Archive(Closing):
 
         `onnxarchive.edit` changes the metadata.
         """
-        return MappingProxyType(proto.metadata(self._snapshot.model))
+        return MappingProxyType(proto.metadata(self._model_of(self._model_id)))
 
     @property
     def _records(self) -> Sequence[bytes]:
         """The packed directory record of every entry, in the order of the archive."""
-        return self._snapshot.directory.records
+        return self._contents.directory.records
 
     @property
     def alignment(self) -> int:
         """Alignment in bytes, from the default model's local header; other entries may differ."""
-        return self._snapshot.alignment
+        return self._alignment
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.
@@ -216,14 +221,12 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 data = archive.read("layer_0_weight")
         """
-        snapshot = self._snapshot
-        if is_model(name) and name in snapshot.entries:
+        if is_model(name) and name in self.entries:
             return self._read_model(name)
-        number = snapshot.entries.index_of.get(name)
+        number = self.entries.index_of.get(name)
         if number is None:
-            raise snapshot.not_found(f"expected the name of an entry, found {shown(name)}")
-        view, offset, nbytes = snapshot.locate(number)
-        return view[offset : offset + nbytes]
+            raise self._contents.not_found(f"expected the name of an entry, found {shown(name)}")
+        return self._contents.view(number)
 
     def _read_model(self, name: str) -> memoryview:
         entry = self.entries[name]
@@ -238,13 +241,14 @@ class Archive(Closing):
         )
 
     @contextlib.contextmanager
-    def _unedited(self, snapshot: Snapshot) -> Iterator[None]:
+    def _unedited(self) -> Iterator[None]:
         """Locks out editors during the block, unless the path now leads to another file or to none.
 
         Raises:
-            ArchiveError: The directory has changed since `snapshot`, or an edit is unfinished.
+            ArchiveError: The directory has changed since the archive was opened, or an edit is
+                unfinished.
         """
-        if not isinstance(snapshot.file, MappedFile):
+        if not isinstance(self._file, MappedFile):
             yield
             return
         with contextlib.ExitStack() as resources:
@@ -252,15 +256,15 @@ class Archive(Closing):
 
             is_edited = False
             try:
-                file = resources.enter_context(files.opened(snapshot.file.absolute_path))
+                file = resources.enter_context(files.opened(self._file.absolute_path))
                 resources.callback(file.close)
                 if isinstance(file.lock_failure, LockedError):
                     raise file.lock_failure
                 unfinished.require_finished(file)
                 contents = read_contents(file, Report(), self._max_model_nbytes)
                 records = contents.directory.records
-                is_same = file.identity == snapshot.file.identity
-                is_edited = is_same and records != snapshot.directory.records
+                is_same = file.identity == self._file.identity
+                is_edited = is_same and records != self._records
             except (LockedError, UnfinishedEditError):
                 is_edited = True
             except (ArchiveError, OSError):
@@ -292,12 +296,12 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 weight = archive.tensor_by_key("layer_0_weight")
         """
-        snapshot = self._snapshot
-        if key not in snapshot.refs:
-            raise snapshot.not_found(
+        if key not in self._refs:
+            raise self._contents.not_found(
                 f"expected the key of a tensor of the model, found {shown(key)}"
             )
-        return snapshot.array(snapshot.entries.index_of[key])
+        number = self.entries.index_of[key]
+        return self.tensors._array(number, self._contents.view(number))
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
         """Reads several initializers at once, by parallel requests if the archive is remote.
@@ -320,10 +324,10 @@ class Archive(Closing):
                 weights = archive.fetch(["layer.0/weight"])
         """
         names = list(self.tensors if names is None else dict.fromkeys(names))
-        snapshot = self._snapshot
-        number_of = {name: snapshot.number(name) for name in names}
+        number_of = {name: self.tensors._number(name) for name in names}
         stored = sorted({number for number in number_of.values() if number is not None})
-        arrays = dict(zip(stored, snapshot.arrays(stored), strict=True))
+        views = zip(stored, self._contents.views(stored), strict=True)
+        arrays = {number: self.tensors._array(number, view) for number, view in views}
         return {
             name: self.tensors[name] if number is None else arrays[number]
             for name, number in number_of.items()
@@ -331,9 +335,7 @@ class Archive(Closing):
 
     def _read_all(self, names: Iterable[str]) -> Iterator[memoryview]:
         """The bytes of tensors and assets as `read` gives them, fetched together."""
-        snapshot = self._snapshot
-        located = snapshot.locate_all([snapshot.entries.index_of[name] for name in names])
-        return (view[offset : offset + nbytes] for view, offset, nbytes in located)
+        return self._contents.views([self.entries.index_of[name] for name in names])
 
     def _require_current(
         self, path: str | os.PathLike[str], file: MappedFile | None = None
@@ -351,7 +353,11 @@ class Archive(Closing):
         """
         if self._is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as current:
-                if not self._snapshot.is_in(current):
+                # A file of the same size with the same directory has the same content.
+                contents, packed = self._contents, b"".join(self._records)
+                last = contents.directory.entries[-1]
+                offset = last.data_offset + last.nbytes
+                if current.size != contents.size or current.read(offset, len(packed)) != packed:
                     raise self._changed()
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
@@ -383,33 +389,30 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 archive.verify()
         """
-        snapshot = self._snapshot
-        entries = snapshot.directory.entries
+        contents = self._contents
+        entries, first_model = contents.directory.entries, contents.first_model
         counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
         jobs = threads.require_jobs(jobs)
-        file = snapshot.file
+        file = contents.file
         stream = ForwardFile(file)
         if not file.is_complete:
             file, jobs = stream, 1
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            check_header(file, snapshot.directory, number, Report())
+            check_header(file, contents.directory, number, Report())
             entry = entries[number]
-            check_data(file, entry, snapshot.all_refs(entry.name), Report(), counter)
+            check_data(file, entry, contents.refs(entry.name), Report(), counter)
 
-        others, models = entries[: snapshot.first_model], range(snapshot.first_model, len(entries))
-        with (
-            with_path(self.path),
-            discarding_faults(snapshot.file),
-            contextlib.ExitStack() as resources,
-        ):
+        models = range(first_model, len(entries))
+        with with_path(self.path), contextlib.ExitStack() as resources:
             resources.callback(stream.stop)  # also after an error
-            threads.for_each(range(len(others)), [it.nbytes for it in others], verify, jobs)
+            sizes = [entry.nbytes for entry in entries[:first_model]]
+            threads.for_each(range(first_model), sizes, verify, jobs)
             try:
                 for number in models:
                     verify(number)
             except ArchiveFormatError:
-                with self._unedited(snapshot):  # an edit may have overwritten the models meanwhile
+                with self._unedited():  # an edit may have overwritten the models meanwhile
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
 
@@ -419,25 +422,16 @@ class Archive(Closing):
         Raises:
             ArchiveFormatError: They do not match.
         """
-        snapshot = self._snapshot
-        snapshot.require_header(snapshot.entries.index_of[name])
+        self._contents.require_header(self.entries.index_of[name])
 
-    def _fetch_entries(self, names: Iterable[str]) -> None:
-        """Compares the local headers of entries; first fetches data that is missing in a cache.
+    def _require_headers(self, names: Iterable[str]) -> None:
+        """As `_require_header` for many entries; does nothing for a remote archive or file object.
 
-        Does nothing for a file object, or a remote archive without a cache.
-
-        Raises:
-            ArchiveFormatError: A local header does not match the directory.
+        Their local headers are compared when their data is read.
         """
         if self._file.is_complete or self._file.is_mapped:
-            snapshot = self._snapshot
-            snapshot.fetch([snapshot.entries.index_of[name] for name in names])
-
-    def _fetch_missing(self, names: Iterable[str]) -> None:
-        """Fetches entries that the cache lacks, together; does nothing without a cache."""
-        if not self._file.is_complete:
-            self._fetch_entries(names)
+            for name in names:
+                self._require_header(name)
 
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
@@ -475,7 +469,7 @@ class Archive(Closing):
             return cls(file, max_model_nbytes, model)
 
     def _has_given(self, model: onnx.ModelProto) -> bool:
-        return self._snapshot.has_given(model) or any(model is it for it in self._edited)
+        return self._contents.has_model(model) or any(model is it for it in self._edited)
 
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
@@ -542,13 +536,7 @@ def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
             last piece.
         TensorNotFoundError: There is no such asset.
     """
-    if not archive._file.is_mapped:
-        yield memoryview(archive.assets[path])
-        return
-    name = archive.entries.names[archive._snapshot.asset_number(path)]
-    archive._fetch_missing([name])
-    with with_path(archive.path), discarding_faults(archive._file):
-        yield from verified_pieces(archive, name)
+    return archive.assets._pieces(path)
 
 
 def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
@@ -558,8 +546,7 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
         ArchiveFormatError: The local header does not match.
         ChecksumError: The bytes have changed; raised after the last piece.
     """
-    archive._require_header(name)
-    return summed(archive._file, archive.entries[name], Report())
+    return archive._contents.pieces(archive.entries.index_of[name])
 
 
 class StreamedEntry:

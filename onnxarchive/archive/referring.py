@@ -93,9 +93,7 @@ def archive_options(
     outside_attributes = any(not ref.is_initializer for ref in refs)
     if size_threshold is None:
         inside, outside = -1, DEFAULT_SIZE_THRESHOLD
-        for ref in chain.from_iterable(
-            tensors.walk(archive._snapshot.model_of(model)) for model in models
-        ):
+        for ref in chain.from_iterable(tensors.walk(archive._model_of(model)) for model in models):
             if not (ref.is_initializer or outside_attributes):
                 continue
             key = tensors.location(ref.tensor)

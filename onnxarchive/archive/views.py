@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.snapshot import Snapshot
-from onnxarchive.errors import ArchiveFormatError, shown, shown_names, with_path
+from onnxarchive.archive.contents import Contents
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    shown,
+    shown_names,
+    with_path,
+)
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):
@@ -26,8 +37,72 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     that says where these initializers are found.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, contents: Contents, model: str) -> None:
+        self._contents = contents
+        self._found = contents.models[model]
+
+    @property
+    def _index(self) -> dict[str, int | TensorRef]:
+        """The initializers by name, without ambiguous names.
+
+        An initializer is the index of its entry, or its ref if the model itself holds the data.
+        """
+        return self._named[0]
+
+    @cached_property
+    def _named(self) -> tuple[dict[str, int | TensorRef], dict[str, TensorRef]]:
+        """`_index`, and the refs of the initializers of subgraphs by name."""
+        refs, index_of = self._found.refs, self._contents.entries.index_of
+        walked = tensors.walk_others(self._found.model) if self._found.has_inner else ()
+        inner = [ref for ref in walked if ref.is_initializer]
+        names = tensors.names(refs.initializers)
+        number_of = {index: index_of[key] for key, index in refs.index_of.items()}
+        found: dict[str, int | TensorRef] = {}
+        for index, name in enumerate(names):
+            number = number_of.get(index)
+            found[name] = refs.initializer(index) if number is None else number
+        keys = {id(ref.tensor): key for key, ref in refs.others.items()}
+        for ref in inner:
+            key = keys.get(id(ref.tensor))
+            found[ref.name] = ref if key is None else index_of[key]
+        if len(found) < len(names) + len(inner):
+            counts = Counter([*names, *(ref.name for ref in inner)])
+            found = {name: value for name, value in found.items() if counts[name] == 1}
+        return found, {ref.name: ref for ref in inner}
+
+    def _number(self, name: str) -> int | None:
+        """Index of the entry of an initializer; None if the model itself holds it.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        found = self._index.get(name)
+        if found is None:
+            raise self._contents.not_found(self._why_not(name))
+        return found if isinstance(found, int) else None
+
+    def _why_not(self, name: str) -> str:
+        """The message for the name of an initializer that is missing or ambiguous."""
+        found = [
+            ref
+            for ref in tensors.walk(self._found.model)
+            if ref.is_initializer and ref.name == name
+        ]
+        if len(found) < 2:
+            given = shown(name) if isinstance(name, str) else repr(name)
+            return f"expected the name of an initializer, found {given}"
+        keys = {ref.path: key for key, ref in self._found.refs.items()}
+        owners = ", ".join(
+            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
+            for ref in found[:_MAX_SHOWN_OWNERS]
+        )
+        more = f" or another one of the {len(found)}" if len(found) > _MAX_SHOWN_OWNERS else ""
+        return f"several initializers have the name {shown(name)}; take {owners}{more}"
+
+    def _array(self, number: int, data: memoryview) -> NDArray[Any]:
+        """The array over the data of an entry that has this index."""
+        data_type, shape = self._found.kinds[self._contents.entries.names[number]]
+        return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
 
     def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer and its path in the model.
@@ -35,7 +110,13 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._snapshot.ref(name)
+        number = self._number(name)
+        index, inner = self._named
+        if number is None:
+            ref = index[name]
+            assert isinstance(ref, TensorRef)
+            return ref
+        return inner.get(name) or self._found.refs[self._contents.entries.names[number]]
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself.
@@ -43,9 +124,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        snapshot = self._snapshot
-        number = snapshot.number(name)
-        return None if number is None else snapshot.entries.names[number]
+        number = self._number(name)
+        return None if number is None else self._contents.entries.names[number]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -60,45 +140,42 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ChecksumError: Bytes from a file object or a remote archive do not match their CRC-32.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        snapshot = self._snapshot
-        number = snapshot.number(name)
+        number = self._number(name)
         if number is not None:
-            return snapshot.array(number)
-        with with_path(snapshot.file.path):
-            return array_in_model(snapshot.ref(name))
+            return self._array(number, self._contents.view(number))
+        with with_path(self._contents.file.path):
+            return array_in_model(self.ref(name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._snapshot.initializers)
+        return iter(self._index)
 
     def __len__(self) -> int:
-        return len(self._snapshot.initializers)
+        return len(self._index)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._snapshot.initializers
+        return isinstance(name, str) and name in self._index
 
     def __repr__(self) -> str:
-        return f"<{len(self)} tensors of {self._snapshot.file.path!r}>"
+        return f"<{len(self)} tensors of {self._contents.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        snapshot = self._snapshot
-        rows = (_row(snapshot, name) for name in snapshot.initializers)
         from onnxarchive.archive import html  # only notebooks need it
 
-        return html.table(repr(self), ["name", "type", "shape"], rows, len(self))
+        header = ["name", "type", "shape"]
+        return html.table(repr(self), header, map(self._row, self), len(self))
+
+    def _row(self, name: str) -> tuple[list[str], int | None]:
+        """Name, data type, shape and size of an initializer; the data is not read."""
+        tensor = self.ref(name).tensor
+        texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
+        key = self.key(name)
+        if key is not None:
+            return texts, self._contents.entries[key].nbytes
+        data_type = tensors.stored_type(tensor)
+        return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
-
-
-def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
-    """Name, data type, shape and size of an initializer; the data is not read."""
-    tensor = snapshot.ref(name).tensor
-    texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
-    number = snapshot.number(name)
-    if number is not None:
-        return texts, snapshot.directory.entries[number].nbytes
-    data_type = tensors.stored_type(tensor)
-    return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 
 
 def array_in_model(ref: TensorRef) -> NDArray[Any]:
@@ -129,8 +206,8 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
 class Assets(Mapping[str, bytes]):
     """The assets of an archive by path; each is read when it is looked up."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
 
     def __getitem__(self, path: str) -> bytes:
         """The asset with this path, as a copy.
@@ -141,15 +218,32 @@ class Assets(Mapping[str, bytes]):
             ChecksumError: Its bytes do not match their CRC-32.
             TensorNotFoundError: There is no such asset.
         """
-        return self._snapshot.read(self._snapshot.asset_number(path))
+        copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
+        copy.writelines(self._pieces(path))
+        return copy.getvalue()
+
+    def _pieces(self, path: str) -> Iterator[memoryview]:
+        """An asset in pieces; as one copy if the file is not mapped.
+
+        Raises:
+            ChecksumError: Its bytes do not match their CRC-32; raised before the first or after the
+                last piece.
+            TensorNotFoundError: There is no such asset.
+        """
+        number = self._contents.entries.index_of.get(ASSET_PREFIX + path)
+        if number is None:
+            raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
+        if not self._contents.file.is_mapped:
+            return iter([self._contents.view(number)])
+        return self._contents.pieces(number)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and ASSET_PREFIX + path in self._snapshot.entries.index_of
+        return isinstance(path, str) and ASSET_PREFIX + path in self._contents.entries.index_of
 
     def __iter__(self) -> Iterator[str]:
         return (
             name.removeprefix(ASSET_PREFIX)
-            for name in self._snapshot.entries
+            for name in self._contents.entries
             if name.startswith(ASSET_PREFIX)
         )
 
@@ -157,10 +251,10 @@ class Assets(Mapping[str, bytes]):
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} assets of {self._snapshot.file.path!r}>"
+        return f"<{len(self)} assets of {self._contents.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        entries = self._snapshot.entries
+        entries = self._contents.entries
         names = [name for name in entries if name.startswith(ASSET_PREFIX)]
         rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
         from onnxarchive.archive import html  # only notebooks need it
@@ -175,23 +269,40 @@ class Models(Mapping[str, onnx.ModelProto]):
     """The models of an archive by id, as they were when this object was made.
 
     Args:
-        snapshot: The state of the archive.
+        contents: The archive.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
-        return self._snapshot.given_model(id)
+        return self._contents.given_model(id)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._snapshot.model_ids)
+        return iter(self._contents.models)
 
     def __len__(self) -> int:
-        return len(self._snapshot.model_ids)
+        return len(self._contents.models)
 
     def __repr__(self) -> str:
-        return f"<models {shown_names(self)} of {self._snapshot.file.path!r}>"
+        return f"<models {shown_names(self)} of {self._contents.file.path!r}>"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
+
+
+def require_model(models: Collection[str], model: str) -> None:
+    """Checks that an archive has a model with this id.
+
+    Args:
+        models: The ids of the archive's models.
+        model: The id.
+
+    Raises:
+        ModelNotFoundError: There is no model of this id.
+    """
+    if model not in models:
+        raise ModelNotFoundError(
+            f"expected the id of a model, one of {shown_names(models)}, found "
+            f"{shown(model) if isinstance(model, str) else repr(model)}"
+        )

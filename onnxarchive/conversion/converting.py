@@ -392,7 +392,6 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    archive._fetch_missing(archive._refs)
     is_local = archive._file.is_complete or archive._file.is_mapped
     read = archive.read if is_local else _copied(archive, directory_of(destination))
     filled: set[str] = set()
@@ -437,7 +436,6 @@ def _export_external(
     progress: Progress | None,
     timeout: float | None,
 ) -> None:
-    archive._fetch_missing(archive._refs)
     offsets, nbytes = _offsets(archive)
     serialized = proto.serialize(
         linked_model(archive, external_data, offsets=offsets, in_place=True)
@@ -509,7 +507,6 @@ def extract(
     """
     source = Location.of(path, **access)
     with _opened(source, None) as (archive, models), new_directory(directory) as made:
-        archive._fetch_missing(archive.entries)
         total = sum(entry.nbytes for entry in archive.entries.values())
         require_space(directory, total, made)
         counter = ProgressCounter(progress, total)

@@ -154,10 +154,7 @@ def diff(
 def _open(location: Location, model: str, full: bool) -> Archive:
     """Opens an archive; if `full`, a remote archive is streamed or cached as a whole."""
     with opened(location) as file:
-        archive = Archive(streamed(file) if full else file, model=model)
-        if full:
-            archive._fetch_missing(archive.entries)
-        return archive
+        return Archive(streamed(file) if full else file, model=model)
 
 
 def _missing_models(

@@ -120,7 +120,7 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
         if path is None:
             assert file is not None
             archive = Archive(streamed(file))
-            archive._fetch_entries(archive.entries)
+            archive._require_headers(archive.entries)
             return archive
         if os.path.isdir(path):
             return None
@@ -129,7 +129,7 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
                 return None
         with opened_archive(path) as local:
             archive = Archive(local)
-            archive._fetch_entries(archive.entries)
+            archive._require_headers(archive.entries)
             return archive
     except ArchiveError as error:
         # VERSION-1: a conversion could lose data of a later format version.
@@ -149,7 +149,7 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     if verify_checksum:
         for key in archive._keys:
             found = sha1(stored(key))
-            for ref in archive._snapshot.all_refs(key):
+            for ref in archive._contents.refs(key):
                 expected = tensors.checksum(ref.tensor)
                 if expected not in (None, found):
                     raise ChecksumError(

@@ -66,7 +66,7 @@ class ChangedModel:
     """
 
     def __init__(self, archive: Archive, draft: Draft, options: EditOptions) -> None:
-        self._before = None if draft.origin is None else archive._snapshot.model_of(draft.origin)
+        self._before = None if draft.origin is None else archive._model_of(draft.origin)
         message = self._before if draft.message is None else draft.message
         assert message is not None
         self.origin = draft.origin

@@ -15,9 +15,8 @@ from onnxarchive.archive.given_tensors import given_tensor
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets, require_model_ids
 from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.snapshot import require_model
 from onnxarchive.archive.unfinished import require_finished
-from onnxarchive.archive.views import array_in_model
+from onnxarchive.archive.views import array_in_model, require_model
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_fit
 from onnxarchive.editing.commit import commit
@@ -278,7 +277,7 @@ class Edit:
         draft = self._draft(self._model_id)
         if draft.message is not None:
             return draft.message
-        return self._archive._snapshot.model_of(draft.origin or "")
+        return self._archive._model_of(draft.origin or "")
 
 
 class EditedModels(MutableMapping[str, onnx.ModelProto]):
@@ -300,7 +299,7 @@ class EditedModels(MutableMapping[str, onnx.ModelProto]):
         if draft.message is None:
             assert draft.origin is not None
             draft.message, draft.is_copy = (
-                copied(edit._archive._snapshot.model_of(draft.origin)),
+                copied(edit._archive._model_of(draft.origin)),
                 True,
             )
             edit._messages.append(draft.message)
@@ -468,8 +467,8 @@ class EditedAssets(MutableMapping[str, bytes]):
         return f"<{len(self)} assets of {self._edit._archive.path!r}>"
 
     def _not_found(self, path: str) -> TensorNotFoundError:
-        snapshot = self._edit._current._snapshot
-        return snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
+        contents = self._edit._current._contents
+        return contents.not_found(f"expected the path of an asset, found {shown(path)}")
 
 
 class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
@@ -560,7 +559,7 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         if not (named and all(_is_at(message, ref) for ref in named)):
             named = self._refs().get(name, [])
         if len(named) != 1:
-            raise edit._archive._snapshot.not_found(
+            raise edit._archive._contents.not_found(
                 f"expected one initializer named {shown(name)}, found {len(named)}"
             )
         return named[0]

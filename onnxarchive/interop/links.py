@@ -91,7 +91,7 @@ def link(
             f"data beside the symbolic link itself, found {os.fspath(destination)}"
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
-        archive._fetch_entries(archive._refs)
+        archive._require_headers(archive._refs)
         file = real_path(archive)
         pairs = packed_pairs(archive, machine()) if prepack else {}
         location = _location(file, destination)

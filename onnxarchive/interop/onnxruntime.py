@@ -311,7 +311,6 @@ def session_inputs(
         if buffers:
             _lend_buffers(options, buffers)
     else:
-        archive._fetch_missing(archive._refs)
         file, path = archive._local_file, real_path(archive)
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)

@@ -12,7 +12,7 @@ from written import converted
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
-from onnxarchive.archive import snapshot
+from onnxarchive.archive import contents
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import Report
@@ -168,7 +168,7 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
 def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = snapshot.check_header
+    check = contents.check_header
     tried: list[int] = []
 
     def check_locked(file: Any, listed: Any, number: int, report: Report) -> int | None:
@@ -177,6 +177,6 @@ def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
         tried.append(number)
         return check(file, listed, number, report)
 
-    monkeypatch.setattr(snapshot, "check_header", check_locked)
+    monkeypatch.setattr(contents, "check_header", check_locked)
     onnxarchive.convert(archive, tmp_path / "converted.onnxa")
     assert 0 in tried

@@ -30,7 +30,7 @@ from models import copying_clone, open_below
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive.snapshot import Snapshot
+from onnxarchive.archive.contents import Contents
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import files, filesystem
 
@@ -235,8 +235,8 @@ def test_a_model_is_assigned_while_another_thread_opens_an_archive(
     """Whether an open archive has given the model is found out meanwhile."""
     content = path.read_bytes()
     opened: list[onnxarchive.Archive] = []
-    late = Late(Snapshot.has_given, lambda: opened.append(onnxarchive.open(content)))
-    monkeypatch.setattr(Snapshot, "has_given", lambda *arguments: late(*arguments))
+    late = Late(Contents.has_model, lambda: opened.append(onnxarchive.open(content)))
+    monkeypatch.setattr(Contents, "has_model", lambda *arguments: late(*arguments))
     new = changed(weights(COUNT), documented("new"))
     replace_model(path, new)
     assert len(opened) == 1
