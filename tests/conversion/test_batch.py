@@ -31,7 +31,7 @@ from onnxarchive import Conversion, LockedError, convert_many
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.batch import find_models
-from onnxarchive.sources import source
+from onnxarchive.sources.zip_file import read_zip
 from onnxarchive.storage import locking
 from onnxarchive.storage.threads import require_jobs
 
@@ -479,14 +479,12 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
 ) -> None:
     path = tmp_path / "weights"
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
-    read = source.read_zip
-
     def read_locked(view: memoryview, temporary: str | None) -> Any:
         with pytest.raises(LockedError), onnxarchive.edit(path, timeout=0):
             pass
-        return read(view, temporary)
+        return read_zip(view, temporary)
 
-    monkeypatch.setattr(source, "read_zip", read_locked)
+    monkeypatch.setattr("onnxarchive.sources.source.read_zip", read_locked)
     assert [found for found, _ in find_models(tmp_path)] == [str(path)]
 
 

@@ -97,7 +97,7 @@ def entry_of(
     if nbytes > records.UINT32_MAX:
         extra, sizes = records.pack_zip64_extra(nbytes, len(compressed)), [records.SATURATED_32] * 2
     crc = zlib.crc32(data) if crc32 is None else crc32
-    fields: Any = (20, 0, method, 0, 33, crc, *sizes)
+    fields: list[Any] = [20, 0, method, 0, 33, crc, *sizes]
     local = LocalHeader(*fields, b"folder/w", extra).pack()
     record = DirectoryRecord(20, *fields, 0, 0, 0, 0, b"folder/w", extra, b"").pack()
     end = EndRecord(0, 0, 1, 1, len(record), len(local) + len(compressed), 0).pack()
