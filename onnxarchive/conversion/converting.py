@@ -37,7 +37,8 @@ from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.source import FollowLinks, Source
+from onnxarchive.sources.models import FollowLinks
+from onnxarchive.sources.source import Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process

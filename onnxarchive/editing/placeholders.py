@@ -24,7 +24,9 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.sources.source import Source, is_zip, open_model
+from onnxarchive.sources.models import open_model
+from onnxarchive.sources.recognition import is_zip
+from onnxarchive.sources.source import Source
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import require_no_input

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ from onnxarchive.sources.recognition import (
     kind_of_head,
 )
 from onnxarchive.sources.serialized import Serialized
+from onnxarchive.sources.source import Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.beneath import OutsideError
 from onnxarchive.storage.file_data import FileData
@@ -49,25 +50,6 @@ _MAX_NAMED = 3  # tensors of one fault
 _Range: TypeAlias = tuple[str, int, int]  # path of a file, offset and size in bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Result of `Finder.find`.
-
-    Attributes:
-        model: The model.
-        data: The bytes of its external tensors.
-        locations: The locations of all files that the `Finder` has found data in so far.
-        warnings: Sentences about external data that was left out.
-        cleared: Names of tensors in the model whose unused bits were cleared, by path as text.
-    """
-
-    model: onnx.ModelProto
-    data: Mapping[Path, Data]
-    locations: set[str]
-    warnings: tuple[str, ...]
-    cleared: dict[str, str]
-
-
 class Finder:
     """Finds the bytes of external tensors of one or several models.
 
@@ -76,6 +58,9 @@ class Finder:
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
+
+    Attributes:
+        locations: The location and size of each file in which data was found so far.
     """
 
     def __init__(
@@ -90,10 +75,10 @@ class Finder:
         self._checksums: dict[DataFile, str] = {}
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._paths: dict[str, str] = {}  # of files in which data was found, by location
-        self._held: dict[str, int] = {}  # the size of each of these files, by path
+        self.locations: dict[str, int] = {}
         self._ranges: list[Counter[_Range]] = []  # for each model, those of its tensors
 
-    def find(self, serialized: Serialized) -> Found:
+    def find(self, serialized: Serialized) -> Source:
         """Finds the bytes of every external tensor, or reports what is missing.
 
         Args:
@@ -129,7 +114,7 @@ class Finder:
         self._require_held()
         note = f"external_data was left out beside data in the model: {_list(idle)}"
         warnings = (note,) if idle else ()
-        return Found(serialized.model, data, {*self._held}, warnings, cleared)
+        return Source(serialized.model, data, warnings=warnings, cleared=cleared)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
@@ -190,13 +175,13 @@ class Finder:
         path = self._paths.get(location)
         if path is None:
             path = self._paths[location] = plain(location)
-            self._held[path] = file.nbytes
+            self.locations[path] = file.nbytes
         self._ranges[-1][path, offset, nbytes] += 1
         return file.part(offset, nbytes)
 
     def _require_held(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        held = sum(self._held.values())
+        held = sum(self.locations.values())
         limit = _SHARED_NBYTES + _MAX_SHARING * held
         if sum(map(_nbytes, self._ranges)) <= limit:
             return

@@ -12,18 +12,21 @@ from onnxarchive.errors import (
     INTERRUPTED,
     ArchiveError,
     ArchiveFormatError,
+    LockedError,
     without_traceback,
 )
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.sources.other_files import is_litter
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.files import MappedFile, opened
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
 HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
 _WHITESPACE = "\t\n\r\f"
+# First bytes of a zip: a local header, or the end of central directory of an empty zip.
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
+MODEL_SUFFIX = ".onnx"
 _TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
 _KERAS_WEIGHTS = "model.weights.h5"  # in the zips of Keras 3
 _SIZE_NBYTES = 8  # a safetensors file begins with the size of its header, in 8 bytes
@@ -145,12 +148,47 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
             return _directory(os.listdir(os.fsdecode(path)), name)
         with MappedFile(path) as file:
             head = file.read(0, HEAD_SIZE)
-            if head.startswith(_ZIP):
+            if is_zip(head):
                 return _zip(list(read_zip(file.view(), None)[0]), convert)
             view = file.view()
             return _zip_after_stub(view) or kind_of_head(head, file.size) or _model(view, convert)
     except (OSError, ArchiveError):
         return None
+
+
+def is_zip(data: bytes | memoryview) -> bool:
+    """True if a file, or its first four bytes, begin like a zip."""
+    return bytes(data[: len(LocalHeader.SIGNATURE)]) in _ZIP
+
+
+def is_model_name(name: str) -> bool:
+    """True if a file may be a model by its name, which may be a path."""
+    base = name[name.rfind("/") + 1 :]
+    return base == MODEL_PROTO or base.lower().endswith(MODEL_SUFFIX)
+
+
+def is_model_file(path: str) -> bool:
+    """True if a file's content is a model, or a zip with a model; the model is not checked.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    from onnxarchive.sources.zip_file import read_zip
+
+    try:
+        with MappedFile(path) as file:
+            if not is_zip(file.read(0, 4)):
+                return wire.is_model(file.view())
+        # Locked, since the file may be an archive that another process is editing.
+        with opened(path) as file, file:
+            if isinstance(file.lock_failure, LockedError):
+                return True
+            names, _ = read_zip(file.view(), None)
+    except LockedError:  # this thread is editing the file
+        return True
+    except ArchiveError:
+        return False
+    return any(is_model_name(name) for name in names)
 
 
 def _directory(names: list[str], path: str) -> Kind:
@@ -186,11 +224,7 @@ def _zip(names: list[str], convert: str) -> Kind | None:
 
 def _count(names: list[str]) -> int:
     """The number of `.onnx` files."""
-    return sum(_is_onnx(name) and not is_litter(name) for name in names)
-
-
-def _is_onnx(name: str) -> bool:
-    return name.lower().endswith(".onnx")
+    return sum(name.lower().endswith(MODEL_SUFFIX) and not is_litter(name) for name in names)
 
 
 def _model(view: memoryview, convert: str) -> Kind | None:

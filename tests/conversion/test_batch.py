@@ -479,12 +479,13 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
 ) -> None:
     path = tmp_path / "weights"
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
+
     def read_locked(view: memoryview, temporary: str | None) -> Any:
         with pytest.raises(LockedError), onnxarchive.edit(path, timeout=0):
             pass
         return read_zip(view, temporary)
 
-    monkeypatch.setattr("onnxarchive.sources.source.read_zip", read_locked)
+    monkeypatch.setattr("onnxarchive.sources.zip_file.read_zip", read_locked)
     assert [found for found, _ in find_models(tmp_path)] == [str(path)]
 
 

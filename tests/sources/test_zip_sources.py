@@ -23,7 +23,7 @@ from written import converted, files_below
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
-from onnxarchive.sources.source import is_model_file
+from onnxarchive.sources.recognition import is_model_file
 
 # Zips the content of a directory to a path.
 Zip: TypeAlias = Callable[[Path, Path], None]

@@ -1,0 +1,360 @@
+"""Opens models of other tools, recognised by content.
+
+A source has a model whose large tensors are external, and a `Data` object for each of these
+tensors. The bytes are read later, while an archive is written. A large tensor inside a `.onnx`
+becomes external, too: its `Data` object reads a span of the `.onnx`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias
+
+from onnxarchive.buffers.data import Data, Stored
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    Report,
+    with_path,
+)
+from onnxarchive.model import keys
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.sources import hugging_face
+from onnxarchive.sources.finder import Finder
+from onnxarchive.sources.other_files import divided, is_hidden, is_litter
+from onnxarchive.sources.places import DataFile, DirectoryPlace, Place
+from onnxarchive.sources.recognition import is_model_name, is_zip
+from onnxarchive.sources.serialized import parse_file, require_messages
+from onnxarchive.sources.source import Source, listing
+from onnxarchive.sources.zip_file import ZipPlace, read_zip
+from onnxarchive.storage.beneath import OutsideError, Root
+from onnxarchive.storage.file_data import FileData
+
+# A further directory into which symbolic links may lead; True for the model's folder `models--*`
+# of a Hugging Face cache; False for no further directory.
+FollowLinks: TypeAlias = bool | str | os.PathLike[str]
+
+_MAX_LISTED = 20
+_MAX_SEARCHED = 1000  # limit of folders that `_models_below` searches
+_MODEL_SUFFIX = ".onnx"
+_EXPECTED_MODEL = f"expected one model ({MODEL_PROTO} or a file named *{_MODEL_SUFFIX})"
+_REMEDY = "; other_files=True (--assets) adds them as assets"
+_NOT_SEARCHED = (
+    "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "
+    "of its directory"
+)
+
+
+@contextlib.contextmanager
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    verify_checksum: bool = False,
+    temporary: str | None = None,
+    follow_links: FollowLinks = False,
+    elsewhere: Callable[[TensorRef], Data] | None = None,
+    other_files: bool = False,
+) -> Iterator[Source]:
+    """Opens a model of another tool; the model's data can be read until the block ends.
+
+    Args:
+        path: A `.onnx` with external data in its directory or below, or a directory or zip with the
+            files of one model or of an unpacked archive.
+        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
+            tensors in the file.
+        temporary: The directory for temporary files; None for the system's.
+        follow_links: A further directory into which symbolic links may lead; True for the model's
+            folder `models--*` of a Hugging Face cache; False for none.
+        elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
+            raises ArchiveFormatError. If `elsewhere` is given, zips are refused.
+        other_files: True to include the other files of the directory or zip.
+
+    Raises:
+        ArchiveFormatError: The file is not a model, or external data is missing, too short, outside
+            the model's directory, or different from its `checksum`. The error names every faulty
+            tensor. If symbolic links lead out of the directory, the error names only the first
+            tensor with such a link.
+        UnsupportedFeatureError: A zip has an unsupported feature, such as encryption.
+        OSError: The model or a directory cannot be opened.
+    """
+    with contextlib.ExitStack() as resources, with_path(path):
+        opening = _Opening(
+            os.fspath(path),
+            resources,
+            verify_checksum,
+            temporary,
+            other_files,
+            follow_links,
+            elsewhere,
+        )
+        try:
+            yield opening.directory() if os.path.isdir(path) else opening.file()
+        except OutsideError as error:
+            raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
+
+
+@contextlib.contextmanager
+def open_copy(
+    copy: memoryview,
+    place: Place,
+    *,
+    verify_checksum: bool = False,
+    temporary: str | None = None,
+    other_files: bool = False,
+) -> Iterator[Source]:
+    """Opens a copy of a remote `.onnx` or zip; see `open_model`.
+
+    Args:
+        copy: The bytes of the file.
+        place: The files with the external data of a `.onnx`.
+        verify_checksum: As for `open_model`.
+        temporary: As for `open_model`.
+        other_files: As for `open_model`.
+    """
+    with contextlib.ExitStack() as resources:
+        opening = _Opening("", resources, verify_checksum, temporary, other_files)
+        yield replace(opening.remote_copy(copy, place), files=())
+
+
+@dataclass(slots=True)
+class _Opening:
+    """Opens one source of any kind; the attributes are as for `open_model`."""
+
+    path: str
+    resources: contextlib.ExitStack
+    verify_checksum: bool
+    temporary: str | None
+    other_files: bool
+    follow_links: FollowLinks = False
+    elsewhere: Callable[[TensorRef], Data] | None = None
+    finder: Finder | None = None  # of all models of the source
+
+    def file(self) -> Source:
+        """The source in a file: a `.onnx`, or a zip that another tool made."""
+        model = FileData.kept_open(self.path, self.resources)
+        if is_zip(model.view):
+            if self.elsewhere is not None:  # the zip may be the archive that the caller has locked
+                raise ArchiveFormatError(
+                    "expected a .onnx or a directory, found a zip; 'onnxarchive export' makes a "
+                    ".onnx of an archive"
+                )
+            return self._zip(model.view)
+        root = self._root(os.path.dirname(self.path) or os.curdir)
+        if not root.leads_to(os.path.basename(self.path), model.identity):
+            raise ArchiveFormatError(
+                "expected the model in its directory, found another file there; its directory was "
+                "replaced while the model was opened"
+            )
+        place = DirectoryPlace(root)
+        source = self._read(model, place)
+        others, left_out = self._others(place, {os.path.basename(self.path)}, {})
+        return replace(source, files=(self.path, *place.paths), others=others, left_out=left_out)
+
+    def remote_copy(self, view: memoryview, place: Place) -> Source:
+        """The source in a copy of a remote file: a zip, or a `.onnx` with data files in `place`."""
+        if is_zip(view):
+            return self._zip(view)
+        source = self._read(Stored(view), place)
+        return replace(source, warnings=source.warnings + (_NOT_SEARCHED,) * self.other_files)
+
+    def directory(self) -> Source:
+        """The source in a directory: the files of one model or of an unpacked archive."""
+        root = self._root(self.path)
+        place = DirectoryPlace(root)
+        names = [name for name in place.names if not is_litter(name)]
+        models = [name for name in names if is_model_name(name)]
+        if not models:
+            raise _no_model(_models_below(root))
+        source = self._whole(place, _only(models), names)
+        return replace(source, files=tuple(place.paths))
+
+    def remedy(self) -> str:
+        """How to convert a source whose links lead out of its directory."""
+        is_directory = os.path.isdir(self.path)
+        directory = os.path.realpath(self.path if is_directory else os.path.dirname(self.path))
+        if self.follow_links is False and hugging_face.levels_of(directory) is not None:
+            return (
+                "convert with follow_links=True (--follow-links): the model is in a Hugging Face "
+                "cache"
+            )
+        return (
+            "convert with follow_links=DIRECTORY (--follow-links DIRECTORY) to allow links to "
+            "files below DIRECTORY"
+        )
+
+    def _root(self, directory: str) -> Root:
+        root = Root(directory)
+        if self.follow_links is True:
+            levels = hugging_face.levels_of(root.path)
+            if levels is not None:
+                root.linked = os.path.normpath(os.path.join(root.path, *[os.pardir] * levels))
+        elif self.follow_links is not False:
+            root.linked = Root(os.fspath(self.follow_links)).path
+        return root
+
+    def _zip(self, view: memoryview) -> Source:
+        """The source in a zip, whose files may all be in one folder; see `directory`."""
+        files, dropped = read_zip(view, self.temporary)
+        kept = {name: file for name, file in files.items() if not is_litter(name)}
+        model = _only([name for name in kept if is_model_name(name)])
+        folder = model[: model.rfind("/") + 1]
+        inside = [name for name in kept if name.startswith(folder)]
+        place = ZipPlace({name.removeprefix(folder): kept[name] for name in inside})
+        source = self._whole(place, model.removeprefix(folder), place.names)
+        outside = sorted(files.keys() - set(inside))
+        left_out = source.left_out
+        if self.other_files:
+            left_out += tuple(outside)
+            outside = []
+        warnings = (*dropped, *_left_out(outside), *source.warnings)
+        return replace(source, files=(self.path,), warnings=warnings, left_out=left_out)
+
+    def _whole(self, place: Place, name: str, names: list[str]) -> Source:
+        """The source of the model `name`; assets and further models are found in `names`."""
+        others = _further_models(names, name)
+        if others:
+            require_messages(_listed(place, model) for model in (name, *others))
+        source = self._read_in(place, name)
+        further = {keys.model_id(other): self._read_in(place, other) for other in others}
+        used = self._locations() | {name, *others}
+        rest = [other for other in names if other not in used]
+        named = [other for other in rest if other.startswith(ASSET_PREFIX)]
+        keys.check_names([*named, MODEL_PROTO], Report())
+        assets: dict[str, Data] = {}
+        for other in named:
+            asset = _listed(place, other)
+            assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
+        unnamed = [other for other in rest if not other.startswith(ASSET_PREFIX)]
+        warnings = () if self.other_files else _left_out(unnamed, _REMEDY)
+        taken, left_out = self._others(place, {name, *others, *named}, assets)
+        return replace(
+            source,
+            assets=assets,
+            others=taken,
+            left_out=left_out,
+            warnings=(*source.warnings, *warnings),
+            further=further,
+        )
+
+    def _others(
+        self, place: Place, used: Collection[str], assets: Collection[str]
+    ) -> tuple[dict[str, Data], tuple[str, ...]]:
+        """The other files to include, by path, and the names of other files to leave out.
+
+        Args:
+            place: The place.
+            used: Names of the files that are models or assets of the source.
+            assets: Paths of the assets of the source, without the prefix `assets/`.
+        """
+        if not self.other_files:
+            return {}, ()
+        used = self._locations() | set(used)
+        taken, left_out = divided(name for name in place.all_names if name not in used)
+        others: dict[str, Data] = {}
+        for name in taken:
+            path = name.removeprefix(ASSET_PREFIX)
+            if path in assets or path in others:
+                raise ArchiveFormatError(
+                    f"expected one file for the asset {path!r}, found {path!r} and "
+                    f"{ASSET_PREFIX + path!r}; remove one of them"
+                )
+            file = _listed(place, name)
+            others[path] = file.part(0, file.nbytes)
+        names = [ASSET_PREFIX + path for path in (*assets, *others)]
+        keys.check_names([*names, MODEL_PROTO], Report())
+        return others, tuple(left_out)
+
+    def _locations(self) -> set[str]:
+        """The names of the data files of all models that were read."""
+        return set() if self.finder is None else {*self.finder.locations}
+
+    def _read_in(self, place: Place, name: str) -> Source:
+        """The model in the file `name` of `place`, and the data of the model's tensors."""
+        file = _listed(place, name)
+        if isinstance(file, FileData):
+            file = FileData.kept_open(file.path, self.resources, file.root)
+        return self._read(file, place)
+
+    def _read(self, model: DataFile, place: Place) -> Source:
+        if self.finder is None:
+            self.finder = Finder(place, self.verify_checksum, self.elsewhere)
+        return self.finder.find(parse_file(model))
+
+
+def _listed(place: Place, name: str) -> DataFile:
+    """The file `name`, which `place` has listed."""
+    file = place.find(name)
+    if file is None:
+        raise ArchiveFormatError(
+            f"expected a file at {name!r}, found none: it is a broken link or was removed"
+        )
+    return file
+
+
+def _only(names: list[str]) -> str:
+    """The only model at the smallest folder depth."""
+    depth = min((name.count("/") for name in names), default=0)
+    names = [name for name in names if name.count("/") == depth]
+    if not names:
+        raise _no_model()
+    if len(names) > 1:
+        raise ArchiveFormatError(
+            f"{_EXPECTED_MODEL}, found {listing(names)}; 'onnxarchive convert ONE.onnx NEW.onnxa "
+            "--model ID=OTHER.onnx' packs several models"
+        )
+    return names[0]
+
+
+def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
+    remedy = f"; folders below have {listing(below)}: convert one of these" if below else ""
+    return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
+
+
+def _models_below(root: Root) -> list[str]:
+    """The models in a directory and in folders below it, at most 1000 folders in all.
+
+    Hidden folders and links to folders are not searched.
+    """
+    models: list[str] = []
+    folders = [""]
+    for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to `folders`
+        with contextlib.suppress(OSError):  # a folder that cannot be read
+            for entry in root.scan(folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not entry.is_dir(follow_symlinks=False):
+                    models += [name] if is_model_name(name) else []
+                elif not is_hidden(f"{name}/"):
+                    folders.append(name)
+    return sorted(models)
+
+
+def _further_models(names: list[str], default: str) -> list[str]:
+    """The names of the further models of an unpacked archive; empty for other sources.
+
+    Raises:
+        ArchiveFormatError: A name is reserved for later versions of the format, or further models
+            exist without a default model.
+    """
+    if default != MODEL_PROTO:
+        for name in names:
+            if name.startswith(keys.FURTHER_MODEL_PREFIX):
+                raise ArchiveFormatError(
+                    f"expected {MODEL_PROTO} beside {name!r}, found {default!r}; give the path of "
+                    "each model: 'onnxarchive convert ONE NEW.onnxa --model ID=OTHER'"
+                )
+        return []
+    own = sorted(name for name in names if name.startswith(MODEL_PROTO[:2]) and name != MODEL_PROTO)
+    keys.check_names([*own, MODEL_PROTO], Report())
+    return own
+
+
+def _left_out(names: list[str], remedy: str = "") -> tuple[str, ...]:
+    if not names:
+        return ()
+    listed = ", ".join(names[:_MAX_LISTED])
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (f"left out, since no tensor names them{remedy}: {listed}{more}",)
