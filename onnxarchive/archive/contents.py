@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
+from operator import attrgetter
 
 import onnx
 
@@ -29,9 +30,6 @@ from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
-# The models of a remote archive are read by one request, unless their headers and padding exceed
-# this many bytes.
-_MAX_BESIDE = 1 << 20
 
 
 class Contents:
@@ -227,7 +225,6 @@ def read_contents(
     bounds = locate(end, file.size, report)
     if bounds is None:
         return Contents(file, EMPTY, {})
-    file.hold(bounds.offset)
     listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
@@ -240,14 +237,13 @@ def read_contents(
         [entry.header_offset for entry in entries],
         report,
     )
-    data = _read_models(file, entries, bounds.offset, report, max_model_nbytes)
+    data = _read_models(file, entries, report, max_model_nbytes)
     return Contents(file, listed, _models(data, listed, named, report))
 
 
 def _read_models(
     file: RandomAccessFile,
     entries: Sequence[Entry],
-    directory_offset: int,
     report: Report,
     max_model_nbytes: int,
 ) -> dict[str, bytes]:
@@ -257,15 +253,14 @@ def _read_models(
     sizes = {name: found[name].nbytes for name in sorted(found)}
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
-    begin = min((entry.header_offset for entry in found.values()), default=directory_offset)
-    if directory_offset - begin <= sum(sizes.values()) + _MAX_BESIDE:
-        file.hold(begin)
-    data: dict[str, bytes] = {}
+    # From the end, since a remote file keeps bytes that lead to its end.
+    data = {
+        entry.name: file.read(entry.data_offset, entry.nbytes)
+        for entry in sorted(found.values(), key=attrgetter("data_offset"), reverse=True)
+    }
     for name in sizes:
-        entry = found[name]
-        data[name] = file.read(entry.data_offset, entry.nbytes)
-        check_crc32(entry, len(data[name]), checksums.crc32(data[name]), report)
-    return data
+        check_crc32(found[name], len(data[name]), checksums.crc32(data[name]), report)
+    return {name: data[name] for name in sizes}
 
 
 def first_model(entries: Sequence[Entry]) -> int:

@@ -46,7 +46,6 @@ from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import Closing, RandomAccessFile
 
 if TYPE_CHECKING:
@@ -140,9 +139,8 @@ class Archive(Closing):
         Raises:
             UnsupportedFeatureError: The archive is neither in a local file nor in a cache.
         """
-        local = self._file.mapped_file
-        if isinstance(local, MappedFile):
-            return local
+        if isinstance(self._file, MappedFile):
+            return self._file
         raise UnsupportedFeatureError(
             "expected a local file, found an archive in memory, in a file object or at a URL; "
             "'onnxarchive download' copies a remote archive to a file",
@@ -394,9 +392,8 @@ class Archive(Closing):
         counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
         jobs = threads.require_jobs(jobs)
         file = contents.file
-        stream = ForwardFile(file)
-        if not file.is_complete:
-            file, jobs = stream, 1
+        if not file.is_mapped:
+            jobs = 1
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
             check_header(file, contents.directory, number, Report())
@@ -404,8 +401,7 @@ class Archive(Closing):
             check_data(file, entry, contents.refs(entry.name), Report(), counter)
 
         models = range(first_model, len(entries))
-        with with_path(self.path), contextlib.ExitStack() as resources:
-            resources.callback(stream.stop)  # also after an error
+        with with_path(self.path):
             sizes = [entry.nbytes for entry in entries[:first_model]]
             threads.for_each(range(first_model), sizes, verify, jobs)
             try:
@@ -429,7 +425,7 @@ class Archive(Closing):
 
         Their local headers are compared when their data is read.
         """
-        if self._file.is_complete or self._file.is_mapped:
+        if self._file.is_mapped:
             for name in names:
                 self._require_header(name)
 
@@ -512,7 +508,7 @@ def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memory
         ChecksumError: The bytes have changed.
     """
     for name, data in zip(names, archive._read_all(names), strict=True):
-        if archive._file.is_complete:  # if not, the bytes were verified when they were fetched
+        if archive._file.is_mapped:  # if not, the bytes were verified when they were read
             check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
         yield data
 

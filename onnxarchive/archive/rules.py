@@ -26,7 +26,6 @@ from onnxarchive.model.keys import is_model
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.local_header import check_local_header
 
@@ -177,17 +176,11 @@ def check(
         counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
         if not full:
             _check_headers(file, contents, findings)
-        elif file.is_complete:
+        elif file.is_mapped:
             _check_headers(file, contents, findings)
             _check_all_data(file, contents, findings, counter, jobs)
         else:
-            stream = ForwardFile(file)
-            try:
-                _check_in_one_pass(stream, contents, findings, counter)
-            finally:
-                stream.stop()
-        if findings.list:
-            file.discard()
+            _check_in_one_pass(file, contents, findings, counter)
     file.close()
     return findings.list
 

@@ -43,7 +43,6 @@ from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import directory_of, require_no_input, require_space
-from onnxarchive.storage.forward_file import streamed
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout
@@ -361,7 +360,7 @@ def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict
         The archive, and the models' bytes by entry name.
     """
     with opened(source) as file:
-        archive = Archive(streamed(file), model=model or "")
+        archive = Archive(file, model=model or "")
         ids = archive.models if model is None else (model,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
     with archive, with_path(archive.path):
@@ -393,8 +392,7 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    is_local = archive._file.is_complete or archive._file.is_mapped
-    read = archive.read if is_local else _copied(archive, directory_of(destination))
+    read = archive.read if archive._file.is_mapped else _copied(archive, directory_of(destination))
     filled: set[str] = set()
 
     def fill_in(key: str) -> memoryview:

@@ -31,7 +31,6 @@ from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
 from onnxarchive.remote.location import Access, Location, Openable
-from onnxarchive.storage.forward_file import streamed
 
 __all__ = ["Change", "Difference", "diff"]
 
@@ -152,9 +151,9 @@ def diff(
 
 
 def _open(location: Location, model: str, full: bool) -> Archive:
-    """Opens an archive; if `full`, a remote archive is streamed or cached as a whole."""
+    """Opens an archive."""
     with opened(location) as file:
-        return Archive(streamed(file) if full else file, model=model)
+        return Archive(file, model=model)
 
 
 def _missing_models(
@@ -237,7 +236,7 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
-    # If the file is a `ForwardFile`, reading 0 bytes begins a stream at the local header.
+    # Reading 0 bytes of a remote file begins a stream at the local header.
     next(iter(archive._file.pieces(entry.header_offset, 0)), None)
     archive._require_header(name)
     end = entry.data_offset + entry.nbytes

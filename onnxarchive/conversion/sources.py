@@ -28,7 +28,6 @@ from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.remote_place import RemotePlace
 from onnxarchive.sources.source import Source
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.forward_file import streamed
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.spooling import spool
 
@@ -113,14 +112,14 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
 
     Args:
         path: The path of a local file or directory, or None.
-        file: A remote file, which is streamed or cached, or None.
+        file: A remote file, or None.
     """
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
         if path is None:
             assert file is not None
-            archive = Archive(streamed(file))
+            archive = Archive(file)
             archive._require_headers(archive.entries)
             return archive
         if os.path.isdir(path):

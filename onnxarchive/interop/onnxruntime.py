@@ -306,7 +306,7 @@ def session_inputs(
     entries = prepacking_entries(prepack)
     path = file = None
     pairs: Pairs = {}
-    if archive._file.mapped_file is None:
+    if not isinstance(archive._file, MappedFile):
         serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
         if buffers:
             _lend_buffers(options, buffers)

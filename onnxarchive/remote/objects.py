@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from itertools import chain, islice, starmap
+from threading import Lock
 from time import monotonic
+from typing import ClassVar
+from weakref import ref
 
 from onnxarchive.remote.background import as_arriving, in_order, run
 from onnxarchive.remote.failures import changed
@@ -16,7 +19,10 @@ from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
 KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory
-PART_SIZE = 8 << 20  # longer ranges are read in several requests, except by `hold`
+_LEAD = 4 << 10  # bytes before those that are read at the end: there may be a local header
+_FIRST_AHEAD = 1 << 20  # least size of a stream's first request
+_MAX_SKIPPED = 1 << 20  # bytes; a gap up to this size is read and dropped
+PART_SIZE = 8 << 20  # longer ranges are read in several requests
 # Ranges are read together if the gap between them is at most this many bytes.
 GAP_SIZE = 256 << 10
 # Bytes of the pieces in which a part arrives: those of a fraction of a second, within limits.
@@ -63,22 +69,22 @@ def open_object(
         PermissionError: The server refuses access.
         ValueError: An option is wrong.
     """
-    file = open_origin(origin_of(url_or_path, store, storage_options))
-    if not keeps_end:
-        file.drop_end()
-    return file
+    return open_origin(origin_of(url_or_path, store, storage_options), keeps_end=keeps_end)
 
 
-def open_origin(origin: Origin, known: Version | None = None) -> RemoteFile:
+def open_origin(
+    origin: Origin, known: Version | None = None, *, keeps_end: bool = True
+) -> RemoteFile:
     """Opens an object as `open_object` does.
 
     Args:
         origin: The address of the object.
         known: A version of the object whose bytes are here. If the object still has its strong
             ETag, the server sends no bytes.
+        keeps_end: As for `open_object`.
     """
     version, end = run(origin.name, partial(_open, origin, known))
-    return RemoteFile(origin, version, end)
+    return RemoteFile(origin, version, end, keeps_end=keeps_end)
 
 
 def has_object(
@@ -113,7 +119,10 @@ async def _read(origin: Origin, version: Version, offset: int, size: int) -> byt
 
 
 class RemoteFile(RandomAccessFile):
-    """An object, read by range. The object's last bytes are kept in memory.
+    """An object, read by range. The end of the object that was read stays in memory.
+
+    `pieces` of successive ranges come from one stream of requests, which reads ahead: at first
+    1 MiB, and each time twice as much, at most 12 parts at once.
 
     ETag, size and version in every answer are compared with those in the first answer; so is the
     modification time, unless obstore reads an object with a strong ETag. If the ETag is strong,
@@ -126,28 +135,33 @@ class RemoteFile(RandomAccessFile):
         validator: The object's strong ETag, or else its version; None if it has neither.
     """
 
-    def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
+    _streaming: ClassVar[list[ref[RemoteFile]]] = []  # the files that began to read ahead last
+
+    def __init__(
+        self, origin: Origin, version: Version, end: bytes, *, keeps_end: bool = True
+    ) -> None:
         """Represents `version` of the object at `origin`; `end` has the object's last bytes."""
         self.path = origin.name
         self.size = version.size
+        self.version = version
         self.validator = version.strong_etag or version.version
         self.identity = (origin.place, version)
         self._origin = origin
-        self.version = version
-        self._end = end
-        self._end_offset = version.size - len(end)
+        self._most_kept = KEPT_SIZE if keeps_end else 0
+        is_kept = keeps_end or len(end) == version.size
+        self._end = (version.size - len(end), end) if is_kept else (version.size, b"")
         self._is_closed = False
         self._piece_size = _LEAST_PIECE
+        self._in_use = Lock()  # of the stream
+        self._stream: Generator[memoryview] | None = None
+        self._rest = memoryview(b"")  # the bytes from `_position` that have arrived
+        self._position = version.size
 
     def close(self) -> None:
         """Releases the bytes in memory. Connections belong to the store and stay open."""
-        self._end, self._end_offset = b"", self.size
         self._is_closed = True
-
-    def drop_end(self) -> None:
-        """Keeps no bytes in memory, unless the object has at most 128 KiB."""
-        if self.size > END_SIZE:
-            self._end, self._end_offset = b"", self.size
+        self._end = self.size, b""
+        self._stop()
 
     def cache_key(self) -> str | None:
         """SHA-256 of place, validator and size.
@@ -159,28 +173,94 @@ class RemoteFile(RandomAccessFile):
         text = "\n".join((self._origin.place, self.validator, str(self.size)))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def hold(self, offset: int) -> None:
-        """Keeps the bytes from `offset` to the end in memory, unless they are over 32 MiB."""
-        if self.size - KEPT_SIZE <= offset < self._end_offset:
-            missing = run(self.path, partial(self._part, offset, self._end_offset - offset))[1]
-            self._end, self._end_offset = missing + self._end, offset
-
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the object.
 
         If the bytes are kept in memory, no request is made. Up to 8 MiB are read by one request,
-        more by several requests.
+        more by several requests. Bytes that lead to those in memory stay there, too.
 
         Raises:
             ObjectChangedError: The object has changed since it was opened.
             OSError: A request failed.
         """
         size = self._within(offset, size)
-        if not size or offset >= self._end_offset:
-            return self._held(offset, size)
+        if 0 <= offset - self._position <= _MAX_SKIPPED and not self._in_use.locked():
+            return b"".join(self.pieces(offset, size))
+        begin, end = self._end
+        if size and offset < begin <= offset + size + GAP_SIZE:
+            first = max(0, min(offset - _LEAD, begin - len(end)))
+            if self.size - first <= self._most_kept:
+                missing = run(self.path, partial(self._part, first, begin - first))[1]
+                self._end = first, missing + end
+        if not size or offset >= self._end[0]:
+            return self._kept(offset, size)
         if size <= PART_SIZE:
             return run(self.path, partial(self._part, offset, size))[1]
-        return b"".join(self.stream(offset, size))
+        return b"".join(self._in_parts(offset, size))
+
+    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Yields `size` bytes from `offset` in order, fewer at the end; see the class."""
+        size = self._within(offset, size)
+        if offset >= self._end[0]:
+            if size:
+                yield memoryview(self._kept(offset, size))
+        elif self._in_use.acquire(blocking=False):
+            try:
+                yield from self._continued(offset, size)
+            except BaseException:  # also if the iterator is closed before its end
+                self._stop()
+                raise
+            finally:
+                self._in_use.release()
+        else:  # a second iteration during the first, to compare two ranges
+            yield from self._in_parts(offset, size)
+
+    def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Yields pieces of the present stream or of a new one."""
+        if not 0 <= offset - self._position <= _MAX_SKIPPED:
+            self._stop()
+            self._begin(offset, size)
+        skipped = offset - self._position
+        while skipped and (piece := self._next(skipped)):
+            skipped -= len(piece)
+        while size and (piece := self._next(size)):
+            size -= len(piece)
+            if self._position == self.size:
+                self._stop()
+            yield piece
+
+    def _begin(self, offset: int, size: int) -> None:
+        """Begins a stream; keeps the last one of another file, and any in use, and stops others."""
+        others = [it for each in RemoteFile._streaming if (it := each()) not in (None, self)]
+        for other in others[:-1]:
+            if other is not None and other._in_use.acquire(blocking=False):
+                other._stop()
+                other._in_use.release()
+        RemoteFile._streaming = [ref(it) for it in (*others[-1:], self) if it is not None]
+        self._stream, self._position = self._ahead(offset, max(size, _FIRST_AHEAD)), offset
+
+    def _ahead(self, offset: int, size: int) -> Generator[memoryview]:
+        """Yields all bytes from `offset`: first `size` bytes, then twice as many each time."""
+        while offset < self.size:
+            yield from self._in_parts(offset, min(size, self.size - offset))
+            offset += size
+            size *= 2
+
+    def _next(self, size: int) -> memoryview:
+        """The stream's next piece, of at most `size` bytes; empty at the end of the stream."""
+        if not self._rest and self._stream is not None:
+            self._rest = next(self._stream, memoryview(b""))
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self._position += len(piece)
+        return piece
+
+    def _stop(self) -> None:
+        """Ends the stream, and frees its requests and memory."""
+        stream, self._stream, self._rest = self._stream, None, memoryview(b"")
+        self._position = self.size
+        if stream is not None:
+            with suppress(ValueError):  # another thread closes the file during a read
+                stream.close()
 
     def read_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
         """Reads several ranges, 12 parts at once; one request reads ranges close to each other.
@@ -210,7 +290,7 @@ class RemoteFile(RandomAccessFile):
     def _cut(self, span: Range) -> Iterator[Range]:
         """Cuts a range in two where the bytes begin that are kept in memory."""
         offset, size = span
-        ahead = max(0, min(size, self._end_offset - offset))
+        ahead = max(0, min(size, self._end[0] - offset))
         yield offset, ahead
         yield offset + ahead, size - ahead
 
@@ -219,8 +299,8 @@ class RemoteFile(RandomAccessFile):
         import asyncio
 
         end = offset + size
-        if offset >= self._end_offset:
-            yield offset, self._held(offset, size)
+        if offset >= self._end[0]:
+            yield offset, self._kept(offset, size)
             return
         while offset < end:
             start, begin = offset, monotonic()
@@ -237,26 +317,25 @@ class RemoteFile(RandomAccessFile):
             rate = (offset - start) / max(monotonic() - begin, 1e-6)
             self._piece_size = min(max(int(rate * _PIECE_SECONDS), _LEAST_PIECE), _MOST_PIECE)
 
-    def stream(self, offset: int, size: int) -> Iterator[memoryview]:
+    def _in_parts(self, offset: int, size: int) -> Generator[memoryview]:
         """Yields `size` bytes from `offset` in order; reads 12 parts of up to 8 MiB at once."""
-        parts = _parts(offset, self._within(offset, size))
+        parts = chain.from_iterable(starmap(_parts, self._cut((offset, size))))
         with closing(self._in_order(parts)) as arriving:
             for _, body in arriving:
                 yield memoryview(body)
-
-    pieces = stream
 
     def _in_order(self, parts: Iterable[Range]) -> Generator[tuple[int, bytes]]:
         return in_order(self.path, (partial(self._part, *it) for it in parts))
 
     async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
-        if offset >= self._end_offset:
-            return offset, self._held(offset, size)
+        if offset >= self._end[0]:
+            return offset, self._kept(offset, size)
         return offset, await _read(self._origin, self.version, offset, size)
 
-    def _held(self, offset: int, size: int) -> bytes:
-        start = max(0, offset - self._end_offset)
-        return self._end[start : start + size]
+    def _kept(self, offset: int, size: int) -> bytes:
+        begin, end = self._end
+        start = max(0, offset - begin)
+        return end[start : start + size]
 
     def _within(self, offset: int, size: int) -> int:
         """`size`, limited to the bytes after `offset` in the object; refuses a closed file."""

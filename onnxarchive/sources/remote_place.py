@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from onnxarchive.buffers.data import Data
 from onnxarchive.sources.places import plain
-from onnxarchive.storage.forward_file import ForwardFile, Streams
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.spooling import RandomAccessData
 
@@ -33,7 +32,6 @@ class RemotePlace:
         self._open_beside = open_beside
         self._resources = resources
         self._temporary = temporary
-        self._streams = Streams()
         self._files: dict[str, _RemoteDataFile | None] = {}
 
     def find(self, location: str) -> _RemoteDataFile | None:
@@ -41,8 +39,7 @@ class RemotePlace:
         path = plain(location)
         if path not in self._files:
             try:
-                opened = self._open_beside(path)
-                file = self._resources.enter_context(ForwardFile(opened, self._streams))
+                file = self._resources.enter_context(self._open_beside(path))
                 self._files[path] = _RemoteDataFile(file, self._temporary)
             except FileNotFoundError:
                 self._files[path] = None

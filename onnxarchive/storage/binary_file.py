@@ -73,7 +73,6 @@ class MemoryFile(RandomAccessFile):
     """Reads bytes in memory like a file; keeps a view of the bytes, not a copy."""
 
     is_mapped = True
-    is_complete = True
 
     def __init__(self, data: memoryview, path: str = "archive in memory") -> None:
         """Reads from a flat view of bytes; `path` is the name for messages."""

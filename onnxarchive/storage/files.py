@@ -71,7 +71,6 @@ class MappedFile(RandomAccessFile):
 
     identity: tuple[int, int]
     lock_failure: LockedError | OSError | None = None
-    is_complete = True
     _is_refused = False  # whether the system refuses to map the file
 
     def __init__(
@@ -109,11 +108,6 @@ class MappedFile(RandomAccessFile):
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
         self._locking_process = os.getpid()
-
-    @property
-    def mapped_file(self) -> MappedFile:
-        """This file."""
-        return self
 
     def status(self) -> os.stat_result:
         """The present status of the file; an error names it."""

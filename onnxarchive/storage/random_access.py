@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import ClassVar, Self
-
-from onnxarchive.errors import ArchiveFormatError
+from typing import Self
 
 READ_SIZE = 1 << 19  # bytes of a piece in `RandomAccessFile.pieces`: it stays in a core's cache
 
@@ -32,28 +29,17 @@ class RandomAccessFile(Closing):
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
-        first_size: Least size of the first request of a `ForwardFile`, in bytes. Later requests are
-            larger.
         is_mapped: True if `reaching` gives views; else bytes are read as copies.
-        is_complete: True if views from `reaching` have all bytes. If a file `is_mapped` but is not
-            complete, its views have only the bytes that were fetched; see `fetch`.
     """
 
     path: str
     size: int
     identity: Hashable
-    first_size: ClassVar[int] = 1 << 20
-    is_complete: ClassVar[bool] = False
 
     @property
     def is_mapped(self) -> bool:
         """See the class."""
         return False
-
-    @property
-    def mapped_file(self) -> RandomAccessFile | None:
-        """A file of this machine with the same bytes at the same offsets, or None."""
-        return None
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
@@ -92,32 +78,3 @@ class RandomAccessFile(Closing):
             ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
         """
         raise NotImplementedError
-
-    def hold(self, offset: int) -> None:
-        """Keeps the bytes from `offset` to the end in memory, read by one request at most.
-
-        Does nothing for files that are read without requests.
-        """
-
-    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetches the missing bytes of ranges, if the file is mapped but not complete."""
-
-    def is_verified(self, number: int) -> bool:
-        """True if the entry with this index passed an earlier reader's check of the CRC-32."""
-        return False
-
-    def set_verified(self, number: int) -> None:
-        """Stores that the CRC-32 of an entry is correct, for later readers."""
-
-    def discard(self) -> None:
-        """Removes a cached copy whose bytes failed a check."""
-
-
-@contextmanager
-def discarding_faults(file: RandomAccessFile) -> Iterator[None]:
-    """Discards the cached copy of a file if the block raises `ArchiveFormatError`."""
-    try:
-        yield
-    except ArchiveFormatError:
-        file.discard()
-        raise

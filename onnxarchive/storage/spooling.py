@@ -61,9 +61,7 @@ class RandomAccessData:
     temporary: str | None = None
 
     def local(self) -> Data:
-        """The same bytes for repeated reading: a temporary copy unless `mapped_file` has them."""
-        if self.file.mapped_file is not None:
-            return self
+        """The same bytes for repeated reading: a temporary copy."""
         return Stored(spool(self, self.nbytes, self.temporary))
 
     def __iter__(self) -> Iterator[memoryview]:

@@ -149,7 +149,7 @@ def test_a_wrong_answer_to_reading_is_an_error(server: WebServer, answer: str) -
         text = r"found more|other bytes|expected \d+ bytes|HTTP status 416"
     refused(lambda: file.read(0, 10), kind, text)
     if answer != "slow":  # it takes seconds
-        refused(lambda: list(file.stream(0, 10)), kind, text)
+        refused(lambda: list(file.pieces(0, 10)), kind, text)
         refused(lambda: list(file.arriving([(0, 10)])), kind, text)
     assert server.nbytes < 64 << 20
 
@@ -185,7 +185,7 @@ def test_another_object_is_never_mixed_with_the_first(server: WebServer) -> None
     server.files["/m.onnxa"] = CONTENT[::-1]  # the same size and time; only the ETag differs
     for read in (
         lambda: file.read(0, 10),
-        lambda: next(iter(file.stream(0, 10))),
+        lambda: next(iter(file.pieces(0, 10))),
         lambda: next(iter(file.arriving([(0, 10)]))),
         lambda: next(iter(file.read_ranges([(0, 10)]))),
     ):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -78,14 +79,95 @@ def test_a_range_is_one_request_for_the_version_that_was_opened(server: WebServe
     assert server.requests[1].headers["if-match"] == file.validator
 
 
-def test_a_larger_end_is_held_by_one_request(server: WebServer) -> None:
+def test_bytes_that_lead_to_the_end_stay_in_memory(server: WebServer) -> None:
     with open_object(server.url("/m.onnxa")) as file:
-        file.hold(SIZE - 300_000)
-        assert file.read(SIZE - 300_000, 300_000) == CONTENT[-300_000:]
-        assert server.ranges()[1:] == [f"bytes={SIZE - 300_000}-{SIZE - END_SIZE - 1}"]
-        file.hold(SIZE - 10)
-        assert file.read(SIZE - 300_000, 10) == CONTENT[-300_000:-299_990]
+        begin = SIZE - END_SIZE - 50_000
+        assert file.read(begin, 10_000) == CONTENT[begin : begin + 10_000]
         assert len(server.requests) == 2
+        for offset in (begin - 1000, begin, SIZE - END_SIZE - 5, SIZE - 10):
+            assert file.read(offset, 20_000) == CONTENT[offset : offset + 20_000]
+        assert len(server.requests) == 2
+        file.read(0, 10)
+        file.read(0, 10)
+        assert len(server.requests) == 4
+
+
+def test_of_many_files_the_ends_are_not_kept(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa"), keeps_end=False) as file:
+        for _ in range(2):
+            assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+        assert len(server.requests) == 3
+
+
+@pytest.fixture
+def short_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_FIRST_AHEAD", 20_000)
+    monkeypatch.setattr(objects, "_MAX_SKIPPED", 1000)
+
+
+@pytest.mark.usefixtures("short_ahead")
+def test_successive_ranges_come_from_one_stream_that_reads_ahead(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa"), keeps_end=False) as file:
+        for offset in range(0, SIZE - 2000, 2000):
+            assert b"".join(file.pieces(offset, 1000)) == CONTENT[offset : offset + 1000]
+            assert file.read(offset + 1100, 500) == CONTENT[offset + 1100 :][:500]
+        assert len(server.requests) <= 8
+        assert file.read(5, 10) == CONTENT[5:15]  # does not disturb the stream
+        count = len(server.requests)
+        assert b"".join(file.pieces(SIZE - 2000, 2000)) == CONTENT[-2000:]
+        assert len(server.requests) == count
+
+
+@pytest.mark.usefixtures("short_ahead")
+def test_no_more_is_asked_for_than_three_times_what_is_read(server: WebServer) -> None:
+    def asked() -> int:
+        bounds = [it.removeprefix("bytes=").split("-") for it in server.ranges()[1:]]
+        return sum(int(last) + 1 - int(first) for first, last in bounds)
+
+    with open_object(server.url("/m.onnxa"), keeps_end=False) as file:
+        offsets = range(SIZE - 60_000, 0, -60_000)  # each before the last
+        for offset in offsets:
+            assert len(b"".join(file.pieces(offset, 40_000))) == 40_000
+        assert asked() == len(offsets) * 40_000
+        for offset in range(0, 200_000, 20_000):
+            assert len(b"".join(file.pieces(offset, 20_000))) == 20_000
+        assert asked() - len(offsets) * 40_000 <= 3 * 200_000
+
+
+@pytest.mark.usefixtures("short_ahead")
+def test_two_ranges_of_a_file_may_be_read_in_turns(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        turns = itertools.zip_longest(
+            file.pieces(1000, 80_000), file.pieces(50_000, 80_000), fillvalue=b""
+        )
+        found = [b"".join(pieces) for pieces in zip(*turns, strict=True)]
+        assert found == [CONTENT[1000:81_000], CONTENT[50_000:130_000]]
+
+
+@given(st.lists(st.tuples(st.integers(0, SIZE + 10), st.integers(0, 30_000)), max_size=8))
+@settings(max_examples=15)
+def test_pieces_and_reads_in_any_order_give_the_bytes_of_the_object(
+    shared: WebServer, ranges: list[tuple[int, int]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "PART_SIZE", 10_000)
+        patch.setattr(objects, "_FIRST_AHEAD", 20_000)
+        with open_object(shared.url("/m.onnxa")) as file:
+            for (offset, size), is_read in zip(ranges, itertools.cycle((False, True))):
+                found = file.read(offset, size) if is_read else b"".join(file.pieces(offset, size))
+                assert found == CONTENT[offset : offset + size]
+
+
+@pytest.mark.usefixtures("short_ahead")
+def test_of_files_that_are_read_in_turn_two_read_ahead(server: WebServer) -> None:
+    files = [open_object(server.url("/m.onnxa"), keeps_end=False) for _ in range(4)]
+    for offset in (0, 2000, 4000):
+        for file in files:
+            assert b"".join(file.pieces(offset, 1000)) == CONTENT[offset : offset + 1000]
+            assert sum(it._stream is not None for it in files) <= 2
+    for file in files:
+        file.close()
+        assert file._stream is None
 
 
 def test_a_server_without_suffix_ranges_is_asked_for_the_size_first(server: WebServer) -> None:
@@ -154,7 +236,7 @@ def test_up_to_12_requests_run_at_once_and_no_more_than_are_taken(server: WebSer
         parts = iter(file.arriving([(0, SIZE)]))
         next(parts)
         assert 12 <= len(server.requests) - 1 <= 13
-        assert b"".join(file.stream(5, SIZE)) == CONTENT[5:]
+        assert b"".join(file.pieces(5, SIZE)) == CONTENT[5:]
     assert server.most == 12
 
 
@@ -175,7 +257,7 @@ def test_closing_a_stream_cancels_its_requests(server: WebServer) -> None:
 
     with open_object(server.url("/m.onnxa")) as file:
         server.change = change
-        parts = file.stream(0, SIZE)
+        parts = file.pieces(0, SIZE)
         first = next(parts)
         assert first == CONTENT[: len(first)]
         assert asked.wait(20)
@@ -275,7 +357,7 @@ def test_other_schemes_are_read_by_fsspec() -> None:
     with open_object("memory://folder/m.onnxa") as file:
         assert file.size == SIZE
         assert file.read(5, 10) == CONTENT[5:15]
-        assert b"".join(file.stream(0, SIZE)) == CONTENT
+        assert b"".join(file.pieces(0, SIZE)) == CONTENT
         assert file.cache_key() is None
         system.pipe("/folder/m.onnxa", CONTENT)  # the same bytes at a later time
         with pytest.raises(ArchiveError, match="has changed since"):

@@ -54,7 +54,7 @@ def test_what_is_written_to_s3_is_read_and_listed(
     with open_object(url, storage_options=options) as file:
         assert file.size == size
         assert file.cache_key() is not None
-        assert b"".join(file.stream(0, size)) == CONTENT[:size]
+        assert b"".join(file.pieces(0, size)) == CONTENT[:size]
         assert file.read(5, 3) == CONTENT[5:8]
     (found,) = list_objects(url.rpartition("/")[0], storage_options=options)
     assert (found.path, found.url, found.size) == ("m.onnxa", url, size)
@@ -127,7 +127,7 @@ def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:
         with open_object(url, storage_options=options) as file:
             assert file.size == len(CONTENT)
             assert file.cache_key() is not None
-            assert b"".join(file.stream(0, len(CONTENT))) == CONTENT
+            assert b"".join(file.pieces(0, len(CONTENT))) == CONTENT
             assert file.read(5, 3) == CONTENT[5:8]
             (found,) = list_objects("az://bucket/folder", storage_options=options)
             assert (found.path, found.url, found.size) == ("m.onnxa", url, len(CONTENT))
@@ -141,7 +141,7 @@ def test_nginx_gives_a_file_by_ranges_and_says_when_it_changes(tmp_path: Path) -
     path = tmp_path / "root" / "m.onnxa"
     path.write_bytes(CONTENT)
     with nginx(path.parent, tmp_path) as url, open_object(f"{url}/m.onnxa?sig=SECRET") as file:
-        assert b"".join(file.stream(0, file.size)) == CONTENT
+        assert b"".join(file.pieces(0, file.size)) == CONTENT
         seen = bytearray(file.size)
         for offset, part in file.arriving([(0, file.size)]):
             seen[offset : offset + len(part)] = part

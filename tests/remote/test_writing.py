@@ -119,7 +119,7 @@ def test_objects_are_copied_from_store_to_store() -> None:
         open_object("m", store=one) as file,
         create_object("copy", file.size, store=other) as writer,
     ):
-        for piece in file.stream(0, file.size):
+        for piece in file.pieces(0, file.size):
             writer.write(piece)
         writer.commit()
     assert bytes(other.get("copy").bytes()) == CONTENT
