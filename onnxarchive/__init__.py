@@ -83,14 +83,16 @@ if _TYPE_CHECKING:
         UnsupportedFeatureError as UnsupportedFeatureError,
     )
     from onnxarchive.interop import get_include as get_include
-    from onnxarchive.interop.checker import check_model as check_model
     from onnxarchive.interop.links import check_link as check_link, link as link
+    from onnxarchive.interop.onnx_functions import (
+        check_model as check_model,
+        infer_shapes as infer_shapes,
+    )
     from onnxarchive.interop.onnxruntime import (
         session as session,
         session_options as session_options,
     )
     from onnxarchive.interop.prepacking import prepack as prepack
-    from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
     from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.zipformat.directory import Entry as Entry
 
@@ -113,11 +115,10 @@ _NAMES = {
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",
     "interop": "get_include",
-    "interop.checker": "check_model",
     "interop.links": "check_link link",
+    "interop.onnx_functions": "check_model infer_shapes",
     "interop.onnxruntime": "session session_options",
     "interop.prepacking": "prepack",
-    "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",
     "zipformat.directory": "Entry",
 }

@@ -95,7 +95,7 @@ def opened_archive(
     with (
         with_path(path),
         files.opened(path, rule=rule, timeout=timeout) as file,
-        _unedited(file),
+        contextlib.nullcontext() if file.lock_failure is None else _unedited(file),
     ):
         try:
             yield file
@@ -112,11 +112,8 @@ def opened_archive(
 
 @contextlib.contextmanager
 def _unedited(file: MappedFile) -> Iterator[None]:
-    """Refuses what the block has read if the file is not locked and an edit was running."""
+    """Refuses what the block has read of a file without a lock if an edit was running."""
     failure = file.lock_failure
-    if failure is None:
-        yield
-        return
     edited = LockedError(
         "the file cannot be locked, and an edit changed it while it was read; try again"
     )

@@ -20,7 +20,7 @@ from models import flip_byte, model_of, normalised, run_model, runnable_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.interop.shape_inference import infer_shapes
+from onnxarchive.interop.onnx_functions import infer_shapes
 from onnxarchive.interop.transforming import transform
 
 ASSETS = {

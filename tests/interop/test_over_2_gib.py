@@ -68,8 +68,7 @@ def _growth(call: str, *paths: Path) -> int:
 {MEASURE_MEMORY}
 import time
 import onnx, onnxarchive
-from onnxarchive.interop.checker import check_model
-from onnxarchive.interop.shape_inference import infer_shapes
+from onnxarchive.interop.onnx_functions import check_model, infer_shapes
 from onnxarchive.interop.transforming import transform
 begin = time.perf_counter()
 taken = growth(lambda: {call})

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding, UnsupportedFeatureError
-from onnxarchive.interop.checker import check_model
+from onnxarchive.interop.onnx_functions import check_model
 from onnxarchive.model import proto
 
 

@@ -1,4 +1,4 @@
-"""`check_model`: `onnx.checker` on archives of any size, without reading large weights.
+"""`check_model` and `infer_shapes`: onnx's checker and shape inference, without large weights.
 
 onnx checks models of 2 GiB or more only by path. External data must be in regular files without
 further hard links, in the model's directory or below; onnx does not read these files. So
@@ -18,12 +18,13 @@ import onnx
 
 from onnxarchive.archive import opening
 from onnxarchive.archive.linked_models import is_unread, linked_model
+from onnxarchive.archive.referring import archive_options, save_referring
 from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import naming, with_path
-from onnxarchive.model import proto
+from onnxarchive.model import proto, walking
 from onnxarchive.model.keys import model_entry
 
-__all__ = ["check_model"]
+__all__ = ["check_model", "infer_shapes"]
 
 _MODEL: Final = "model.onnx"
 _EMPTY: Final = "archive.onnxa"
@@ -86,3 +87,60 @@ def check_model(
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             return [Finding(None, model_entry(model), " ".join(str(error).split()))]
     return []
+
+
+def infer_shapes(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    model: str = "",
+    check_type: bool = False,
+    strict_mode: bool = False,
+    data_prop: bool = False,
+) -> onnx.ModelProto:
+    """Infers shapes in the model of an archive with `onnx.shape_inference.infer_shapes`.
+
+    The result is that of onnx for the complete model, with one exception: nothing is inferred from
+    the values of vectors of 16 MiB or more, which are not read.
+
+    Args:
+        path: The archive.
+        destination: An archive to write, with the inferred shapes and copies of weights, assets
+            and other models, and the alignment of the archive; it may be `path`. None writes
+            nothing.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        check_type: As in onnx.
+        strict_mode: As in onnx.
+        data_prop: As in onnx.
+
+    Returns:
+        The model with the inferred shapes; large tensors are external, as in `Archive.model`.
+
+    Raises:
+        onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types
+            conflict (with `check_type`).
+        ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
+        ChecksumError: Bytes of the archive do not match their CRC-32.
+        ArchiveError: `destination` is `path`, which was edited meanwhile.
+        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
+        ValueError: `destination` is not allowed.
+        LockedError: A file that is to be replaced stayed locked for 30 seconds.
+        OSError: A file cannot be read, or the archive cannot be written.
+
+    Example:
+        model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
+    """
+    with opening.open(path, model=model) as archive, with_path(path):
+        inferred = onnx.shape_inference.infer_shapes(
+            linked_model(archive, "archive", is_unread),
+            check_type=check_type,
+            strict_mode=strict_mode,
+            data_prop=data_prop,
+        )
+        for ref in archive._refs.values():  # inference keeps their paths
+            walking.at(inferred, ref.path).CopyFrom(ref.tensor)
+        if destination is not None:
+            options = archive_options(archive, archive.models)
+            save_referring(inferred, archive, destination, options)
+    return inferred
