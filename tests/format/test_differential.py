@@ -1,13 +1,12 @@
 """Other zip readers find the same in an archive as the library, by tools/fuzz/differential.py.
 
-The tool itself does the same with archives of 65,534 and more entries, and of more than 4 GiB.
+tests/archive/test_over_4_gib.py compares an archive of more than 4 GiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 import struct
 import subprocess
 import zipfile
@@ -289,20 +288,6 @@ def test_readers_in_memory_read_no_file_of_2_gib(name: str, tmp_path: Path) -> N
         reader.read(path, None)
 
 
-def test_archives_are_cut_into_batches_by_number_and_by_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [1, 1, 1, 9, 1, 1]
-    archives = [Accepted(tmp_path / str(index), []) for index in range(len(sizes))]
-    for archive, size in zip(archives, sizes, strict=True):
-        archive.path.write_bytes(bytes(size))
-    monkeypatch.setattr(differential, "BATCH_ARCHIVES", 2)
-    monkeypatch.setattr(differential, "BATCH_NBYTES", 5)
-    found = list(differential.batches(archives))
-    assert [len(batch) for batch in found] == [2, 1, 1, 2]
-    assert [archive for batch in found for archive in batch] == archives
-
-
 def test_dashes_are_no_end_of_a_header_of_7z(tmp_path: Path) -> None:
     # 7-Zip shows the path of the archive above a line of dashes, and after it such attributes.
     reader = installed("7z")
@@ -315,45 +300,12 @@ def test_dashes_are_no_end_of_a_header_of_7z(tmp_path: Path) -> None:
     assert reader.read(archive.path, tmp_path) == accepted(archive.path).entries
 
 
-# The command
+# Readers that are missing or wrong
 
 
-def test_the_command_prints_a_table_and_every_difference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
-    assert differential.main([str(archive.path)]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    rows = [line.split() for line in printed.out.splitlines()]
-    assert [row[0] for row in rows] == ["reader", "onnxarchive", *READERS]
-    for row, reader in zip(rows[2:], READERS.values(), strict=True):
-        missing = reader.missing()
-        assert row[1:] == (["1", "2", "0", "0"] if missing is None else missing.split())
-
-
-def test_the_command_tells_of_an_archive_that_the_library_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
-    with_a_zip_in_its_comment(archive)
-    assert differential.main([str(archive.path)]) == 1
-    assert (
-        "model.onnxa: not compared, since the library refuses this file" in capsys.readouterr().err
-    )
-
-
-def test_a_reader_that_is_not_installed_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert differential.main([str(archive.path)]) == 0
-    assert "unzip        unzip is not installed" in capsys.readouterr().out
-
-
-def test_a_library_or_module_that_is_not_installed_is_reported() -> None:
+def test_a_program_library_or_module_that_is_not_installed_is_reported() -> None:
     absent = "absent is not installed"
+    assert dataclasses.replace(installed("zipfile"), program="absent").missing() == absent
     assert dataclasses.replace(installed("minizip"), library="absent").missing() == absent
     assert dataclasses.replace(installed("perl"), module="absent").missing() == absent
 

@@ -2,46 +2,32 @@
 
 Every installed reader of `tools/zip_readers` lists and extracts each archive that the library
 accepts, except the archives beyond the known limits of the reader. Names, sizes, order, extracted
-bytes and CRC-32s (if the reader lists any) must be the same as the library's. Without ARCHIVE, the
-archives are the accepted vectors of the conformance suite, and archives that this tool makes (the
-same bytes in every run).
-
-Prints a table, and the differences on standard error, at most 20 for each archive and reader. Exit
-status: 0; 1 if there is a difference, or if the library refuses an ARCHIVE.
+bytes and CRC-32s (if the reader lists any) must be the same as the library's. The archives are the
+accepted vectors of the conformance suite, and archives that `make_archives` makes (the same bytes
+in every run). tests/format/test_differential.py makes the comparison.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import os
 import random
 import struct
-import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
 import onnxarchive
-from tools.zip_readers.readers import READERS, Extracted, Reader, ReaderError
+from tools.zip_readers.readers import Extracted, Reader, ReaderError
 
 VECTORS: Final = Path(__file__).resolve().parents[2] / "conformance" / "vectors"
-# Limits of one call of a reader, so that each process ends soon.
-BATCH_ARCHIVES: Final = 200
-BATCH_NBYTES: Final = 1 << 24
 SEEDS: Final = range(8)
-# The most entries without Zip64, and the fewest with Zip64.
-COUNTS: Final = (0xFFFE, 0xFFFF)
-# The largest size without Zip64, the smallest with Zip64, and the smallest 33-bit size.
-LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
 # Permissions: each of the 9 bits alone, none, all, and a common one.
 PERMISSIONS: Final = (0, *(1 << bit for bit in range(9)), 0o777, 0o644)
@@ -199,66 +185,16 @@ def write_free_fields(path: Path) -> None:
 
 
 def write_zip64_made_by(path: Path, made_by: int) -> None:
-    """Writes an archive with this value for "version made by" in its Zip64 end record."""
-    assets = {f"a{index}": b"x" for index in range(COUNTS[-1] - 1)}
+    """Writes an archive of 65,535 entries; its Zip64 end record has this "version made by"."""
+    assets = {f"a{index}": b"x" for index in range(0xFFFE)}
     onnxarchive.save(model_of([]), path, assets=assets)
     with open(path, "r+b") as file:
         file.seek(-98 + 12, os.SEEK_END)
         file.write(struct.pack("<H", made_by))
 
 
-def write_many(path: Path, count: int) -> None:
-    """Writes an archive of `count` entries."""
-    tensors = [
-        TensorProto(name=f"t{index}", data_type=TensorProto.UINT8, dims=[1], raw_data=b"x")
-        for index in range(count - 1)
-    ]
-    onnxarchive.save(model_of(tensors), path, size_threshold=0)
-
-
-class SparseFile:
-    """A writable file that leaves holes for pieces of zeros."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-
-    def write(self, data: memoryview, /) -> int:
-        """Writes `data`; returns the number of bytes written, possibly fewer than `len(data)`."""
-        if np.frombuffer(data, np.uint8).any():
-            return self._file.write(data)
-        self._file.seek(len(data), os.SEEK_CUR)
-        return len(data)
-
-    def close(self) -> None:
-        """Sets the size, since a seek over zeros does not extend the file, and closes the file."""
-        self._file.truncate()
-        self._file.close()
-
-
-def write_large(path: Path, nbytes: int) -> None:
-    """Writes an archive with an entry of `nbytes` bytes, mostly zeros, and a small entry."""
-    source = path.with_suffix(".data")
-    with open(source, "wb") as file:
-        file.truncate(nbytes)
-        for mark in (b"first", b"last"):
-            file.write(mark)
-            file.seek(nbytes - len(b"last"))
-    target = SparseFile(path)
-    try:
-        onnxarchive.save(model_of([]), target, assets={"large": source, "small": b"behind it"})
-    finally:
-        target.close()
-        source.unlink()
-
-
-def make_archives(directory: Path, *, many: bool = False, large: bool = False) -> list[Path]:
-    """Makes the archives of this tool.
-
-    Args:
-        directory: The directory to write to.
-        many: True to add archives of many entries (`COUNTS`).
-        large: True to add sparse archives of large entries (`LARGE_SIZES`).
-    """
+def make_archives(directory: Path) -> list[Path]:
+    """Makes archives in a directory."""
     model_alone, zips = directory / "model_alone.onnxa", directory / "zips.onnxa"
     onnxarchive.save(model_of([]), model_alone)
     write_zips(zips)
@@ -269,15 +205,6 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
     for seed in SEEDS:
         made.append(directory / f"random_{seed}.onnxa")
         write_random(made[-1], seed)
-    for count in COUNTS if many else ():
-        made.append(directory / f"entries_{count}.onnxa")
-        write_many(made[-1], count)
-    if many:
-        made.append(directory / "zip64_made_by.onnxa")
-        write_zip64_made_by(made[-1], 0xFFFF)
-    for nbytes in LARGE_SIZES if large else ():
-        made.append(directory / f"bytes_{nbytes}.onnxa")
-        write_large(made[-1], nbytes)
     return made
 
 
@@ -357,21 +284,6 @@ class Comparison:
     differences: list[str] = field(default_factory=list)
 
 
-def batches(archives: Sequence[Accepted]) -> Iterator[list[Accepted]]:
-    """Splits a sequence into batches of limited number and size."""
-    batch: list[Accepted] = []
-    nbytes = 0
-    for archive in archives:
-        size = archive.path.stat().st_size
-        if batch and (len(batch) == BATCH_ARCHIVES or nbytes + size > BATCH_NBYTES):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(archive)
-        nbytes += size
-    if batch:
-        yield batch
-
-
 def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comparison:
     """Compares the entries found by a reader with the entries found by the library.
 
@@ -388,66 +300,17 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
             result.skipped.append(f"{archive.path.name}: {'; '.join(reasons)}")
         else:
             readable.append(archive)
-    for batch in batches(readable):
-        outcomes = reader.read_all([archive.path for archive in batch], scratch)
-        for archive, outcome in zip(batch, outcomes, strict=True):
-            result.archives += 1
-            result.entries += len(archive.entries)
-            if isinstance(outcome, ReaderError):
-                lines = [str(outcome)]
-            else:
-                lines = list(differences(reader, archive.entries, outcome))
-            result.differences += [
-                f"{reader.name}: {archive.path.name}: {line}" for line in lines[:DIFFERENCES_SHOWN]
-            ]
-            if len(lines) > DIFFERENCES_SHOWN:
-                result.differences.append(f"... and {len(lines) - DIFFERENCES_SHOWN} more")
-    return result
-
-
-# The command
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compares every reader on every archive, prints the table, and returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("archives", nargs="*", type=Path, metavar="ARCHIVE")
-    parser.add_argument(
-        "--large", action="store_true", help="make sparse archives of over 4 GiB, too"
-    )
-    arguments = parser.parse_args(argv)
-    failures, skipped = [], []
-    with tempfile.TemporaryDirectory(prefix="onnxarchive-") as name:
-        directory = Path(name)
-        paths = arguments.archives or make_archives(directory, many=True, large=arguments.large)
-        read = {path: read_by_library(path) for path in paths}
-        failures += [
-            f"{path}: not compared, since the library refuses this file"
-            for path, archive in read.items()
-            if archive is None
+    outcomes = reader.read_all([archive.path for archive in readable], scratch)
+    for archive, outcome in zip(readable, outcomes, strict=True):
+        result.archives += 1
+        result.entries += len(archive.entries)
+        if isinstance(outcome, ReaderError):
+            lines = [str(outcome)]
+        else:
+            lines = list(differences(reader, archive.entries, outcome))
+        result.differences += [
+            f"{reader.name}: {archive.path.name}: {line}" for line in lines[:DIFFERENCES_SHOWN]
         ]
-        archives = [archive for archive in read.values() if archive is not None]
-        if not arguments.archives:
-            archives += accepted_vectors()
-        entries = sum(len(archive.entries) for archive in archives)
-        print(f"{'reader':<12} {'archives':>8} {'entries':>8} {'skipped':>8} {'different':>9}")
-        print(f"{'onnxarchive':<12} {len(archives):>8} {entries:>8} {0:>8} {0:>9}")
-        for reader in READERS.values():
-            if (missing := reader.missing()) is not None:
-                print(f"{reader.name:<12} {missing}")
-                continue
-            found = compare(reader, archives, directory)
-            failures += found.differences
-            skipped += [f"{reader.name} skips {line}" for line in found.skipped]
-            counts = (found.archives, found.entries, len(found.skipped), len(found.differences))
-            print(f"{reader.name:<12} {counts[0]:>8} {counts[1]:>8} {counts[2]:>8} {counts[3]:>9}")
-    print(*skipped, sep="\n", end="\n" if skipped else "")
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        if len(lines) > DIFFERENCES_SHOWN:
+            result.differences.append(f"... and {len(lines) - DIFFERENCES_SHOWN} more")
+    return result
