@@ -99,21 +99,13 @@ def _bad_zip64() -> Iterator[Vector]:
             "The locator gives a wrong offset.",
             locator={"record_offset": 0 if change is None else plus(change)},
         )
-    yield one(
-        "sparse-locator-disks: ZIP-3 (locator-disks)",
-        "The locator states two disks.",
-        locator={"disks": 2},
-    )
-    yield one(
-        "sparse-locator-no-disks: ZIP-3 (locator-disks)",
-        "The locator states 0 disks.",
-        locator={"disks": 0},
-    )
-    yield one(
-        "sparse-locator-disk: ZIP-3 (locator-disks)",
-        "The locator puts the Zip64 end record on disk 1.",
-        locator={"record_disk": 1},
-    )
+    for name, about, locator in (
+        ("disks", "states two disks", {"disks": 2}),
+        ("no-disks", "states 0 disks", {"disks": 0}),
+        ("disk", "puts the Zip64 end record on disk 1", {"record_disk": 1}),
+    ):
+        heading = f"sparse-locator-{name}: ZIP-3 (locator-disks)"
+        yield one(heading, f"The locator {about}.", locator=locator)
     yield one(
         "sparse-record-disk: ZIP-3 (disk)", "The Zip64 end record names disk 1.", zip64={"disk": 1}
     )

@@ -174,7 +174,8 @@ def nested_graphs(depth: int) -> bytes:
 
 # Archives
 
-W = Tensor("w", FLOAT, (2, 3), struct.pack("<6f", 1, -2, 0.5, 4, -0.25, 3))
+W_DATA = struct.pack("<6f", 1, -2, 0.5, 4, -0.25, 3)
+W = Tensor("w", FLOAT, (2, 3), W_DATA)
 V = Tensor("v", INT4, (5,), b"\x21\x43\x05")
 B = Tensor("b", BOOL, (3,), b"\0\1\1")
 LABELS = Entry(b"assets/labels.txt", b"cat\ndog\n")

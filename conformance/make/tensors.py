@@ -16,6 +16,7 @@ from conformance.make.parts import (
     STRING,
     UINT2,
     UINT8,
+    W_DATA,
     B,
     Tensor,
     V,
@@ -119,7 +120,7 @@ def _bad_external_data() -> Iterator[Vector]:
         ("checksum-empty", (at, ("checksum", "")), "DATA-6", "ext-keys"),
         (
             "checksum-in-capitals",
-            (at, ("checksum", hashlib.sha1(_bytes(W)).hexdigest().upper())),
+            (at, ("checksum", hashlib.sha1(W_DATA).hexdigest().upper())),
             "DATA-6",
             "ext-keys",
         ),
@@ -131,7 +132,7 @@ def _bad_external_data() -> Iterator[Vector]:
             archive(replace(W, pairs=given)),
         )
     more: tuple[tuple[str, bytes], ...] = (
-        ("raw-data", content(9, _bytes(W))),
+        ("raw-data", content(9, W_DATA)),
         ("raw-data-empty", content(9, b"")),
         ("float-data", content(4, bytes(24))),
         ("int32-data", numbers(5, (1,))),
@@ -158,11 +159,6 @@ def _bad_external_data() -> Iterator[Vector]:
 def _located_in_asset() -> Image:
     tensor = Tensor("labels", pairs=(("location", "assets/labels.txt"),))
     return Image([LABELS, Entry(MODEL_PROTO, model(graph(tensor)))])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    assert isinstance(tensor.data, bytes)
-    return tensor.data
 
 
 def _bad_elements() -> Iterator[Vector]:
