@@ -11,40 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.cli import main as command_line
+from tools.bench.inputs import Group, Place
 
-LAYERS = 24
-WIDTH = 1024
-
-
-def build_model() -> onnx.ModelProto:
-    """A stack of linear layers with about 100 MB of float32 weights."""
-    random = np.random.default_rng(seed=0)
-    nodes, weights = [], []
-    for layer in range(LAYERS):
-        weight = random.standard_normal((WIDTH, WIDTH), np.float32)
-        weights.append(numpy_helper.from_array(weight / WIDTH**0.5, f"layer.{layer}/weight"))
-        bias = np.zeros(WIDTH, np.float32)
-        weights.append(numpy_helper.from_array(bias, f"layer.{layer}/bias"))
-        nodes += [
-            helper.make_node("MatMul", [f"x{layer}", f"layer.{layer}/weight"], [f"p{layer}"]),
-            helper.make_node("Add", [f"p{layer}", f"layer.{layer}/bias"], [f"s{layer}"]),
-            helper.make_node("Tanh", [f"s{layer}"], [f"x{layer + 1}"]),
-        ]
-    graph = helper.make_graph(
-        nodes,
-        "demo",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["batch", WIDTH])],
-        [helper.make_tensor_value_info(f"x{LAYERS}", TensorProto.FLOAT, ["batch", WIDTH])],
-        weights,
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="demo")
+WEIGHTS = Group(24, 1024, is_chain=True)
 
 
 @contextmanager
@@ -68,8 +41,9 @@ def main() -> int:
         source, archive, exported = (
             os.path.join(directory, name) for name in ("model.onnx", "model.onnxa", "back.onnx")
         )
-        with step(f"build a model: {LAYERS} layers of {WIDTH}x{WIDTH}"):
-            Path(source).write_bytes(build_model().SerializeToString())
+        with step(f"build a model: {WEIGHTS.count} layers of {WEIGHTS.width}x{WEIGHTS.width}"):
+            model = Place(Path(directory), "demo", WEIGHTS).model()
+            Path(source).write_bytes(model.SerializeToString())
             print(f"   {source}: {os.path.getsize(source):,} bytes")
         if run("convert", source, archive) or run("ls", archive):
             return 1

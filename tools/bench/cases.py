@@ -160,16 +160,6 @@ def _views(group: str) -> tuple[Measure, ...]:
     )
 
 
-_SAVING_PEERS: Final = (
-    "onnx",
-    "onnx_ir",
-    "safetensors",
-    "onnx-safetensors",
-    "numpy.savez",
-    "torch.save",
-)
-
-
 def _saves(group: str) -> tuple[Measure, ...]:
     return (
         Measure(OURS, group, ways.save_archive, writes=True),
@@ -181,6 +171,9 @@ def _saves(group: str) -> tuple[Measure, ...]:
         _peer("numpy.savez", group, ways.save_numpy, writes=True),
         _peer("torch.save", group, ways.save_torch, (), _TORCH, True),
     )
+
+
+_SAVING_PEERS: Final = tuple(it.name for it in _saves("many") if it.is_peer)
 
 
 def _conversions(group: str, kind: str) -> Case:

@@ -9,11 +9,11 @@ matplotlib.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -227,16 +227,11 @@ def _mebibytes(amount: float) -> str:
     return f"{amount:g} MiB"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Draws the pictures from a file."""
-    if len(argv) not in (1, 2):
-        print(__doc__, file=sys.stderr)
-        return 2
-    told = json.loads(Path(argv[0]).read_text())
-    for path in draw(told, Path(argv[1]) if len(argv) == 2 else IMAGES):
-        print(path)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
+    arguments = parser.parse_args()
+    print(*draw(json.loads(arguments.file.read_text()), arguments.folder), sep="\n")

@@ -25,11 +25,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-import onnx
-from onnx import helper, numpy_helper
-
 import onnxarchive
+from tools.bench.inputs import ITEM_NBYTES, Group, Place
 
 MEGABYTE: Final = 1_000_000
 TENSORS: Final = 20
@@ -56,17 +53,10 @@ class Scene(NamedTuple):
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def write_model(path: Path, megabytes: int, seed: int) -> None:
+def write_model(path: Path, megabytes: int) -> None:
     """Writes a model of random weights."""
-    random = np.random.default_rng(seed)
-    size = megabytes * MEGABYTE // TENSORS
-    weights = [
-        numpy_helper.from_array(np.frombuffer(random.bytes(size), np.uint8), f"weight.{index}")
-        for index in range(TENSORS)
-    ]
-    graph = helper.make_graph([], "graph", [], [], weights)
-    opsets = [helper.make_opsetid("", 17)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    width = int((megabytes * MEGABYTE / TENSORS / ITEM_NBYTES) ** 0.5)
+    model = Place(path.parent, path.stem, Group(TENSORS, width)).model()
     path.write_bytes(model.SerializeToString())
 
 
@@ -75,9 +65,9 @@ def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
     names = ("model.onnx", "expected.onnxa", "old.onnxa", "work/model.onnxa")
     scene = Scene(*(directory / name for name in names))
     scene.target.parent.mkdir()
-    write_model(scene.source, megabytes, seed=1)
+    write_model(scene.source, megabytes)
     older = directory / "older.onnx"
-    write_model(older, megabytes=1, seed=2)
+    write_model(older, megabytes=1)
     onnxarchive.convert(older, scene.old)
     durations = []
     for _ in range(UNDISTURBED_RUNS):
