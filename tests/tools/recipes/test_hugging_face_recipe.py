@@ -1,0 +1,105 @@
+"""The recipe of a repository for the Hugging Face Hub, whose data file is an archive."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import onnxarchive
+
+pytestmark = pytest.mark.tool
+
+RECIPE = Path(__file__).resolve().parents[3] / "tools" / "recipes" / "hugging_face"
+WORDS = ["[PAD]", "[UNK]", "the", "cat", "sat"]
+CLASSIFIER = """
+<ir_version: 8, opset_import: ["": 17]>
+classifier (int64[n, l] input_ids, int64[n, l] attention_mask, int64[n, l] token_type_ids)
+    => (float[n, 2] logits) {
+  vectors = Gather(table, input_ids)
+  mean = ReduceMean<axes = [1], keepdims = 0>(vectors)
+  logits = MatMul(mean, head)
+}
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory with a classifier of random weights, its tokenizer and its configuration."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "source"
+    folder.mkdir()
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "bert", "num_labels": 2}')
+    model = onnx.parser.parse_model(CLASSIFIER)
+    random = np.random.default_rng(0)
+    for name, shape in {"table": (len(WORDS), 256), "head": (256, 2)}.items():
+        weight = random.standard_normal(shape, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture
+def repository(source: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "my repository"
+    subprocess.run([sys.executable, RECIPE / "layout.py", source, path], check=True)
+    return path
+
+
+def logits_of(session: object) -> np.ndarray:
+    ids = np.array([[WORDS.index(word) for word in ("the", "cat", "sat")]])
+    inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    return np.asarray(session.run(["logits"], inputs)[0][0])  # type: ignore[attr-defined]
+
+
+def test_the_data_file_is_an_archive_and_the_model_reads_it(source: Path, repository: Path) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    archive, model = repository / "onnx" / "model.onnx_data", repository / "onnx" / "model.onnx"
+    assert onnxarchive.check(archive, full=True) == []
+    assert onnxarchive.check_link(model) == []
+    onnx.checker.check_model(model)
+    for tensor, given in zip(
+        onnx.load(model).graph.initializer,
+        onnx.load(source / "model.onnx").graph.initializer,
+        strict=True,
+    ):
+        array = numpy_helper.to_array(tensor)
+        np.testing.assert_array_equal(array, numpy_helper.to_array(given))
+    expected = logits_of(ort.InferenceSession(source / "model.onnx"))
+    np.testing.assert_array_equal(logits_of(ort.InferenceSession(model)), expected)
+    np.testing.assert_array_equal(logits_of(onnxarchive.session(archive)), expected)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (repository / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_transformers_js_gives_the_logits_of_onnx_runtime(source: Path, repository: Path) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    if shutil.which("node") is None or not (RECIPE / "node_modules").exists():
+        pytest.skip("npm install in the recipe's directory brings transformers.js")
+    command = ["node", RECIPE / "run.mjs", repository, "the cat sat"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = logits_of(ort.InferenceSession(source / "model.onnx"))
+    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+
+
+def test_a_change_of_the_archive_asks_for_a_new_link(repository: Path) -> None:
+    archive, model = repository / "onnx" / "model.onnx_data", repository / "onnx" / "model.onnx"
+    with onnxarchive.edit(archive, compact=True) as edit:
+        edit.tensors["head"] = edit.tensors["head"] * 2
+    assert "write a new link" in str(onnxarchive.check_link(model)[0])
+    onnxarchive.link(archive, model)
+    assert onnxarchive.check_link(model) == []

@@ -1,0 +1,10 @@
+// Runs a sequence classifier of transformers.js in a local directory; prints the logits of a text.
+import { AutoModelForSequenceClassification, AutoTokenizer, env } from '@huggingface/transformers';
+
+const [directory, text] = process.argv.slice(2);
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const tokenizer = await AutoTokenizer.from_pretrained(directory);
+const model = await AutoModelForSequenceClassification.from_pretrained(directory, { dtype: 'fp32' });
+const { logits } = await model(await tokenizer(text));
+console.log(JSON.stringify(logits.tolist()[0]));
