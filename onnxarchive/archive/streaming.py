@@ -24,7 +24,7 @@ from onnxarchive.archive.planning import (
     with_further_models,
 )
 from onnxarchive.archive.sharing import SharedEntries
-from onnxarchive.archive.writing import fetched_entry, stream, write_entry
+from onnxarchive.archive.writing import fetch_item, stream, write_item
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, with_path
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
@@ -163,14 +163,15 @@ class Writer(Closing):
     def _write(self, name: str, given: GivenTensor) -> str:
         tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
         ref = TensorRef((("given", None),), tensor)
-        entry = fetched_entry(Item(name, given.data.nbytes, lambda _: given.data, ref), given.data)
+        item = Item(name, given.data.nbytes, lambda _: given.data, ref)
+        fetched = fetch_item(item, given.data)
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            write_entry(entry._replace(name=key), self._zip)
+            write_item(item._replace(name=key), *fetched, self._zip)
             self._key_of[name] = key
             self._added[key] = tensor
-            self._nbytes[key] = entry.nbytes
+            self._nbytes[key] = item.nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -194,7 +195,7 @@ class Writer(Closing):
         (item,) = open_assets({name: data})
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
-            write_entry(fetched_entry(item, item.data()), self._zip)
+            write_item(item, *fetch_item(item, item.data()), self._zip)
             self._assets.append(item.name)
 
     def finish(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, TypeAlias, cast
 
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import Item, Plan
@@ -33,6 +33,8 @@ COPIED_SIZE = 1 << 25
 SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched with that of others
 _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
+
+_Fetched: TypeAlias = tuple[int, Iterable[memoryview], bool]  # see `fetch_item`
 
 
 def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
@@ -107,11 +109,10 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
     sizes = [batch[0].nbytes if len(batch) == 1 else 0 for batch in batches]
     fetch = partial(_fetched, copied_size=copied_size)
     with contextlib.closing(threads.in_order(batches, sizes, fetch, jobs)) as fetched:
-        for entries in fetched:
-            for entry in entries:
-                write_entry(entry, target, counter)
-                del entry
-            del entries  # frees their data before further entries are fetched
+        for batch, parts in zip(batches, fetched, strict=True):
+            for item, (crc, pieces, is_constant) in zip(batch, parts, strict=True):
+                write_item(item, crc, counter(pieces), is_constant, target)
+            del parts, pieces  # frees their data before further entries are fetched
     return target.finish()
 
 
@@ -130,25 +131,7 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-class FetchedEntry(NamedTuple):
-    """An entry with its data.
-
-    Attributes:
-        name: Its name.
-        nbytes: Size of its data in bytes.
-        crc32: CRC-32 of its data.
-        stream: Its data, in pieces.
-        is_constant: True if the data cannot have changed since `crc32` was computed from it.
-    """
-
-    name: str
-    nbytes: int
-    crc32: int
-    stream: Iterable[memoryview]
-    is_constant: bool
-
-
-def _fetched(batch: Sequence[Item], copied_size: int) -> list[FetchedEntry]:
+def _fetched(batch: Sequence[Item], copied_size: int) -> list[_Fetched]:
     """Fetches one entry, or several small ones; successive parts of a file are read together."""
     found = [item.data() for item in batch]
     parts = [data for data in found if isinstance(data, FileData)]
@@ -158,10 +141,10 @@ def _fetched(batch: Sequence[Item], copied_size: int) -> list[FetchedEntry]:
             Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
             for data in found
         ]
-    return [fetched_entry(*pair, copied_size) for pair in zip(batch, found, strict=True)]
+    return [fetch_item(*pair, copied_size) for pair in zip(batch, found, strict=True)]
 
 
-def fetched_entry(item: Item, data: Data, copied_size: int = READ_SIZE) -> FetchedEntry:
+def fetch_item(item: Item, data: Data, copied_size: int = READ_SIZE) -> _Fetched:
     """Gets an item's data and CRC-32; computes the CRC-32 unless the data states it.
 
     Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
@@ -175,6 +158,10 @@ def fetched_entry(item: Item, data: Data, copied_size: int = READ_SIZE) -> Fetch
         data: Its data.
         copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
             that cannot change is never copied.
+
+    Returns:
+        The CRC-32, the data in pieces, and True if the data cannot have changed since the CRC-32
+        was computed from it.
 
     Raises:
         ArchiveFormatError: Data that states no CRC-32 has another size than the item, or an element
@@ -193,32 +180,26 @@ def fetched_entry(item: Item, data: Data, copied_size: int = READ_SIZE) -> Fetch
     if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
         checked = tensors.checked(item.ref, stream, Report(), entry=item.name)
     if stated is not None and not is_constant:  # compared while it is written
-        return FetchedEntry(item.name, item.nbytes, stated, checked, False)
+        return stated, checked, False
     found_crc32 = found_nbytes = 0
     for piece in checked:
         found_crc32 = crc32(piece, found_crc32)
         found_nbytes += len(piece)
     if stated is not None:  # if the CRC-32s differ, the writer raises
-        return FetchedEntry(item.name, item.nbytes, stated, stream, found_crc32 == stated)
+        return stated, stream, found_crc32 == stated
     if found_nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {found_nbytes}"
         )
-    return FetchedEntry(item.name, item.nbytes, found_crc32, stream, is_constant)
+    return found_crc32, stream, is_constant
 
 
-def write_entry(
-    entry: FetchedEntry,
-    target: ZipWriter,
-    counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
+def write_item(
+    item: Item, crc: int, stream: Iterable[memoryview], is_constant: bool, target: ZipWriter
 ) -> None:
-    """Writes an entry; `counted` counts the pieces of its data and yields them unchanged."""
+    """Writes an item with the results of `fetch_item`."""
+    alignment = least_alignment(item.name)
     target.add_stream(
-        entry.name,
-        entry.nbytes,
-        entry.crc32,
-        counted(entry.stream),
-        is_constant=entry.is_constant,
-        alignment=least_alignment(entry.name),
+        item.name, item.nbytes, crc, stream, is_constant=is_constant, alignment=alignment
     )

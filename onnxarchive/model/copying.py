@@ -172,9 +172,10 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     """
     if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
         unknown = UnknownFieldSet(message)
+        if len(unknown) == 0:
+            return b""
         serialized = bytearray()
-        if len(unknown):
-            _serialize(unknown, serialized)
+        _serialize(unknown, serialized)
         return bytes(serialized)
     rest = type(message)()
     rest.CopyFrom(message)

@@ -87,7 +87,7 @@ class ZipWriter:
         name: str,
         nbytes: int,
         crc: int,
-        stream: Iterable[Buffer],
+        stream: Iterable[bytes | memoryview],
         *,
         is_constant: bool = False,
         alignment: int = layout.MIN_ALIGNMENT,
@@ -98,7 +98,7 @@ class ZipWriter:
             name: Name of the entry.
             nbytes: Size of the data in bytes.
             crc: CRC-32 of the data.
-            stream: The data in pieces.
+            stream: The data in pieces, whose items are bytes.
             is_constant: True if `crc` was computed from the bytes of `stream`, and these bytes
                 cannot change; then the CRC-32 is not verified.
             alignment: Alignment of the data in bytes, if larger than that of all entries.
@@ -116,13 +116,12 @@ class ZipWriter:
         written_nbytes = 0
         written_crc = crc if is_constant else 0
         for piece in stream:
-            view = as_bytes(piece)
-            written_nbytes += view.nbytes
+            written_nbytes += len(piece)
             if written_nbytes > nbytes:
                 break
             if not is_constant:
-                written_crc = crc32(view, written_crc)
-            self._append(view)
+                written_crc = crc32(piece, written_crc)
+            self._append(piece)
         if (written_nbytes, written_crc) != (nbytes, crc):
             found = f"{written_nbytes} bytes"
             if written_nbytes > nbytes:
