@@ -316,10 +316,11 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
     Without a data type, elements of one byte are assumed.
     """
     itemsize = 1 if data_type is None else data_type.dtype.itemsize
-    nonzero = [*filter(None, dims)]
+    least = min(dims, default=1)
+    nonzero = dims if least else [dim for dim in dims if dim]
     return (
-        len(dims) <= dtypes.MAX_RANK
-        and min(nonzero, default=1) > 0
+        least >= 0
+        and len(dims) <= dtypes.MAX_RANK
         and itemsize * math.prod(nonzero) <= dtypes.MAX_NBYTES
     )
 
