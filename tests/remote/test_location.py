@@ -1,0 +1,66 @@
+"""Where a source or a target is: what its name shows, and what it imports."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import run_python, weight_model
+
+import onnxarchive
+from onnxarchive import UnsupportedFeatureError
+from onnxarchive.remote.location import Location
+
+URL = "https://user:SECRET@example.com/a/m.onnxa?sig=SECRET"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "name"),
+    [
+        ("a/m.onnxa", {}, "a/m.onnxa"),
+        (Path("a", "m.onnxa"), {}, os.path.join("a", "m.onnxa")),
+        ("x y://m?n", {}, "x y://m?n"),  # a path, since a scheme has no space
+        (URL, {}, "https://example.com/a/m.onnxa"),
+        ("a/m.onnxa?n", {"store": object()}, "a/m.onnxa?n"),
+        (b"PK", {}, "-"),
+        (io.BytesIO(), {}, "-"),
+    ],
+)
+def test_a_name_has_no_secrets(source: Any, options: Any, name: str) -> None:
+    location = Location.of(source, **options)
+    assert (location.name, repr(location)) == (name, f"Location.of({name!r})")
+
+
+def test_a_location_is_sent_to_workers_with_its_options() -> None:
+    location = pickle.loads(pickle.dumps(Location.of(URL, storage_options={"token": "SECRET"})))
+    other = location.at("s3://bucket/m.onnxa")
+    assert (location.url, other.url) == (URL, "s3://bucket/m.onnxa")
+    assert other.access == {"storage_options": {"token": "SECRET"}}
+
+
+@pytest.mark.parametrize("source", [URL, b"PK", io.BytesIO()])
+def test_only_a_local_path_is_local(source: Any) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="expected a local file") as caught:
+        Location.of(source).require_local()
+    assert "SECRET" not in str(caught.value)
+    assert Location.of("m.onnxa").require_local() == "m.onnxa"
+
+
+def test_local_files_need_no_modules_for_stores(tmp_path: Path) -> None:
+    onnxarchive.save(weight_model(seed=1), tmp_path / "m.onnxa")
+    code = """
+import sys, onnxarchive
+path = sys.argv[1]
+onnxarchive.convert(path, path + "2")
+onnxarchive.export(path, path + ".onnx")
+onnxarchive.convert_many([path + ".onnx"], path + ".d", cache=True, storage_options={"key": "k"})
+onnxarchive.save(onnxarchive.load(path), path)
+assert onnxarchive.check(path) == [] and onnxarchive.diff(path, path + "2").is_same
+print(sorted(it for it in sys.modules if it.startswith("onnxarchive.remote.")))
+"""
+    printed = run_python(code, tmp_path / "m.onnxa")
+    assert printed == "['onnxarchive.remote.location', 'onnxarchive.remote.urls']\n"
