@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
-from operator import attrgetter
 
 import onnx
 
@@ -22,10 +21,9 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.zipformat import directory, false_ends
+from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
-from onnxarchive.zipformat.end_records import locate
-from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE, check_false_ends, locate
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
@@ -43,7 +41,7 @@ class Contents:
         directory: The central directory.
         models: The readable models by id. The default model (`""`) is first; the others are in the
             order of their ids.
-        first_model: Index of the first model's entry; the models are the last entries.
+        first_model: Index of the first model's entry, if no rule is broken; the models are last.
         entries: The entries by name, if no rule is broken.
     """
 
@@ -54,7 +52,7 @@ class Contents:
         self.size = file.size
         self.directory = directory
         self.models = models
-        self.first_model = first_model(directory.entries)
+        self.first_model = len(directory.entries) - len(models)
         self.entries = NamedEntries(directory.entries)
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
@@ -228,7 +226,7 @@ def read_contents(
     listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
-    false_ends.check(
+    check_false_ends(
         end,
         file.size,
         bounds.offset,
@@ -248,27 +246,23 @@ def _read_models(
     max_model_nbytes: int,
 ) -> dict[str, bytes]:
     """The bytes of each model by entry name, the default model first; {} if MODEL-2 is broken."""
-    found = {entry.name: entry for entry in entries[first_model(entries) :]}
-    # The default model is first, since its name is a prefix of the others.
-    sizes = {name: found[name].nbytes for name in sorted(found)}
-    if not check_model_sizes(sizes, max_model_nbytes, report):
-        return {}
-    # From the end, since a remote file keeps bytes that lead to its end.
-    data = {
-        entry.name: file.read(entry.data_offset, entry.nbytes)
-        for entry in sorted(found.values(), key=attrgetter("data_offset"), reverse=True)
-    }
-    for name in sizes:
-        check_crc32(found[name], len(data[name]), checksums.crc32(data[name]), report)
-    return {name: data[name] for name in sizes}
-
-
-def first_model(entries: Sequence[Entry]) -> int:
-    """Index of the first model's entry; the models are the last entries."""
     first = len(entries)
     while first and keys.is_model(entries[first - 1].name):
         first -= 1
-    return first
+    # By name, so the default model is first: its name is a prefix of the others.
+    found = {entry.name: entry for entry in sorted(entries[first:])}
+    sizes = {name: entry.nbytes for name, entry in found.items()}
+    if not check_model_sizes(sizes, max_model_nbytes, report):
+        return {}
+    # Read from the end, since a remote file keeps bytes that lead to its end.
+    data = {
+        entry.name: file.read(entry.data_offset, entry.nbytes)
+        for entry in reversed(entries[first:])
+        if found[entry.name] is entry
+    }
+    for name, entry in found.items():
+        check_crc32(entry, len(data[name]), checksums.crc32(data[name]), report)
+    return {name: data[name] for name in found}
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:

@@ -20,8 +20,7 @@ from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.zipformat.end_records import locate
-from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE, locate
 
 if TYPE_CHECKING:
     from onnxarchive.remote.transfers import Read

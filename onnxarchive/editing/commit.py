@@ -59,7 +59,7 @@ from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import directory_of
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
 

@@ -190,7 +190,7 @@ def check_names(
         if name is None:
             continue
         folded = fold(name)
-        if is_key(name):
+        if _KEY.fullmatch(name):
             found_keys.append(name)
         elif name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):

@@ -110,7 +110,7 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
         offsets are unknown or break ZIP-6 are left out.
     """
     listed = _list(data, bounds, report)
-    size = sum(len(item.packed) for item in listed)
+    size = sum([len(item.packed) for item in listed])
     is_whole = len(listed) == bounds.entry_count and size == bounds.size
     if not listed:
         if bounds.entry_count == 0 and bounds.offset:

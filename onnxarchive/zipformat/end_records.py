@@ -1,7 +1,16 @@
-"""Locates the central directory from the end records at fixed offsets, without a search."""
+"""Locates the central directory from the end records at fixed offsets; finds false end records.
+
+False end records are bytes near the end of a file that some zip readers take for end records. These
+readers search the last bytes of a file, instead of computing the offsets: zlib's minizip accepts a
+Zip64 locator anywhere in the last 64 KiB, libzip selects among several end records, and adm-zip may
+take a header offset for a signature. An archive holds no such bytes.
+"""
 
 from __future__ import annotations
 
+import bisect
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxarchive.errors import INTERRUPTED, Report
@@ -13,6 +22,23 @@ MAX_NAME_SIZE = 1024  # bytes
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
 LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to file end
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # number of last bytes that `locate` gets
+# Number of last bytes of a file to search: the longest comment and all end records.
+SEARCHED_SIZE = records.UINT16_MAX + TAIL_SIZE
+
+_KINDS = {
+    EndRecord.SIGNATURE: "an end record",
+    Zip64Locator.SIGNATURE: "a Zip64 locator",
+    Zip64EndRecord.SIGNATURE: "a Zip64 end record",
+}
+# The sections are those of APPNOTE.
+_RECORD = re.compile(
+    rb"PK(?:"
+    rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
+    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15) or end record next
+    rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
+    rb")",
+    re.DOTALL,
+)
 
 
 class Bounds(NamedTuple):
@@ -51,9 +77,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         return None
     end_offset = file_size - EndRecord.SIZE
     stated = (end.disk_entry_count, end.entry_count, end.directory_size, end.directory_offset)
-    saturated = (*(records.SATURATED_16,) * 2, *(records.SATURATED_32,) * 2)
-    if any(value == limit for value, limit in zip(stated, saturated, strict=True)):
-        if stated != saturated:
+    if records.SATURATED_16 in stated[:2] or records.SATURATED_32 in stated[2:]:
+        if stated != (*(records.SATURATED_16,) * 2, *(records.SATURATED_32,) * 2):
             report.broken(
                 "ZIP64-1", f"expected all four values of the end record saturated, found {stated}"
             )
@@ -167,3 +192,55 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
         )
         return None
     return bounds
+
+
+def check_false_ends(
+    end: bytes,
+    file_size: int,
+    directory_offset: int,
+    directory_end: int,
+    names: Sequence[str],
+    header_offsets: Sequence[int],
+    report: Report,
+) -> None:
+    """Reports false end records, and offsets whose bytes contain a signature (ZIP-16).
+
+    The offsets are those of the last local header and of the directory.
+
+    Args:
+        end: The last `SEARCHED_SIZE` bytes of the file, or all bytes of a smaller file.
+        file_size: Size of the file in bytes.
+        directory_offset: Offset of the directory in bytes.
+        directory_end: Offset of the end of the directory in bytes; only the true end records
+            follow.
+        names: Names of the entries in `end`, and possibly of entries before `end`.
+        header_offsets: Offset of the local header of each of these entries, in bytes.
+        report: Receives the broken rule.
+    """
+    for offset, kind in _find(end, file_size):
+        if offset < directory_end:
+            owner = bisect.bisect_right(header_offsets, offset) - 1
+            report.broken(
+                "ZIP-16",
+                f"expected no false end record in the last {SEARCHED_SIZE} bytes of the file, "
+                f"found {kind} at offset {offset}, which some zip readers would accept",
+                entry=names[owner] if owner >= 0 else None,
+            )
+    for called, offset in (
+        ("header offset of the last entry", header_offsets[-1] if header_offsets else 0),
+        ("offset of the directory", directory_offset),
+    ):
+        if layout.holds_signature(offset):
+            report.broken(
+                "ZIP-16",
+                f"expected no signature of an end record in the {called}, where some zip readers "
+                f"would accept it, found {offset:#010x}",
+            )
+
+
+def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
+    """Yields file offset and kind of each end record, both true and false ones."""
+    found = _RECORD.search(end)
+    while found is not None:
+        yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]
+        found = _RECORD.search(end, found.start() + 1)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Buffer, SupportsWrite, add_name, as_bytes, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
-from onnxarchive.zipformat import false_ends, layout
+from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.layout import Placement
 
 _GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
@@ -46,7 +46,7 @@ class ZipWriter:
         kept: Number and packed directory records of the entries that are already in the file.
         named: Names and header offsets of these entries, for messages.
         offset: Offset of the end of these entries in the archive, in bytes.
-        before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
+        before: The last `end_records.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
 
     Attributes:
         names: The names of the written entries, in order.
@@ -152,8 +152,8 @@ class ZipWriter:
         directory_end = self._offset
         self._append(layout.end_of_archive(count, directory_size, directory_offset))
         self._write_gathered()
-        false_ends.check(
-            b"".join(self._end)[-false_ends.SEARCHED_SIZE :],
+        end_records.check_false_ends(
+            b"".join(self._end)[-end_records.SEARCHED_SIZE :],
             self._offset,
             directory_offset,
             directory_end,
@@ -185,10 +185,10 @@ class ZipWriter:
 
     def _keep_end(self, view: memoryview) -> None:
         """Keeps a copy of the last bytes, for `finish` to check."""
-        last = view[-false_ends.SEARCHED_SIZE :].tobytes()
+        last = view[-end_records.SEARCHED_SIZE :].tobytes()
         self._end.append(last)
         self._end_nbytes += len(last)
-        while self._end_nbytes - len(self._end[0]) >= false_ends.SEARCHED_SIZE:
+        while self._end_nbytes - len(self._end[0]) >= end_records.SEARCHED_SIZE:
             self._end_nbytes -= len(self._end.popleft())
 
     def _write(self, view: memoryview) -> None:

@@ -347,7 +347,7 @@ def test_the_first_record_that_is_missing_is_found_by_number_and_offset(
 
 def _write(path: Path, model: onnx.ModelProto | bytes, **entries: bytes) -> Path:
     """Writes any entries and a model, also what `ZipWriter` refuses."""
-    unchecked = patch("onnxarchive.zipformat.writer.false_ends.check")
+    unchecked = patch("onnxarchive.zipformat.writer.end_records.check_false_ends")
     with open(path, "wb") as file, unchecked:
         target = ZipWriter(file)
         for name, data in entries.items():

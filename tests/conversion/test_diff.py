@@ -38,7 +38,7 @@ from onnx import AttributeProto, TensorProto, helper
 import onnxarchive
 from onnxarchive.conversion.differences import Change, Difference, diff
 from onnxarchive.model import schema
-from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 
 MIB = 1 << 20
 Compare = Callable[..., Difference]

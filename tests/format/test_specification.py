@@ -22,7 +22,7 @@ import pytest
 import onnxarchive
 from onnxarchive.archive.rules import rules
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, schema, tensors, walking
-from onnxarchive.zipformat import false_ends, layout, records
+from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
@@ -98,7 +98,7 @@ def test_stages_are_those_of_the_rules() -> None:
         ("ZIP-6", layout.MAX_ALIGNMENT - 1),
         ("ZIP64-2", Zip64EndRecord.STATED_SIZE),
         ("ZIP64-3", TAIL_SIZE),
-        ("ZIP-16", false_ends.SEARCHED_SIZE),
+        ("ZIP-16", end_records.SEARCHED_SIZE),
         ("MODEL-4", keys.MAX_MODEL_ID_SIZE),
         ("ALIGN-2", layout.MIN_ALIGNMENT),
         ("ALIGN-2", layout.MAX_ALIGNMENT),
@@ -118,7 +118,7 @@ def test_limit_stands_in_its_rule(rule: str, number: int) -> None:
     [
         f"2 GiB are {proto.SIZE_LIMIT:,} bytes.",
         f"The threshold is {DEFAULT_SIZE_THRESHOLD:,} by default.",
-        f"reads the last {false_ends.SEARCHED_SIZE:,} bytes",
+        f"reads the last {end_records.SEARCHED_SIZE:,} bytes",
     ],
 )
 def test_number_stands_in_the_text(sentence: str) -> None:
