@@ -123,7 +123,7 @@ class Contents:
         """
         with with_path(self.file.path):
             check_header(self.file, self.directory, number, Report())
-            yield from summed(self.file, self.directory.entries[number], Report())
+            yield from _checked_pieces(self.file, self.directory.entries[number], Report())
 
     def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -370,7 +370,7 @@ def check_data(
         report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Counts the bytes read.
     """
-    pieces = summed(file, entry, report)
+    pieces = _checked_pieces(file, entry, report)
     # By DATA-8, the tensor has the same type in all models.
     if refs and tensors.array_type(refs[0].tensor) is not None:
         pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
@@ -392,7 +392,7 @@ def check_data(
             )
 
 
-def summed(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+def _checked_pieces(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
     """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):

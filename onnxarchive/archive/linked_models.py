@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, read_all_verified
+from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown
 from onnxarchive.model import keys, prepacked, proto, tensors, walking, weights
 from onnxarchive.model.copying import copied
@@ -144,7 +144,7 @@ def linked_model(
             "model and the tensors that runtimes do not read from external data, found "
             f"{nbytes} bytes"
         )
-    read = read_all_verified(archive, [key for key, _ in held])
+    read = read_verified(archive, [key for key, _ in held])
     for (_, tensor), data in zip(held, read, strict=True):
         tensors.set_raw_data(tensor, bytes(data))
     return model

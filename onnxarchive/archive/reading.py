@@ -496,12 +496,12 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
     """
     refs = archive._refs
-    for ref, data in zip(refs.values(), read_all_verified(archive, list(refs)), strict=True):
+    for ref, data in zip(refs.values(), read_verified(archive, list(refs)), strict=True):
         tensors.set_raw_data(ref.tensor, bytes(data))
     return archive.model
 
 
-def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memoryview]:
+def read_verified(archive: Archive, names: Sequence[str]) -> Iterator[memoryview]:
     """The bytes of entries as `Archive.read` gives them, fetched together and verified.
 
     Raises:
@@ -511,17 +511,6 @@ def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memory
         if archive._file.is_mapped:  # if not, the bytes were verified when they were read
             check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
         yield data
-
-
-def read_verified(archive: Archive, name: str) -> memoryview:
-    """The bytes of an entry as `Archive.read` gives them, verified by their CRC-32.
-
-    Raises:
-        ChecksumError: The bytes have changed.
-    """
-    data = archive.read(name)
-    check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
-    return data
 
 
 def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:

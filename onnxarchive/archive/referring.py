@@ -48,7 +48,8 @@ def verified_data(archive: Archive, name: str) -> EntryData:
         ChecksumError: The bytes have changed.
     """
     with with_path(archive.path):
-        return EntryData(read_verified(archive, name), archive.entries[name].crc32, name)
+        (data,) = read_verified(archive, [name])
+        return EntryData(data, archive.entries[name].crc32, name)
 
 
 def entry_items(

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from onnxarchive.archive.contents import summed
 from onnxarchive.archive.opening import open
-from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
+from onnxarchive.archive.reading import verified_pieces
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
 from onnxarchive.model.keys import model_entry
 from onnxarchive.remote.location import Access
 from onnxarchive.storage.optional import needing
@@ -115,10 +115,8 @@ class Server(http.server.ThreadingHTTPServer):
             return mimetypes.MimeTypes().guess_type(name)[0] or "", len(data), [data]
         if found is None or found.nbytes >= TOO_LARGE:
             return None
-        with with_path(self._archive.path):
-            self._archive._require_header(found.name)
-            for _ in summed(self._archive._file, found, Report()):
-                pass  # compares the CRC-32
+        for _ in verified_pieces(self._archive, found.name):
+            pass  # compares local header and CRC-32
         pieces = self._archive._file.pieces(found.data_offset, found.nbytes)
         return "application/octet-stream", found.nbytes, pieces
 

@@ -100,9 +100,9 @@ class ArchiveSerializer:
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))
             proto.CopyFrom(archive.model)
-            for key, ref in archive._refs.items():
-                data = bytes(read_verified(archive, key))
-                tensors.set_raw_data(walking.at(proto, ref.path), data)
+            refs = archive._refs
+            for ref, data in zip(refs.values(), read_verified(archive, list(refs)), strict=True):
+                tensors.set_raw_data(walking.at(proto, ref.path), bytes(data))
         except ArchiveError as error:
             error.path = None  # the bytes came from memory
             raise
