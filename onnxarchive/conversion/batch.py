@@ -18,8 +18,8 @@ from onnxarchive.errors import ArchiveError, describe_error, shown
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.models import FollowLinks
+from onnxarchive.sources.other_files import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.filesystem import is_below

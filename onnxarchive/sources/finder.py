@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import onnx
@@ -255,41 +254,21 @@ class _FileError(ArchiveFormatError):
         self.end = end
 
 
-@dataclass(slots=True)
-class _Fault:
-    """A fault that one or several tensors have.
-
-    Attributes:
-        error: The error of one of these tensors; a `_FileError` is that of the last in the file.
-        refs: The tensors.
-        end: Offset of the end of the data of the last tensor, after a `_FileError`.
-    """
-
-    error: ArchiveFormatError
-    refs: list[TensorRef] = field(default_factory=list)
-    end: int = 0
-
-    def __str__(self) -> str:
-        message = self.error.message.removeprefix(f"{self.refs[0]}: ")
-        return f"{_list(self.refs)}: {message}"
-
-
 class _Faults:
     """The faults of a model's tensors; a file that many tensors lack is one fault."""
 
     def __init__(self) -> None:
-        self._faults: dict[object, _Fault] = {}
+        # The error of one of the tensors, a `_FileError` of the last one in the file; the tensors.
+        self._faults: dict[object, tuple[ArchiveFormatError, list[TensorRef]]] = {}
 
     def add(self, ref: TensorRef, error: ArchiveFormatError) -> None:
         """Adds the error of one tensor."""
         error = without_traceback(error)
-        key, end = error.message, 0
-        if isinstance(error, _FileError):
-            key, end = error.location, error.end
-        fault = self._faults.setdefault((type(error), key), _Fault(error))
-        fault.refs.append(ref)
-        if end > fault.end:
-            fault.error, fault.end = error, end
+        key = type(error), error.location if isinstance(error, _FileError) else error.message
+        earlier, refs = self._faults.setdefault(key, (error, []))
+        refs.append(ref)
+        if isinstance(earlier, _FileError) and isinstance(error, _FileError):
+            self._faults[key] = max(earlier, error, key=lambda it: it.end), refs
 
     def require_none(self) -> None:
         """Raises all faults in one error.
@@ -301,15 +280,18 @@ class _Faults:
         faults = list(self._faults.values())
         if not faults:
             return
-        kinds = {type(fault.error) for fault in faults}
+        kinds = {type(error) for error, _ in faults}
         kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
+        texts = [
+            f"{_list(refs)}: {error.message.removeprefix(f'{refs[0]}: ')}"
+            for error, refs in faults[:_MAX_LISTED]
+        ]
         if len(faults) == 1:
-            raise kind(str(faults[0]), rule=faults[0].error.rule)
-        count = sum(len(fault.refs) for fault in faults)
-        lines = [f"{count:,} tensors have faulty data:", *map(str, faults[:_MAX_LISTED])]
+            raise kind(texts[0], rule=faults[0][0].rule)
+        count = sum(len(refs) for _, refs in faults)
         if len(faults) > _MAX_LISTED:
-            lines.append(f"and {len(faults) - _MAX_LISTED:,} more faults")
-        raise kind("\n  ".join(lines))
+            texts.append(f"and {len(faults) - _MAX_LISTED:,} more faults")
+        raise kind("\n  ".join((f"{count:,} tensors have faulty data:", *texts)))
 
 
 def _list(refs: Sequence[TensorRef]) -> str:

@@ -1,7 +1,12 @@
-"""Selects by name the files beside a model that may become assets."""
+"""Judges by name what lies beside a model: litter, weights, and folders of the Hugging Face cache.
+
+A model of the hub is a directory `models--ORGANISATION--NAME`. The files of a revision, below
+`snapshots/REVISION/`, are symbolic links to the files in `blobs/`.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -22,6 +27,9 @@ _WEIGHTS = (
     "*.msgpack",
     "*.tflite",
 )
+SNAPSHOTS = "snapshots"
+_PREFIX = "models--"
+_REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
 
 
 def is_litter(name: str) -> bool:
@@ -54,3 +62,24 @@ def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
         is_left_out = not base or is_hidden(name) or any(fnmatchcase(base, it) for it in _WEIGHTS)
         (left_out if is_left_out else taken).append(name)
     return taken, left_out
+
+
+def levels_of(path: str) -> int | None:
+    """Counts the levels from a directory in a revision up to the directory of the model.
+
+    Args:
+        path: An absolute path without links.
+
+    Returns:
+        The number of levels; None if the directory is in no revision of a cached model.
+    """
+    parts = path.split(os.sep)
+    for levels in range(_REVISION_LEVELS, len(parts)):
+        if parts[-levels] == SNAPSHOTS and parts[-levels - 1].startswith(_PREFIX):
+            return levels
+    return None
+
+
+def is_cached_model(path: str, folders: Iterable[str]) -> bool:
+    """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
+    return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)

@@ -101,15 +101,17 @@ class OtherKindError(ArchiveFormatError):
 
 @contextlib.contextmanager
 def recognised(
-    source: str | os.PathLike[str] | RandomAccessFile | None, *, expected: str = "an ONNX archive"
+    source: str | os.PathLike[str] | RandomAccessFile | memoryview | None,
+    *,
+    expected: str = "an ONNX archive",
 ) -> Iterator[None]:
     """Replaces an ArchiveFormatError of the block by an error that names the kind of the file.
 
     The file is read only after an error.
 
     Args:
-        source: The path of the file, or the opened file, of which only the first bytes are read;
-            None leaves the error as it is.
+        source: The path of the file, its bytes, or the opened file, of which only the first bytes
+            are read; None leaves the error as it is.
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
@@ -122,6 +124,8 @@ def recognised(
         if isinstance(source, RandomAccessFile):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
                 kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
+        elif isinstance(source, memoryview):
+            kind = kind_of_head(bytes(source[:HEAD_SIZE]), len(source)) or _cut_model(source)
         elif source is not None:
             kind = kind_of(source)
         if kind is None or (kind.is_source and expected == "a model"):
@@ -151,7 +155,10 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
             if is_zip(head):
                 return _zip(list(read_zip(file.view(), None)[0]), convert)
             view = file.view()
-            return _zip_after_stub(view) or kind_of_head(head, file.size) or _model(view, convert)
+            kind = _zip_after_stub(view) or kind_of_head(head, file.size)
+            if kind is None and wire.is_model(view):
+                return Kind("an ONNX model", convert, is_source=True)
+            return kind or _cut_model(view)
     except (OSError, ArchiveError):
         return None
 
@@ -227,13 +234,9 @@ def _count(names: list[str]) -> int:
     return sum(name.lower().endswith(MODEL_SUFFIX) and not is_litter(name) for name in names)
 
 
-def _model(view: memoryview, convert: str) -> Kind | None:
-    if wire.is_model(view):
-        return Kind("an ONNX model", convert, is_source=True)
+def _cut_model(view: memoryview) -> Kind | None:
     missing = wire.missing_nbytes(view)
-    if not missing:
-        return None
-    return Kind(f"an ONNX model that {ends_early(missing)}")
+    return Kind(f"an ONNX model that {ends_early(missing)}") if missing else None
 
 
 def ends_early(missing: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveFormatError, without_traceback
+from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import proto, tensors, weights, wire
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.weights import Span, decode
 from onnxarchive.sources.places import DataFile
-from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
+from onnxarchive.sources.recognition import recognised
 
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
 
@@ -84,23 +83,9 @@ def _strip(file: DataFile) -> weights.Stripped:
             "its tensors as external data",
             rule="MODEL-2",
         )
-    with _recognised(file):
-        return weights.strip_weights(file.view)
-
-
-@contextlib.contextmanager
-def _recognised(file: DataFile) -> Iterator[None]:
-    """Replaces an error about a file's bytes by one that names the kind of the file, if known."""
-    try:
-        yield
-    except ArchiveFormatError as error:
-        view = file.view
-        found: object = kind_of_head(file.head(HEAD_SIZE), len(view))
-        missing = wire.missing_nbytes(view)
-        if found is None and not missing:
-            raise
-        message = f"expected a model, found {found or f'one that {ends_early(missing)}'}"
-        raise ArchiveFormatError(message, rule=error.rule) from without_traceback(error)
+    view = file.view
+    with recognised(view, expected="a model"):
+        return weights.strip_weights(view)
 
 
 def parse_file(file: DataFile) -> Serialized:
@@ -112,7 +97,7 @@ def parse_file(file: DataFile) -> Serialized:
     """
     stripped = _strip(file)
     _require_messages([stripped.model])
-    with _recognised(file):
+    with recognised(file.view, expected="a model"):
         model = _parse(stripped.model, file.nbytes)
     proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
     return Serialized(model, file, file.view, stripped.spans)

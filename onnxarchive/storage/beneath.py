@@ -60,47 +60,18 @@ class Root:
             finally:
                 os.close(descriptor)
 
-    def open(self, path: str) -> int:
+    def open(self, path: str, flags: int = _FILE) -> int:
         """Opens a file for reading; returns a new descriptor.
 
         Args:
             path: Path of the file, relative to the directory, with slashes and without `..`.
+            flags: As for `os.open`.
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
             ValueError: `path` is absolute or contains `..`.
             OSError: The file cannot be opened.
         """
-        return self._open(path, _FILE)
-
-    def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
-        """Lists a directory; each entry is valid until the next entry is yielded.
-
-        Args:
-            path: Path of the directory, as for `open`; `""` for this directory. Errors are as for
-                `open`.
-        """
-        if not HAS_DIR_FD:
-            resolved = os.path.realpath(self._joined(path))
-            self._require_inside(resolved, path)
-            with os.scandir(resolved) as entries:
-                yield from entries
-            return
-        descriptor = self._open(path, _LISTED)
-        try:
-            with naming(self._joined(path)), os.scandir(descriptor) as entries:
-                yield from entries
-        finally:
-            os.close(descriptor)
-
-    def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads, even by links, to the file of an identity."""
-        with contextlib.suppress(OSError):
-            status = os.stat(self._joined(name))
-            return (status.st_dev, status.st_ino) == identity
-        return False
-
-    def _open(self, path: str, flags: int) -> int:
         whole = self._joined(path)
         try:
             descriptor = os.open(whole, flags)
@@ -113,6 +84,28 @@ class Root:
             os.close(descriptor)
             raise
         return descriptor
+
+    def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """Lists a directory, `""` for this one, as `open`; an entry is valid until the next one."""
+        if not HAS_DIR_FD:
+            resolved = os.path.realpath(self._joined(path))
+            self._require_inside(resolved, path)
+            with os.scandir(resolved) as entries:
+                yield from entries
+            return
+        descriptor = self.open(path, _LISTED)
+        try:
+            with naming(self._joined(path)), os.scandir(descriptor) as entries:
+                yield from entries
+        finally:
+            os.close(descriptor)
+
+    def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
+        """True if a name in the directory leads, even by links, to the file of an identity."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self._joined(name))
+            return (status.st_dev, status.st_ino) == identity
+        return False
 
     def _joined(self, path: str) -> str:
         if leads_out(path):
@@ -133,13 +126,8 @@ def open_own(path: str, mode: int) -> int:
     """Opens a file for reading and writing, or creates it; never follows a link to another file.
 
     For names that others can guess: they may put a link there, so that its target is overwritten.
-
-    Args:
-        path: The file. Links in the path of its directory are followed.
-        mode: Permission bits of a new file before the umask.
-
-    Returns:
-        A new descriptor.
+    Links in the path of the directory are followed. `mode` has the permission bits of a new file
+    before the umask. Returns a new descriptor.
 
     Raises:
         FileExistsError: `path` is not a regular file with one name, or belongs neither to this user
@@ -199,7 +187,15 @@ def _final_path(descriptor: int, path: str) -> str:
     who exchanges names at the same time may deceive them.
     """
     if not HAS_DIR_FD:
-        return _windows_path(descriptor)
+        import ctypes
+        import msvcrt
+
+        buffer = ctypes.create_unicode_buffer(1 << 15)  # maximum length of a path
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(descriptor))  # type: ignore[attr-defined]
+        system = ctypes.windll.kernel32  # type: ignore[attr-defined]
+        if not system.GetFinalPathNameByHandleW(handle, buffer, len(buffer), 0):
+            raise ctypes.WinError()  # type: ignore[attr-defined]
+        return buffer.value
     if sys.platform == "darwin":
         import fcntl
 
@@ -208,18 +204,6 @@ def _final_path(descriptor: int, path: str) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     return os.path.realpath(path)
-
-
-def _windows_path(descriptor: int) -> str:
-    import ctypes
-    import msvcrt
-
-    path = ctypes.create_unicode_buffer(1 << 15)  # maximum length of a path
-    handle = ctypes.c_void_p(msvcrt.get_osfhandle(descriptor))  # type: ignore[attr-defined]
-    system = ctypes.windll.kernel32  # type: ignore[attr-defined]
-    if not system.GetFinalPathNameByHandleW(handle, path, len(path), 0):
-        raise ctypes.WinError()  # type: ignore[attr-defined]
-    return path.value
 
 
 def _unprefixed(path: str) -> str:

@@ -19,7 +19,7 @@ from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.hugging_face import levels_of
+from onnxarchive.sources.other_files import levels_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
 
