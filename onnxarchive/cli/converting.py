@@ -55,9 +55,12 @@ def convert_command(arguments: argparse.Namespace) -> int:
     if _STANDARD_STREAM in (*sources, *models.values()):
         raise ValueError("convert cannot read standard input: save it to a file")
     if arguments.output_dir is not None:
-        if models:
-            raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
+        if models or arguments.all_models:
+            name = "--model" if models else "--all-models"
+            raise ValueError(f"{name} goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
+    if arguments.all_models and models:
+        raise ValueError("expected --all-models or --model, found both")
     source, target = arguments.paths
     to_stream = target == _STANDARD_STREAM
     if to_stream and arguments.json and not arguments.dry_run:
@@ -70,7 +73,9 @@ def convert_command(arguments: argparse.Namespace) -> int:
         conversion = convert(
             source,
             StandardOutput() if to_stream else target,
-            models=models,
+            models="all" if arguments.all_models else models,
+            default=arguments.default,
+            include=arguments.include,
             progress=progress,
             jobs=arguments.jobs,
             **options,

@@ -253,6 +253,15 @@ def _add_convert(commands: Any) -> None:
     _add_arguments(command, {f"--asset {ASSET}": help}, nargs="+", action="extend", default=[])
     help = "add another model, such as decoder=decoder.onnx; equal tensors of the models are "
     _add_arguments(command, {"--model ID=PATH": f"{help}stored once"}, **_REPEATED)
+    _add_arguments(
+        command,
+        {
+            "--all-models": "add every .onnx in the directory SOURCE and below it, except further "
+            "precisions such as model_fp16.onnx; ids are made of the file names",
+            "--default NAME": "with --all-models: the default model (default: model.onnx)",
+            "--include PATTERN": "with --all-models: only files of these names, as '*_fp16.onnx'",
+        },
+    )
     help = "compare data files with the SHA-1 checksums in the model"
     _add_arguments(command, {"--verify-checksum": help})
     help = (

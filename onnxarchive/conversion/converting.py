@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Unpack
+from typing import Literal, Unpack
 
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.linked_models import linked_model, stays_outside
@@ -37,7 +37,7 @@ from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks
+from onnxarchive.sources.models import FollowLinks, models_of_repository, open_others
 from onnxarchive.sources.source import Source
 from onnxarchive.storage import locking
 from onnxarchive.storage.file_data import FileData
@@ -96,7 +96,9 @@ def convert(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str] | SupportsWrite,
     *,
-    models: Mapping[str, str | os.PathLike[str]] | None = None,
+    models: Mapping[str, str | os.PathLike[str]] | Literal["all"] | None = None,
+    default: str | None = None,
+    include: str | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
@@ -143,7 +145,14 @@ def convert(
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
             model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
             A tensor outside the models is stored once, even if several models have a tensor of the
-            same data type, dims and bytes. Assets of these other sources are not stored.
+            same data type, dims and bytes. Assets of these other sources are not stored. `"all"`
+            means every `.onnx` in the directory `source` and below it, except those of further
+            precisions such as `model_fp16.onnx`; the id is the file's name, in lower case and with
+            `_` for other characters.
+        default: With `models="all"`, the default model: its path in the directory, or its file's
+            name with or without `.onnx`. None means `model.onnx`, or the only model.
+        include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`: only these
+            files become models.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -154,6 +163,7 @@ def convert(
             `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
             outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
+            With `models="all"`, the files in the directory `source` itself.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: A directory: symbolic links of the source may also lead to files below this
@@ -178,13 +188,14 @@ def convert(
         UnsupportedFeatureError: A zip is encrypted, or compressed by an unknown method.
         LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
             while it was opened.
-        ValueError: An option or the path of an asset is not allowed, or `path` is one of the
-            source's files.
+        ValueError: An option or the path of an asset is not allowed, `path` is one of the source's
+            files, or with `models="all"` two models get the same id, or no model is the default.
         OSError: A file cannot be read, or the archive cannot be written.
 
     Example:
         onnxarchive.convert("model.onnx", "new.onnxa")
         onnxarchive.convert("model.onnx", "both.onnxa", models={"decoder": "decoder.onnx"})
+        # onnxarchive.convert("repository", "all.onnxa", models="all", other_files=True)
     """
     options = WriteOptions(
         size_threshold=size_threshold,
@@ -195,7 +206,20 @@ def convert(
         jobs=jobs,
         timeout=timeout,
     )
-    given = with_further_models(source, models)
+    directory = None
+    given: Mapping[str, str | os.PathLike[str]]
+    if models == "all":
+        location = Location.of(source, **access)
+        directory = location.path
+        if directory is None or not os.path.isdir(directory):
+            raise ValueError(
+                f'{location.name}: expected a local directory for models="all" (--all-models)'
+            )
+        given = models_of_repository(directory, default, include)
+    elif default is not None or include is not None:
+        raise ValueError('default and include (--default, --include) go with models="all"')
+    else:
+        given = with_further_models(source, models)
     conversion = convert_silently(
         {identifier: Location.of(it, **access) for identifier, it in given.items()},
         Location.of(path, **access),
@@ -204,6 +228,7 @@ def convert(
         verify_checksum=verify_checksum,
         follow_links=follow_links,
         dry_run=dry_run,
+        repository=directory,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -219,10 +244,12 @@ def convert_silently(
     verify_checksum: bool,
     follow_links: FollowLinks,
     dry_run: bool,
+    repository: str | None = None,
 ) -> Conversion:
     """Converts models by id, as `convert`, but issues no warning about what was left out.
 
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
+    `repository` is the directory whose other files become assets, if it is not the default model's.
     """
     if any(source.url is not None for source in sources.values()):
         options = replace(options, jobs=1)
@@ -234,13 +261,16 @@ def convert_silently(
                     given,
                     verify_checksum=verify_checksum,
                     temporary=temporary,
-                    other_files=other_files and not identifier,
+                    other_files=other_files and not identifier and repository is None,
                     follow_links=follow_links,
                 )
             )
             for identifier, given in sources.items()
         }
         default = models[""]
+        if other_files and repository is not None:
+            others, left_out = resources.enter_context(open_others(repository, follow_links))
+            default = replace(default, others=others, left_out=left_out)
         models = {**default.further, **models}
         files = [file for found in models.values() for file in found.files]
         if target.path is not None:

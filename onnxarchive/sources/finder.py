@@ -93,11 +93,14 @@ class Finder:
         data: dict[Path, Data] = {}
         faults = _Faults()
         idle: list[TensorRef] = []
+        packed: list[TensorRef] = []
         cleared: dict[str, str] = {}
         has_spans = len(serialized.spans) > 0
         for ref in tensors.walk(serialized.model):
             if _drop_idle_pairs(ref.tensor, has_spans):
                 idle.append(ref)
+            if any(map(tensors.names_packed, ref.tensor.external_data[3:])):
+                packed.append(ref)
             try:
                 found = self._data(ref, serialized)
             except OutsideError as error:  # one remedy helps all tensors
@@ -111,9 +114,15 @@ class Finder:
                     cleared[ref.where] = ref.name
         faults.require_none()
         self._require_held()
-        note = f"external_data was left out beside data in the model: {_list(idle)}"
-        warnings = (note,) if idle else ()
-        return Source(serialized.model, data, warnings=warnings, cleared=cleared)
+        warnings = []
+        if idle:
+            warnings.append(f"external_data was left out beside data in the model: {_list(idle)}")
+        if packed:
+            warnings.append(
+                "weights that ONNX Runtime packed were left out, onnxarchive.prepack packs them "
+                f"again: {_list(packed)}"
+            )
+        return Source(serialized.model, data, warnings=tuple(warnings), cleared=cleared)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""

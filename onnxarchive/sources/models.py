@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
@@ -38,6 +40,10 @@ from onnxarchive.storage.file_data import FileData
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
+# The end of the names of files with a model in another precision, as exporters name them.
+_PRECISION: Final = re.compile(
+    "_(fp16|fp32|bf16|u?int[48]|q4|q4f16|q8|bnb4|quantized|o[1-4])$", re.IGNORECASE
+)
 _MAX_SEARCHED = 1000  # limit of folders that `_models_below` searches
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model ({MODEL_PROTO} or a file named *{_MODEL_SUFFIX})"
@@ -171,6 +177,10 @@ class _Opening:
         source = self._whole(place, _only(models), names)
         return replace(source, files=tuple(place.paths))
 
+    def others(self) -> tuple[dict[str, Data], tuple[str, ...]]:
+        """The files of a directory to include, by path, and the names of those to leave out."""
+        return self._others(DirectoryPlace(self._root(self.path)), (), ())
+
     def remedy(self) -> str:
         """How to convert a source whose links lead out of its directory."""
         is_directory = os.path.isdir(self.path)
@@ -303,7 +313,7 @@ def _only(names: list[str]) -> str:
     if len(names) > 1:
         raise ArchiveFormatError(
             f"{_EXPECTED_MODEL}, found {listing(names)}; 'onnxarchive convert ONE.onnx NEW.onnxa "
-            "--model ID=OTHER.onnx' packs several models"
+            "--model ID=OTHER.onnx' packs several models, and --all-models those of a directory"
         )
     return names[0]
 
@@ -329,6 +339,79 @@ def _models_below(root: Root) -> list[str]:
                 elif not is_hidden(f"{name}/"):
                     folders.append(name)
     return sorted(models)
+
+
+def models_of_repository(
+    directory: str | os.PathLike[str], default: str | None = None, include: str | None = None
+) -> dict[str, str]:
+    """The paths of the models in a directory and below it, by the ids that they get.
+
+    An id is the file's name without `.onnx`, in lower case, with `_` for other characters than
+    letters and digits.
+
+    Args:
+        directory: The directory.
+        default: The model that gets the id `""`: its path in the directory, or its file's name with
+            or without `.onnx`. None means `model.onnx`, or the only model.
+        include: A pattern of file names, such as `*_fp16.onnx`. None means all files but those of
+            further precisions, such as `model_fp16.onnx`.
+
+    Raises:
+        ValueError: Two models get the same id, no model or several are the default one, or a file
+            name gives no id.
+        ArchiveFormatError: There is no model.
+    """
+    below = _models_below(Root(os.fspath(directory)))
+    found = [name for name in below if name.endswith(_MODEL_SUFFIX)]
+    bases = {name: name[name.rfind("/") + 1 :] for name in found}
+    stems = {name: base.removesuffix(_MODEL_SUFFIX) for name, base in bases.items()}
+    if include is None:
+        names = [name for name in found if not _PRECISION.search(stems[name])]
+    else:
+        names = [name for name in found if fnmatchcase(bases[name], include)]
+    if not names:
+        hint = f"; {listing(found)} match no pattern of --include" if found else ""
+        raise ArchiveFormatError(f"expected a file named *{_MODEL_SUFFIX}, found none{hint}")
+    wanted = "model.onnx" if default is None else default
+    defaults = [wanted] if wanted in names else []
+    defaults = defaults or [name for name in names if wanted in (bases[name], stems[name])]
+    if default is None and len(names) == 1:
+        defaults = names
+    if len(defaults) != 1:
+        raise ValueError(
+            f"{os.fspath(directory)}: expected one default model {wanted!r} among "
+            f"{listing(names)}, found {len(defaults)}; name it with default= (--default)"
+        )
+    models = {"": os.path.join(directory, *defaults[0].split("/"))}
+    for name in names:
+        if name in defaults:
+            continue
+        identifier = re.sub("[^a-z0-9]", "_", stems[name].lower())
+        path = os.path.join(directory, *name.split("/"))
+        if not keys.is_model_id(identifier):
+            raise ValueError(f"{path}: expected a file name that gives {keys.MODEL_ID}; rename it")
+        if identifier in models:
+            raise ValueError(
+                f"expected models with different ids, found {models[identifier]} and {path}, both "
+                f"with the id {identifier!r}; choose with include= (--include)"
+            )
+        models[identifier] = path
+    return models
+
+
+@contextlib.contextmanager
+def open_others(
+    directory: str | os.PathLike[str], follow_links: FollowLinks = False
+) -> Iterator[tuple[dict[str, Data], tuple[str, ...]]]:
+    """The files of a directory that may become assets, and the names of those left out.
+
+    Args:
+        directory: The directory; folders in it are left out.
+        follow_links: As for `open_model`.
+    """
+    with contextlib.ExitStack() as resources, with_path(directory):
+        opening = _Opening(os.fspath(directory), resources, False, None, True, follow_links)
+        yield opening.others()
 
 
 def _further_models(names: list[str], default: str) -> list[str]:

@@ -1,0 +1,145 @@
+"""All models of a directory become one archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import further_model, runnable_model
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.cli import main
+from onnxarchive.errors import ArchiveFormatError
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A directory as optimum writes it: three models that share weights, and their settings."""
+    folder = tmp_path / "my repository"
+    (folder / "onnx").mkdir(parents=True)
+    onnx.save(runnable_model(), folder / "onnx" / "model.onnx")
+    for name in ("decoder_model", "Decoder-With.past"):
+        path = folder / "onnx" / f"{name}.onnx"
+        onnx.save(further_model(), path, save_as_external_data=True, location=f"{name}.onnx_data")
+    onnx.save(runnable_model(), folder / "onnx" / "model_fp16.onnx")
+    onnx.save(runnable_model(), folder / "onnx" / "decoder_model_q4.onnx")
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("[]")
+    (folder / "LICENSE").write_text("free")
+    (folder / ".gitattributes").write_text("*.onnx filter=lfs")
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    return folder
+
+
+def ids(path: Path) -> list[str]:
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        return list(archive.models)
+
+
+def test_every_model_gets_an_id_from_its_file_name(repository: Path, path: Path) -> None:
+    outcome = onnxarchive.convert(repository, path, models="all", other_files=True)
+    assert ids(path) == ["", "decoder_model", "decoder_with_past"]
+    with onnxarchive.open(path) as archive:
+        assert sorted(archive.assets) == ["LICENSE", "config.json", "tokenizer.json"]
+        assert archive.assets["LICENSE"] == b"free"
+    assert sorted(outcome.taken) == ["LICENSE", "config.json", "tokenizer.json"]
+    assert "pytorch_model.bin" in outcome.left_out
+
+
+def test_shared_tensors_are_stored_once_and_outputs_are_those_of_the_files(
+    repository: Path, path: Path
+) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    outcome = onnxarchive.convert(repository, path, models="all")
+    # The weight of three models, and one of two.
+    assert outcome.tensors == 2
+    assert outcome.shared_nbytes == 2 * (1 << 16) + 2048
+    x = {"x": np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)}
+    for name, identifier in (
+        ("model", ""),
+        ("decoder_model", "decoder_model"),
+        ("Decoder-With.past", "decoder_with_past"),
+    ):
+        (expected,) = ort.InferenceSession(repository / "onnx" / f"{name}.onnx").run(None, x)
+        session = onnxarchive.session(path, model=identifier)
+        np.testing.assert_array_equal(session.run(None, x)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["decoder_model", "decoder_model.onnx", "onnx/decoder_model.onnx"])
+def test_the_default_model_can_be_named(repository: Path, path: Path, name: str) -> None:
+    onnxarchive.convert(repository, path, models="all", default=name)
+    assert ids(path) == ["", "decoder_with_past", "model"]
+
+
+def test_a_pattern_chooses_the_files(repository: Path, path: Path) -> None:
+    onnxarchive.convert(repository, path, models="all", include="*_q4.onnx")
+    assert ids(path) == [""]
+    onnxarchive.convert(repository, path, models="all", include="model*")
+    assert ids(path) == ["", "model_fp16"]
+
+
+def test_a_clash_of_ids_names_both_files(repository: Path, path: Path) -> None:
+    onnx.save(runnable_model(), repository / "onnx" / "decoder-model.onnx")
+    with pytest.raises(ValueError, match=r"decoder-model\.onnx and .*decoder_model\.onnx, both"):
+        onnxarchive.convert(repository, path, models="all")
+    assert not path.exists()
+
+
+def test_faults_of_the_choice_are_named(repository: Path, path: Path) -> None:
+    with pytest.raises(ValueError, match=r"one default model 'none' among .*found 0.*--default"):
+        onnxarchive.convert(repository, path, models="all", default="none")
+    (repository / "empty").mkdir()
+    (repository / "other").mkdir()
+    onnx.save(runnable_model(), repository / "other" / "model.onnx")
+    with pytest.raises(ValueError, match=r"default model 'model\.onnx' among .*found 2"):
+        onnxarchive.convert(repository, path, models="all")
+    onnx.save(runnable_model(), repository / "model.onnx")
+    onnx.save(runnable_model(), repository / "onnx" / "2 parts.onnx")
+    with pytest.raises(ValueError, match=r"2 parts\.onnx: expected a file name that gives"):
+        onnxarchive.convert(repository, path, models="all", include="[2m]*.onnx")
+    with pytest.raises(ArchiveFormatError, match="match no pattern of --include"):
+        onnxarchive.convert(repository, path, models="all", include="*.none")
+    with pytest.raises(ValueError, match=r'default and include.*go with models="all"'):
+        onnxarchive.convert(repository / "model.onnx", path, default="model")
+    with pytest.raises(ValueError, match=r"model\.onnx: expected a local directory"):
+        onnxarchive.convert(repository / "model.onnx", path, models="all")
+    with pytest.raises(ArchiveFormatError, match=r"a file named \*\.onnx, found none"):
+        onnxarchive.convert(repository / "empty", path, models="all")
+    assert not path.exists()
+
+
+def test_data_files_of_a_model_are_no_assets(path: Path, tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones(1000, np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["y"])],
+        "constant",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1000])],
+        [weight],
+    )
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    model = helper.make_model(graph)
+    onnx.save(model, folder / "one.onnx", save_as_external_data=True, location="weights.data")
+    (folder / "readme.md").write_text("read me")
+    onnxarchive.convert(folder, path, models="all", other_files=True)
+    with onnxarchive.open(path) as archive:
+        assert [*archive.assets] == ["readme.md"]
+
+
+def test_the_command_packs_a_repository(
+    repository: Path, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(repository), str(path)]) == 3
+    (repository / "onnx" / "model.onnx").rename(repository / "onnx" / "encoder_model.onnx")
+    assert main(["convert", str(repository / "onnx"), str(path)]) == 3
+    assert "--all-models" in capsys.readouterr().err
+    options = ["--all-models", "--default", "encoder_model", "--assets"]
+    assert main(["convert", str(repository), str(path), *options]) == 0
+    assert ids(path) == ["", "decoder_model", "decoder_with_past"]
+    assert main(["convert", str(repository), "--output-dir", str(path), "--all-models"]) == 2
+    assert "--all-models goes with one SOURCE and TARGET" in capsys.readouterr().err
