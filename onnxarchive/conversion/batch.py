@@ -139,8 +139,8 @@ def _outcomes(
     futures: dict[Future[Conversion], tuple[int, Location, Location]] = {}
     for index, (source, target, error) in enumerate(work):
         if error is None:
-            other = sources.setdefault(os.path.normcase(target.place), source)
-            if other.place != source.place:
+            other = sources.setdefault(os.path.normcase(target.address), source)
+            if other.address != source.address:
                 same = f"{other.name} has the same target {target.name}"
                 error = f"{same}; convert one of them to another directory"
         if error is not None:
@@ -180,7 +180,7 @@ def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
             for path, place in find_models(source.path, note):
                 absolute = os.path.abspath(path)
                 is_archive = is_tree and path.endswith(_ARCHIVE_SUFFIX)
-                if is_archive and is_below(os.path.realpath(path), folder.place):
+                if is_archive and is_below(os.path.realpath(path), folder.address):
                     continue  # made by an earlier run
                 found = True
                 if absolute not in met:
@@ -199,7 +199,7 @@ def _archive(folder: Location, place: str) -> Location:
     """The archive of the model at `place`, a path relative to its tree."""
     if folder.path is not None:
         return folder.at(os.path.join(folder.path, _with_suffix(place)))
-    return folder.at(f"{folder.place.rstrip('/')}/{_with_suffix(place)}")
+    return folder.at(f"{folder.address.rstrip('/')}/{_with_suffix(place)}")
 
 
 def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
@@ -213,7 +213,7 @@ def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[
     error: str | None
     try:
         for url, place in _find_remote_models(source):
-            if url.endswith(_ARCHIVE_SUFFIX) and url.startswith(f"{folder.place.rstrip('/')}/"):
+            if url.endswith(_ARCHIVE_SUFFIX) and url.startswith(f"{folder.address.rstrip('/')}/"):
                 continue  # made by an earlier run
             found = True
             if url in met:
@@ -304,7 +304,7 @@ def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
         OSError: A request failed.
     """
     if folder.name.lower().endswith(_MODEL_SUFFIXES):
-        yield folder.url or "", os.path.basename(folder.name)
+        yield folder.address, os.path.basename(folder.name)
         return
     for found in sorted(folder.objects()):
         is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))

@@ -73,7 +73,7 @@ def open_source(
             return
         if file is None:
             opened = open_model(
-                location.place,
+                location.address,
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,

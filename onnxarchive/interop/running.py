@@ -206,7 +206,7 @@ def _make_session(
         make = ort.InferenceSession
         if is_zip:
             make = partial(session, model=model, **location.access)
-        ort_session = make(location.place, options, chosen, enable_fallback=0)
+        ort_session = make(location.address, options, chosen, enable_fallback=0)
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(

@@ -77,14 +77,21 @@ class Location:
             return cls(source, None, path, access)
         return cls(source, path, None, access)
 
-    def at(self, place: str | os.PathLike[str]) -> Location:
+    def at(self, address: str | os.PathLike[str]) -> Location:
         """Another location with the same options."""
-        return Location.of(place, **self.access)
+        return Location.of(address, **self.access)
 
     @property
-    def place(self) -> str:
-        """The path, the URL or the key, with secrets; empty for bytes and file objects."""
-        return self.path or self.url or ""
+    def address(self) -> str:
+        """The path, the URL or the key, with secrets.
+
+        Raises:
+            TypeError: The location is not one of these.
+        """
+        address = self.path if self.url is None else self.url
+        if address is None:
+            raise TypeError(f"expected a path or a URL, found {type(self.source).__name__}")
+        return address
 
     @property
     def name(self) -> str:
@@ -155,7 +162,7 @@ class Location:
         """
         from onnxarchive.remote.objects import open_object
 
-        other = self.at(beside(self.url or "", location))
+        other = self.at(beside(self.address, location))
         return open_object(keeps_end=False, **other._remote)
 
     def exists(self) -> bool:
@@ -182,4 +189,4 @@ class Location:
     def _remote(self) -> dict[str, Any]:
         """The arguments for functions of this room: all but the cache."""
         options = {name: it for name, it in self.access.items() if name != "cache"}
-        return {"url_or_path": self.url, **options}
+        return {"url_or_path": self.address, **options}

@@ -50,6 +50,14 @@ def test_only_a_local_path_is_local(source: Any) -> None:
     assert Location.of("m.onnxa").require_local() == "m.onnxa"
 
 
+def test_what_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path) -> None:
+    onnxarchive.save(weight_model(seed=1), tmp_path / "m.onnxa")
+    convert_many: Any = onnxarchive.convert_many
+    for sources, target in (([b"PK"], tmp_path / "out"), ([tmp_path / "m.onnxa"], b"out")):
+        with pytest.raises(TypeError, match="expected a path or a URL, found bytes"):
+            convert_many(sources, target)
+
+
 def test_local_files_need_no_modules_for_stores(tmp_path: Path) -> None:
     onnxarchive.save(weight_model(seed=1), tmp_path / "m.onnxa")
     code = """
