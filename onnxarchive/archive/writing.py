@@ -109,7 +109,8 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
     sizes = [batch[0].nbytes if len(batch) == 1 else 0 for batch in batches]
     fetch = partial(_fetched, copied_size=copied_size)
     with contextlib.closing(threads.in_order(batches, sizes, fetch, jobs)) as fetched:
-        for batch, parts in zip(batches, fetched, strict=True):
+        for batch in batches:
+            parts = next(fetched)
             for item, (crc, pieces, is_constant) in zip(batch, parts, strict=True):
                 write_item(item, crc, counter(pieces), is_constant, target)
             del parts, pieces  # frees their data before further entries are fetched

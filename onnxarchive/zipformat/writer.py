@@ -20,7 +20,7 @@ from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.layout import Placement
 
 _GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
-_WRITTEN_SIZE = 1 << 18  # gathered bytes are written when there are as many
+_WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are as many
 
 
 def require_entries(count: int) -> None:

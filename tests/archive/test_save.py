@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import stat
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,10 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import ModelToStore, plan_archive
+from onnxarchive.archive.writing import write_archive
+from onnxarchive.buffers.data import Stored
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.remote.location import Location
 
 MIB = 1 << 20
 
@@ -340,6 +345,29 @@ def test_a_plan_knows_the_size_of_the_archive() -> None:
     for alignment in (64, 4096):
         data = saved(model, size_threshold=0, assets=assets, alignment=alignment)
         assert plan.size(alignment) == len(data)
+
+
+class _Weights(bytearray):
+    """Bytes that can be referred to weakly."""
+
+
+def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
+    read: list[weakref.ref[_Weights]] = []
+
+    def resolve(_: TensorRef) -> Stored:
+        assert [found() for found in read] == [None] * len(read)
+        data = _Weights(2 * MIB)
+        read.append(weakref.ref(data))
+        return Stored(memoryview(data))
+
+    tensors = [
+        external(TensorProto(name=name, data_type=TensorProto.UINT8, dims=[2 * MIB]), "elsewhere")
+        for name in "uvw"
+    ]
+    options = WriteOptions(jobs=1)
+    plan = plan_archive({"": ModelToStore(model_of(*tensors), resolve)}, options)
+    write_archive(plan, Location.of(io.BytesIO()), options)
+    assert len(read) == len(tensors)
 
 
 # Where it is written
