@@ -125,7 +125,7 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
     onnxarchive.save(weights(3), path)
     before = path.read_bytes()
     array = np.zeros(300, np.float32)
-    pack, require_space = LocalHeader.pack, writing.require_space
+    pack, require_space = LocalHeader.pack, filesystem.require_space
 
     def pack_and_change(header: LocalHeader) -> bytes:  # which has the CRC-32
         array[7] = 1

@@ -63,7 +63,7 @@ def complete(directory: Path) -> Path:
 def interrupt(directory: Path, count: int = 5, key: str = remote_files.KEY) -> Path:
     """Interrupts a download after some pieces, and returns the path of the partial file."""
     remote = Remote(key=key)
-    seen = []
+    seen: list[int] = []
 
     def stop(offset: int) -> None:
         if len(seen) == count:
@@ -145,7 +145,7 @@ def test_a_command_that_lists_uses_a_copy_and_downloads_none(
 ) -> None:
     web.files[PATH] = ARCHIVE
     url = web.url(PATH)
-    arguments = [command, url, *["labels.txt"] * (command == "cat"), "--cache-dir", directory]
+    arguments = [command, url, *["labels.txt"] * (command == "cat"), "--cache-dir", str(directory)]
     assert run(*arguments) == 0
     assert not directory.exists()
     onnxarchive.open(url, cache=directory).close()
@@ -415,7 +415,7 @@ def test_threads_download_once(directory: Path) -> None:
         remote.before = lambda offset: time.sleep(0.0005)
 
     def read(remote: Remote) -> None:
-        with cache.open_cached(URL, directory, remote_files.reading(DATA)) as file:  # type: ignore
+        with cache.open_cached(URL, directory, remote_files.reading(DATA)) as file:
             found.append(file.read(0, SIZE) == DATA)
 
     waiting = iter(remotes)

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -92,16 +91,18 @@ def entry_of(
 ) -> ZippedFile:
     """The only entry of a zip."""
     nbytes = len(data) if nbytes is None else nbytes
-    sizes = [len(compressed), nbytes]
+    sizes = len(compressed), nbytes
     extra = b""
     if nbytes > records.UINT32_MAX:
-        extra, sizes = records.pack_zip64_extra(nbytes, len(compressed)), [records.SATURATED_32] * 2
+        extra, sizes = (
+            records.pack_zip64_extra(nbytes, len(compressed)),
+            (records.SATURATED_32,) * 2,
+        )
     crc = zlib.crc32(data) if crc32 is None else crc32
-    fields: list[Any] = [20, 0, method, 0, 33, crc, *sizes]
-    local = LocalHeader(*fields, b"folder/w", extra).pack()
-    record = DirectoryRecord(20, *fields, 0, 0, 0, 0, b"folder/w", extra, b"").pack()
-    end = EndRecord(0, 0, 1, 1, len(record), len(local) + len(compressed), 0).pack()
-    files, _ = read_zip(memoryview(local + compressed + record + end), None)
+    local = LocalHeader(20, 0, method, 0, 33, crc, *sizes, b"folder/w", extra)
+    record = DirectoryRecord(20, *local[:8], 0, 0, 0, 0, b"folder/w", extra, b"").pack()
+    end = EndRecord(0, 0, 1, 1, len(record), len(local.pack()) + len(compressed), 0).pack()
+    files, _ = read_zip(memoryview(local.pack() + compressed + record + end), None)
     return files["folder/w"]
 
 
