@@ -23,9 +23,8 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import FollowLinks, open_copy, open_model
-from onnxarchive.sources.places import sha1
+from onnxarchive.sources.places import RemotePlace, sha1
 from onnxarchive.sources.recognition import is_zip, recognised
-from onnxarchive.sources.remote_place import RemotePlace
 from onnxarchive.sources.source import Source
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.random_access import RandomAccessFile

@@ -1,4 +1,4 @@
-"""Places of a model's data files, such as the model's directory.
+"""Places of a model's data files: its directory, or its folder in a store.
 
 A place finds the file of a location, refuses a location outside the place, and gives ranges of the
 file's bytes.
@@ -6,6 +6,7 @@ file's bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from onnxarchive.model.keys import MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.sources.other_files import is_hidden
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.spooling import RandomAccessData
 
 MAX_PATH_SIZE: Final = 4096  # bytes; the longest path on Linux
 
@@ -172,3 +175,38 @@ def _leads_to(is_kind: Callable[[], bool]) -> bool:
         return is_kind()
     except OSError:  # such as a loop of links; opening the entry reports this
         return False
+
+
+class RemotePlace:
+    """The objects in a remote model's folder and below it.
+
+    Args:
+        open_beside: Opens the object of a location.
+        resources: Closes the objects.
+        temporary: The directory for copies of tensors; None for the system's.
+    """
+
+    names: list[str] = []  # noqa: RUF012 a store is not searched
+    all_names = names
+
+    def __init__(
+        self,
+        open_beside: Callable[[str], RandomAccessFile],
+        resources: contextlib.ExitStack,
+        temporary: str | None,
+    ) -> None:
+        self._open_beside = open_beside
+        self._resources = resources
+        self._temporary = temporary
+        self._files: dict[str, RandomAccessData | None] = {}
+
+    def find(self, location: str) -> RandomAccessData | None:
+        """As `Place.find`."""
+        path = plain(location)
+        if path not in self._files:
+            self._files[path] = None
+            with contextlib.suppress(FileNotFoundError):
+                file = self._resources.enter_context(self._open_beside(path))
+                whole = RandomAccessData(file, 0, file.size, temporary=self._temporary)
+                self._files[path] = whole
+        return self._files[path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError, naming, with_path
@@ -44,7 +44,7 @@ def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> m
 
 @dataclass(frozen=True, slots=True)
 class RandomAccessData:
-    """A range of bytes of a file; each iteration reads the bytes in pieces.
+    """A range of bytes of a remote file; each iteration reads the bytes in pieces.
 
     Attributes:
         file: The file.
@@ -63,6 +63,19 @@ class RandomAccessData:
     def local(self) -> Data:
         """The same bytes for repeated reading: a temporary copy."""
         return Stored(spool(self, self.nbytes, self.temporary))
+
+    def part(self, offset: int, nbytes: int) -> RandomAccessData:
+        """A range of these bytes, not yet read."""
+        return replace(self, offset=self.offset + offset, nbytes=nbytes, crc32=None)
+
+    def head(self, nbytes: int) -> bytes:
+        """A copy of the first `nbytes` bytes, or of all if there are fewer."""
+        return self.file.read(self.offset, min(nbytes, self.nbytes))
+
+    @property
+    def view(self) -> memoryview:
+        """A copy of the bytes."""
+        return memoryview(self.file.read(self.offset, self.nbytes))
 
     def __iter__(self) -> Iterator[memoryview]:
         found = 0
