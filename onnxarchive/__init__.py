@@ -20,7 +20,7 @@ The rooms (subpackages), lowest first; each imports only from `errors` and the r
     zipformat    zip records, the layout of an archive, zips of other tools
     model        ONNX messages: tensors, keys, references, the wire format
     storage      files: maps, locks, replacement, undo log
-    remote       objects at URLs and in stores
+    remote       where a source or target is: paths, URLs, objects in stores
     sources      models of other tools: .onnx, directories, zips
     archive      archives: reading, checking, writing
     editing      transactions over an archive, recovery
