@@ -56,10 +56,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         walked = tensors.walk_others(self._found.model) if self._found.has_inner else ()
         inner = [ref for ref in walked if ref.is_initializer]
         names = tensors.names(refs.initializers)
-        number_of = {index: index_of[key] for key, index in refs.index_of.items()}
+        numbers: list[int | None] = [None] * len(names)
+        for entry, index in refs.index_of.items():
+            numbers[index] = index_of[entry]
         found: dict[str, int | TensorRef] = {}
-        for index, name in enumerate(names):
-            number = number_of.get(index)
+        for index, (name, number) in enumerate(zip(names, numbers, strict=True)):
             found[name] = refs.initializer(index) if number is None else number
         keys = {id(ref.tensor): key for key, ref in refs.others.items()}
         for ref in inner:

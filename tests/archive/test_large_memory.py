@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from models import model_of, raw_tensor
 from onnx import TensorProto
 from sparse_files import convert_sparsely, external, require_room, write_data, write_model
+
+import onnxarchive
 
 MIB = 1 << 20
 COUNT = 1024
@@ -161,3 +164,20 @@ def test_converting_1_gib_loads_no_tensor(source: Path) -> None:
         source,
     )
     assert found["largest"] < 40
+
+
+def test_60_000_tensors_take_at_most_80_mib(folder: Path) -> None:
+    path = folder / "many.onnxa"
+    tensors = (raw_tensor(f"layer.{index}.weight", dims=(16,)) for index in range(60_000))
+    onnxarchive.save(model_of(*tensors), path, size_threshold=0)
+    found = measure(
+        """
+        before = resident("RssAnon")
+        archive = onnxarchive.open(path)
+        for name in archive.tensors:
+            assert archive.tensors[name].shape == (16,)
+        print(json.dumps({"viewed": resident("RssAnon") - before}))
+        """,
+        path,
+    )
+    assert found["viewed"] <= 80

@@ -244,7 +244,7 @@ def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert "left out: safetensors: safetensors is not installed" in done.stdout
-    assert "not measured  time relative to safetensors: at most 0.6" in done.stdout
+    assert "not measured  time relative to safetensors: at most 5" in done.stdout
     case = json.loads(told.read_text())["cases"]["open-many"]
     assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}"]
     assert case["targets"][0]["met"] is None
