@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnx
 
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 
 
+class _Index(NamedTuple):
+    """The initializers of a model by name.
+
+    Attributes:
+        found: The initializers without ambiguous names: each the index of its entry, or its ref if
+            the model itself holds the data.
+        inner: The refs of the initializers of subgraphs.
+        ambiguous: The names of several initializers.
+    """
+
+    found: dict[str, int | TensorRef]
+    inner: dict[str, TensorRef]
+    ambiguous: frozenset[str]
+
+
 class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
@@ -41,17 +56,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         self._contents = contents
         self._found = contents.models[model]
 
-    @property
-    def _index(self) -> dict[str, int | TensorRef]:
-        """The initializers by name, without ambiguous names.
-
-        An initializer is the index of its entry, or its ref if the model itself holds the data.
-        """
-        return self._named[0]
-
     @cached_property
-    def _named(self) -> tuple[dict[str, int | TensorRef], dict[str, TensorRef]]:
-        """`_index`, and the refs of the initializers of subgraphs by name."""
+    def _index(self) -> _Index:
         refs, index_of = self._found.refs, self._contents.entries.index_of
         walked = tensors.walk_others(self._found.model) if self._found.has_inner else ()
         inner = [ref for ref in walked if ref.is_initializer]
@@ -66,10 +72,12 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         for ref in inner:
             key = keys.get(id(ref.tensor))
             found[ref.name] = ref if key is None else index_of[key]
+        ambiguous: frozenset[str] = frozenset()
         if len(found) < len(names) + len(inner):
             counts = Counter([*names, *(ref.name for ref in inner)])
-            found = {name: value for name, value in found.items() if counts[name] == 1}
-        return found, {ref.name: ref for ref in inner}
+            ambiguous = frozenset(name for name, count in counts.items() if count > 1)
+            found = {name: value for name, value in found.items() if name not in ambiguous}
+        return _Index(found, {ref.name: ref for ref in inner}, ambiguous)
 
     def _number(self, name: str) -> int | None:
         """Index of the entry of an initializer; None if the model itself holds it.
@@ -77,21 +85,18 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        found = self._index.get(name)
+        found = self._index.found.get(name)
         if found is None:
             raise self._contents.not_found(self._why_not(name))
         return found if isinstance(found, int) else None
 
     def _why_not(self, name: str) -> str:
         """The message for the name of an initializer that is missing or ambiguous."""
-        found = [
-            ref
-            for ref in tensors.walk(self._found.model)
-            if ref.is_initializer and ref.name == name
-        ]
-        if len(found) < 2:
+        if name not in self._index.ambiguous:
             given = shown(name) if isinstance(name, str) else repr(name)
             return f"expected the name of an initializer, found {given}"
+        refs = tensors.walk(self._found.model)
+        found = [ref for ref in refs if ref.is_initializer and ref.name == name]
         keys = {ref.path: key for key, ref in self._found.refs.items()}
         owners = ", ".join(
             f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
@@ -112,12 +117,12 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         number = self._number(name)
-        index, inner = self._named
         if number is None:
-            ref = index[name]
+            ref = self._index.found[name]
             assert isinstance(ref, TensorRef)
             return ref
-        return inner.get(name) or self._found.refs[self._contents.entries.names[number]]
+        key = self._contents.entries.names[number]
+        return self._index.inner.get(name) or self._found.refs[key]
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself.
@@ -148,13 +153,13 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             return array_in_model(self.ref(name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
+        return iter(self._index.found)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index.found)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._index
+        return isinstance(name, str) and name in self._index.found
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._contents.file.path!r}>"

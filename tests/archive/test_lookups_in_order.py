@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from steps import steps
 
 import onnxarchive
 
@@ -113,3 +114,9 @@ def test_what_is_no_name_is_not_found_at_any_point_of_the_order(path: Path, name
             with pytest.raises(onnxarchive.TensorNotFoundError, match="expected the name"):
                 archive.tensors[name]  # type: ignore[index]
             assert archive.tensors.get(name) is None  # type: ignore[call-overload]
+
+
+def test_a_name_that_is_missing_is_not_looked_for_in_the_whole_model(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        assert "missing" not in archive.tensors
+        assert steps(lambda: archive.tensors.get("missing")) < 100
