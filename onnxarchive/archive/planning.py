@@ -10,7 +10,7 @@ import mmap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import onnx
@@ -66,7 +66,7 @@ class Item(NamedTuple):
         return self.resolve(self.ref)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """An archive to write.
 
@@ -80,12 +80,12 @@ class Plan:
     models: tuple[Item, ...]
     shared_nbytes: int = 0
 
-    @property
+    @cached_property
     def entries(self) -> list[Item]:
         """All entries, in order: the items and the models."""
         return [*self.items, *self.models]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size of all data in bytes, without headers and padding."""
         return sum([item.nbytes for item in self.entries])
@@ -108,7 +108,7 @@ class Plan:
             least = max(alignment, least_alignment(item.name))
             placement = layout.place(item.name, item.nbytes, 0, offset, least)
             offset = placement.end
-            directory_size += placement.directory_record().packed_size
+            directory_size += len(placement.pack()[1])
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
 
 
@@ -260,7 +260,8 @@ def plan_archive(
     """
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
-    require_names(assets)
+    if assets:
+        require_names(assets)
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
