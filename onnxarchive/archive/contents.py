@@ -7,7 +7,7 @@ meanwhile, reading raises an error instead of SIGBUS.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import onnx
@@ -152,7 +152,7 @@ class Contents:
 
 
 class NamedEntries(Mapping[str, Entry]):
-    """The entries of an archive by name; each is made when it is looked up.
+    """The entries of an archive by name.
 
     Attributes:
         names: The names, in the order of the archive.
@@ -180,10 +180,6 @@ class NamedEntries(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def values(self) -> ValuesView[Entry]:
-        """The entries, in the order of the archive."""
-        return _Values(self)
-
     def __repr__(self) -> str:
         return f"<{len(self)} entries>"
 
@@ -197,15 +193,6 @@ class NamedEntries(Mapping[str, Entry]):
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self.names)
-
-
-class _Values(ValuesView[Entry]):
-    """The values of `NamedEntries`; iteration looks up no names."""
-
-    _mapping: NamedEntries
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._mapping._entries)
 
 
 def read_contents(

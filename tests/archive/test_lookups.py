@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +15,7 @@ from steps import steps
 
 import onnxarchive
 
-COUNT = 700  # more than are prepared together
+COUNT = 700
 DTYPES = (np.float32, np.int64, np.bool_, np.uint8, ml_dtypes.int4, ml_dtypes.bfloat16)
 
 
@@ -34,25 +33,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written = tmp_path_factory.mktemp("written") / "model.onnxa"
     onnxarchive.save(helper.make_model(graph), written, size_threshold=16)
     return written
-
-
-def orders() -> Iterator[tuple[str, list[int]]]:
-    yield "in order", [*range(COUNT)] * 2
-    yield "backwards", [*reversed(range(COUNT))]
-    yield "each twice", [index // 2 for index in range(2 * COUNT)]
-    yield "some left out", [index for index in range(COUNT) if index % 11]
-    yield "two loops", [it for index in range(COUNT) for it in (index, COUNT - 1 - index)]
-
-
-@pytest.mark.parametrize("order", [pytest.param(it, id=name) for name, it in orders()])
-def test_every_order_of_lookups_gives_the_same_arrays(path: Path, order: list[int]) -> None:
-    with onnxarchive.open(path) as archive:
-        assert 0 < len(archive.entries) - 1 < COUNT
-        for index in order:
-            array, expected = archive.tensors[f"w{index}"], value(index)
-            assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
-            assert array.tobytes() == expected.tobytes()
-            assert not array.flags.writeable
 
 
 def test_threads_that_look_up_in_order_get_the_same_arrays(path: Path) -> None:
