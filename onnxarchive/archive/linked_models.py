@@ -6,17 +6,24 @@ and a data file for `export`. So all of them keep the same tensors in the model.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 import onnx
 
 from onnxarchive.archive.reading import Archive, read_verified
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown
-from onnxarchive.model import keys, prepacked, proto, tensors, walking, weights
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    UnsupportedFeatureError,
+    shown,
+)
+from onnxarchive.model import prepacked, proto, tensors, walking, weights
 from onnxarchive.model.copying import copied
-from onnxarchive.model.keys import ASSET_PREFIX, model_entry
+from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import PackedSet
 from onnxarchive.model.tensors import TensorRef
 
@@ -161,52 +168,64 @@ def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
             yield key, ref.name, entry.nbytes, entry.crc32
 
 
-def packed_sets(archive: Archive) -> list[PackedSet]:
-    """The sets of packed weights in an archive; warns of one that cannot be read."""
-    sets = []
-    for name in reversed(archive.entries.names):
-        if not keys.is_model(name) and not name.startswith(ASSET_PREFIX):
-            break  # assets and models are the last entries
-        if not (name.startswith(prepacked.PREFIX) and name.endswith(f"/{prepacked.INDEX}")):
+def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]:
+    """The sets of packed weights in an archive; warns if one cannot be read.
+
+    Args:
+        archive: The archive.
+        machine: The kind of machine whose sets are read; None for all.
+    """
+    end = f"/{prepacked.INDEX}" if machine is None else f"-{machine}/{prepacked.INDEX}"
+    sets, faults = [], []
+    for name in archive.entries:
+        if not (name.startswith(prepacked.PREFIX) and name.endswith(end)):
             continue
-        entry = archive.entries[name]
         try:
-            if entry.nbytes > prepacked.MAX_INDEX_NBYTES:
-                raise ValueError(f"expected at most {prepacked.MAX_INDEX_NBYTES} bytes")
+            nbytes = archive.entries[name].nbytes
+            if nbytes > prepacked.MAX_INDEX_NBYTES:
+                limit = prepacked.MAX_INDEX_NBYTES
+                raise ValueError(f"expected at most {limit} bytes, found {nbytes}")
             found = PackedSet.of_json(bytes(archive.read(name)))
             if found.folder + prepacked.INDEX != name:
-                raise ValueError(f"expected the index of {name}, found that of {found.folder}")
+                raise ValueError(f"expected the index of this folder, found that of {found.folder}")
+        except ArchiveFormatError as error:
+            faults.append(error.message)
         except ValueError as error:
-            warnings.warn(
-                f"{archive.path}: entry {shown(name)}: {error}; its packed weights are not used, "
-                "onnxarchive.prepack replaces them",
-                stacklevel=2,
-            )
+            faults.append(f"entry {shown(name)}: {error}")
         else:
             sets.append(found)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" * (len(faults) > 1)
+        warnings.warn(
+            f"{archive.path}: {faults[0]}{more}; its packed weights are not used, "
+            "onnxarchive.prepack replaces them",
+            stacklevel=3,
+        )
     return sets
 
 
 def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
     """The pairs for `external_data` by key that lead ONNX Runtime to packed weights.
 
-    They are those of the given version of ONNX Runtime, or else of the last other one in order.
+    They are those of the given version of ONNX Runtime, or else of the last other one.
 
     Args:
         archive: The archive, in a local file.
         machine: The kind of machine.
         version: The version of ONNX Runtime that will read the pairs, if it is known.
     """
-    sets = [found for found in packed_sets(archive) if found.machine == machine]
+    sets = [found for found in packed_sets(archive, machine) if archive.model_id in found.weights]
     if not sets:
         return {}
-    chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.onnxruntime))
+    chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.version))
     offsets: dict[str, int] = {}
-    for file, nbytes in chosen.files.items():
-        entry = archive.entries.get(chosen.folder + file)
-        if entry is not None and entry.nbytes == nbytes:
-            archive._require_header(entry.name)
-            offsets[file] = entry.data_offset
+    for weight in chosen.weights[archive.model_id].values():
+        for file, nbytes in chain.from_iterable(weight.buffers.values()):
+            entry = archive.entries.get(chosen.folder + file)
+            if entry is not None and entry.nbytes == nbytes:
+                with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
+                    archive._require_header(entry.name)
+                    offsets[file] = entry.data_offset
     weights = {name: (key, nbytes, crc32) for key, name, nbytes, crc32 in packable(archive)}
     tensors = ((name, nbytes, crc32) for name, (_, nbytes, crc32) in weights.items())
     pairs = chosen.pairs(archive.model_id, tensors, offsets)

@@ -412,7 +412,7 @@ def _add_prepack(commands: Any) -> None:
     )
     _add_model(command, "pack the weights of this model alone", default=None)
     _add_arguments(command, {"--remove": "remove all packed weights instead"})
-    _add_timeout(command)
+    _add_copy(command)
 
 
 def _add_recover(commands: Any) -> None:

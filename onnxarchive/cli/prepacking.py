@@ -16,12 +16,15 @@ from onnxarchive.interop.prepacking import remove_prepacked
 
 def prepack_command(arguments: argparse.Namespace) -> int:
     """Runs `prepack`."""
-    path, timeout = arguments.archive, arguments.timeout
+    path = arguments.archive
+    options = {"copy": arguments.copy, "timeout": arguments.timeout}
+    if arguments.remove and arguments.model is not None:
+        raise ValueError("expected --remove, for all models, or --model, found both")
     with progress_bar("prepack") as progress:
         if arguments.remove:
-            remove_prepacked(path, timeout=timeout, progress=progress)
+            remove_prepacked(path, progress=progress, **options)
         else:
-            onnxarchive.prepack(path, model=arguments.model, timeout=timeout, progress=progress)
+            onnxarchive.prepack(path, model=arguments.model, progress=progress, **options)
     with onnxarchive.open(path) as archive:
         sets = described_sets(archive)
     lines = [f"{printable(path)}: {line}" for it in sets for line in set_lines(it)]

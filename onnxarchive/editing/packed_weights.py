@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnxarchive.archive.linked_models import packed_sets
 from onnxarchive.archive.planning import open_assets
-from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.buffers.checksums import Crc32, crc32
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.prepacked import INDEX, PackedSet, PackedWeight
+from onnxarchive.model.prepacked import INDEX, PREFIX, PackedSet, PackedWeight
 
 if TYPE_CHECKING:
     from onnxarchive.archive.planning import Item
@@ -32,10 +32,10 @@ def with_packed_weights(
         assets: The new entry of each assigned asset, by name; None for a deleted one.
     """
     changed = dict(assets)
+    if any(name.startswith(PREFIX) for name in assets):  # this edit packs weights
+        return changed
     for found in packed_sets(archive):
         index = found.folder + INDEX
-        if index in assets:  # this edit packs weights
-            continue
         remaining = _remaining(archive, drafts, found)
         if remaining == found:
             continue
@@ -57,7 +57,7 @@ def _remaining(archive: Archive, drafts: Mapping[str, Draft], found: PackedSet) 
             continue
         packed = found.weights[draft.origin]
         if draft.message is not None or draft.elements:
-            contents = _contents(archive, draft)
+            contents = dict(_contents(archive, draft, packed))
             packed = {
                 name: weight
                 for name, weight in packed.items()
@@ -69,15 +69,20 @@ def _remaining(archive: Archive, drafts: Mapping[str, Draft], found: PackedSet) 
     return replace(found, weights=weights, unpacked=unpacked)
 
 
-def _contents(archive: Archive, draft: Draft) -> dict[str, tuple[int, int]]:
-    """Size in bytes and CRC-32 of the initializers that entries hold, by name."""
+def _contents(
+    archive: Archive, draft: Draft, names: Container[str]
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the names of initializers, each with size in bytes and CRC-32, as far as known."""
     model = archive.models[draft.origin or ""] if draft.message is None else draft.message
-    contents: dict[str, tuple[int, int]] = {}
     for tensor in model.graph.initializer:
-        data = draft.elements.get(tensor.name)
-        entry = archive.entries.get(tensors.location(tensor) or "")
-        if data is not None:
-            contents[tensor.name] = (data.data.nbytes, Crc32.of(data.data).value)
-        elif entry is not None:
-            contents[tensor.name] = (entry.nbytes, entry.crc32)
-    return contents
+        if tensor.name not in names:
+            continue
+        given = draft.elements.get(tensor.name)
+        key = tensors.location(tensor)
+        if given is not None:
+            yield tensor.name, (given.data.nbytes, Crc32.of(given.data).value)
+        elif key is not None and key in archive.entries:
+            entry = archive.entries[key]
+            yield tensor.name, (entry.nbytes, entry.crc32)
+        elif tensor.raw_data:
+            yield tensor.name, (len(tensor.raw_data), crc32(tensor.raw_data))

@@ -76,7 +76,8 @@ def session(
     """Makes an ONNX Runtime session of an archive.
 
     ONNX Runtime maps the weights from the archive's file. By default, ONNX Runtime's CPU provider
-    makes packed copies of many weights for speed. With `prepack=False` the provider makes no packed
+    makes packed copies of many weights for speed, or maps those that `onnxarchive.prepack` has
+    stored. With `prepack=False` the provider makes no packed
     copies, so processes share the mapped weights; the README says when to turn packing off. On
     Windows, ONNX Runtime before 1.23 maps only tensors that begin at a multiple of 64 KiB, and
     reads all other tensors.
@@ -133,6 +134,7 @@ def session(
 
     Warns:
         UserWarning: ONNX Runtime writes an optimized model that refers to the archive; see above.
+            Or it refused the packed weights of `prepack`, and packed the weights itself.
 
     Example:
         session = onnxarchive.session("model.onnxa", providers=["CPUExecutionProvider"])
@@ -153,19 +155,19 @@ def session(
         try:
             return inputs.make(sess_options, providers, kwargs)
         except Exception as error:
-            if not inputs.has_packed:
+            if not inputs.packed:
                 raise
-            inputs = session_inputs(
-                path, model, sess_options, prepack, access, files, has_packed=False
-            )
-            made = inputs.make(sess_options, providers, kwargs)
             reason = " ".join(str(error).split())
-            warnings.warn(
-                f"{inputs.path}: ONNX Runtime did not take the packed weights in the archive, and "
-                f"packed the weights itself; onnxarchive.prepack replaces them ({reason})",
-                stacklevel=2,
-            )
-            return made
+        inputs = session_inputs(
+            path, model, sess_options, prepack, access, files, uses_packed=False
+        )
+        made = inputs.make(sess_options, providers, kwargs)
+        warnings.warn(
+            f"{inputs.path}: ONNX Runtime did not take the packed weights in the archive, and "
+            f"packed the weights itself; onnxarchive.prepack replaces them ({reason})",
+            stacklevel=2,
+        )
+        return made
 
 
 def session_options(
@@ -189,7 +191,8 @@ def session_options(
             returned options hold the weights in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
-        prepack: As in `session`.
+        prepack: As in `session`. A session of these options fails if packed weights in the archive
+            are damaged.
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:
@@ -223,7 +226,7 @@ class SessionInputs:
         entries: The session config entries that the options need.
         file: The archive's file; None for an archive in memory.
         path: The file's path without symbolic links; None for an archive in memory.
-        has_packed: Whether the model refers to packed weights.
+        packed: The number of weights whose packed form the model refers to.
     """
 
     model: bytes
@@ -231,7 +234,7 @@ class SessionInputs:
     entries: Mapping[str, str]
     file: MappedFile | None
     path: str | None
-    has_packed: bool = False
+    packed: int = 0
 
     def make(
         self,
@@ -245,7 +248,9 @@ class SessionInputs:
             options, entries = given, dict(self.entries)
         make = partial(archive_session_class(), self.path, entries)
         try:
-            return make(self.model, options, providers, **kwargs)
+            made = make(self.model, options, providers, **kwargs)
+            made.packed_weights = self.packed
+            return made
         finally:
             self.require_same_file()  # ONNX Runtime has opened the file by name
 
@@ -286,7 +291,7 @@ def session_inputs(
     access: Access,
     files: contextlib.ExitStack,
     *,
-    has_packed: bool = True,
+    uses_packed: bool = True,
 ) -> SessionInputs:
     """Prepares the model and options of a session.
 
@@ -294,10 +299,11 @@ def session_inputs(
         source: As in `session`.
         model: As in `session`.
         given: The caller's options.
-        prepack: As in `session`.
+        prepack: As in `session`. A session of these options fails if packed weights in the archive
+            are damaged.
         access: Options for a remote archive.
         files: Closes a file that is opened here.
-        has_packed: Whether the model may refer to packed weights in the archive.
+        uses_packed: Whether the model may refer to packed weights in the archive.
     """
     ort = require_onnxruntime()
     archive = _opened(source, model, access, files)
@@ -315,13 +321,13 @@ def session_inputs(
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
         with with_path(archive.path):
-            if has_packed and prepack is not False and compares_packed():
+            if uses_packed and prepack is not False and compares_packed():
                 pairs = packed_pairs(archive, machine(), ort.__version__)
             linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
             serialized = proto.encode(linked)
     if options is not None:
         set_entries(options, entries)
-    return SessionInputs(serialized, options, entries, file, path, bool(pairs))
+    return SessionInputs(serialized, options, entries, file, path, len(pairs))
 
 
 def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:

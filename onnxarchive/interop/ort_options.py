@@ -44,8 +44,8 @@ _OLDEST: Final = (1, 21)  # the first version with the entry DIRECTORY
 _COMPARING: Final = (1, 32)
 # Instructions by which ONNX Runtime chooses kernels, as Linux calls them.
 _INSTRUCTIONS: Final = (
-    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8"),
-    *("asimddp", "i8mm", "sve"),
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"),
+    *("asimddp", "i8mm", "bf16", "sve", "sme"),
 )
 
 # Domains of ONNX Runtime's own operators, which need no library of custom operators.
@@ -100,7 +100,7 @@ def machine() -> str:
 
 
 @contextlib.contextmanager
-def run_errors(action: str) -> Iterator[None]:
+def run_errors(action: str, model: str = "") -> Iterator[None]:
     """Converts ONNX Runtime's exceptions, which have no common base class, to an `ArchiveError`."""
     try:
         yield
@@ -112,7 +112,8 @@ def run_errors(action: str) -> Iterator[None]:
             raise ArchiveFormatError(
                 f"expected an archive or a serialized ModelProto, found neither: {reason}"
             ) from error
-        raise RunError(f"ONNX Runtime cannot {action} the model: {reason}") from error
+        name = f" {model!r}" * bool(model)
+        raise RunError(f"ONNX Runtime cannot {action} the model{name}: {reason}") from error
 
 
 def prepacking_entries(prepack: bool | None) -> dict[str, str]:
@@ -244,6 +245,7 @@ def archive_session_class() -> Any:
             *rest: Any,
             **kwargs: Any,
         ) -> None:
+            self.packed_weights = 0  # the number of those that the model's pairs name
             self._archive_path = path
             self._lent = options, entries
             super().__init__(model, options, *rest, **kwargs)

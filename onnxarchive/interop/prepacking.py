@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -34,10 +36,12 @@ from onnxarchive.interop.ort_options import (
     run_errors,
     set_entries,
 )
+from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.prepacked import INDEX, PREFIX, PackedSet, PackedWeight
+from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PREFIX, PackedSet, PackedWeight
+from onnxarchive.remote.location import Location
 from onnxarchive.storage import locking
-from onnxarchive.storage.filesystem import directory_of, require_space
+from onnxarchive.storage.filesystem import require_space
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["prepack"]
 
 _Buffers = dict[str, memoryview]  # packed buffers by file name
+_Keys = dict[str, tuple[tuple[str, int], ...]]  # files and sizes of the buffers of each key
 
 
 def prepack(
@@ -52,34 +57,42 @@ def prepack(
     *,
     model: str | None = None,
     sess_options: ort.SessionOptions | None = None,
+    copy: bool = False,
     timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Stores the weights as ONNX Runtime packs them, so that sessions run fast and share memory.
 
-    Afterwards `session`, `session_options` and `link` tell ONNX Runtime where the packed weights
-    are. A session still reads and packs each weight once, compares the result with the archive, and
-    then maps the archive's copy. The archive grows by about the size of its weights; they are
-    written as assets below `onnxruntime/prepacked/`, in one edit, and no entry moves.
+    Afterwards `session` and `session_options` tell ONNX Runtime where the packed weights are, and
+    so does `link` if asked. A session still reads and packs each weight once, compares the result
+    with the archive, and then maps the archive's copy. The archive grows by about the size of its
+    weights; the packed ones are assets below `onnxruntime/prepacked/`, written in one edit.
 
     Packed weights suit one version of ONNX Runtime and one kind of machine. A second call replaces
-    those of this kind, and keeps others. ONNX Runtime ignores packed weights that do not suit.
+    those of this kind, and keeps others. ONNX Runtime ignores packed weights that do not suit. Not
+    stored are weights that ONNX Runtime changes before it packs them, such as a transposed one.
 
     Args:
-        path: The archive, a local file. Its directory needs room for twice the weights meanwhile.
+        path: The archive, a local file. Its directory needs room for three times the weights
+            meanwhile.
         model: Id of the only model to pack, such as `"decoder"`; None for all models.
         sess_options: Options of the sessions that will use the weights, such as the level of
-            optimization; they are copied.
+            optimization; they are copied. They cannot be copied for a model that may need custom
+            operators.
+        copy: Whether to write a new file at `path`, as for `onnxarchive.edit`.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
-        progress: Called with the bytes written and the bytes in all; True shows a bar.
+        progress: Called with the bytes written and the bytes in all, after ONNX Runtime has packed
+            the weights; True shows a bar.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
         UnsupportedFeatureError: ONNX Runtime is older than 1.32, which is the first that compares
-            packed weights with its own; or it cannot load a model, or copy `sess_options`.
+            packed weights with its own; or it cannot load a model, or copy `sess_options`; or the
+            archive is not a local file.
         ArchiveError: The archive was edited while ONNX Runtime packed its weights.
         LockedError: The archive stayed locked until `timeout`.
+        ValueError: `path` is a symbolic link or has several hard links, and `copy` is false.
         ImportError: ONNX Runtime is not installed.
         OSError: The archive cannot be read or written, or the disk has too little space.
 
@@ -93,34 +106,44 @@ def prepack(
             "expected ONNX Runtime 1.32 or newer, the first that compares packed weights with its "
             f"own, found {version}: pip install --upgrade onnxruntime"
         )
-    parent = directory_of(os.fspath(path))
-    with open(path) as archive:
+    options: dict[str, Any] = {"copy": copy, "timeout": timeout}
+    path = Location.of(path).require_local()
+    with open(path, timeout=timeout) as archive:
         ids, entries = list(archive.models) if model is None else [model], dict(archive.entries)
-    require_space(path, 2 * sum(entry.nbytes for entry in entries.values()), parent)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".prepack") as directory:
-        buffers: _Buffers = {}
-        packed: dict[str, dict[str, PackedWeight]] = {}
-        unpacked: dict[str, tuple[str, ...]] = {}
-        for number, identifier in enumerate(ids):
-            with open(path, model=identifier) as archive, with_path(path):
-                folder = os.path.join(directory, str(number))
-                keys = _packed_keys(archive, folder, sess_options, buffers)
-                weights = {name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)}
-            packed[identifier] = {
-                name: PackedWeight(*weight, keys[name])
-                for name, weight in weights.items()
-                if name in keys
-            }
-            unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
-        new = PackedSet(version, machine(), packed, unpacked)
-        with edit(path, timeout=timeout, progress=progress) as changes:
-            if dict(changes.entries) != entries:
-                raise ArchiveError(
-                    "the archive was edited while its weights were packed; try again"
-                )
-            _store(changes, new, buffers)
-        del changes  # holds the map of the buffers, which Windows does not remove
-        buffers.clear()
+    if not copy:
+        with edit(path, **options):
+            pass  # refuses at once what could not be edited later
+    parent, name = os.path.split(os.path.abspath(path))
+    buffers: _Buffers = {}
+    packed: dict[str, dict[str, PackedWeight]] = {}
+    unpacked: dict[str, tuple[str, ...]] = {}
+    with tempfile.TemporaryDirectory(
+        dir=parent, prefix=f".{name}.prepack-", ignore_cleanup_errors=True
+    ) as directory:
+        try:
+            for number, identifier in enumerate(ids):
+                with open(path, model=identifier, timeout=timeout) as archive, with_path(path):
+                    weights = {
+                        name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)
+                    }
+                    require_space(path, 2 * sum(nbytes for nbytes, _ in weights.values()), parent)
+                    folder = os.path.join(directory, str(number))
+                    keys = _pack(archive, folder, sess_options, weights, buffers)
+                packed[identifier] = {
+                    name: PackedWeight(*weights[name], keys[name])
+                    for name in weights
+                    if name in keys
+                }
+                unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
+            new = PackedSet(version, machine(), packed, unpacked)
+            with edit(path, progress=progress, **options) as changes:
+                if dict(changes.entries) != entries:
+                    raise ArchiveError(
+                        "the archive was edited while its weights were packed; try again"
+                    )
+                _store(changes, new, buffers)
+        finally:
+            buffers.clear()  # Windows removes no mapped file
 
 
 def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
@@ -131,59 +154,69 @@ def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
         new = replace(
             new, weights={**old.weights, **new.weights}, unpacked={**old.unpacked, **new.unpacked}
         )
+    index = new.to_json()
+    if len(index) > MAX_INDEX_NBYTES:
+        raise UnsupportedFeatureError(
+            f"expected an index of packed weights of at most {MAX_INDEX_NBYTES} bytes, found "
+            f"{len(index)}; pack one model with model= (--model)"
+        )
     for path in [path for path in assets if path.startswith(folder)]:
         if path.removeprefix(folder) not in new.files:
             del assets[path]
     for name, buffer in buffers.items():
         assets[folder + name] = buffer
-    assets[folder + INDEX] = new.to_json()
+    if new.files:
+        assets[folder + INDEX] = index
 
 
 def remove_prepacked(
     path: str | os.PathLike[str],
     *,
+    copy: bool = False,
     timeout: float | None = locking.TIMEOUT,
     progress: Progress | None = None,
 ) -> None:
     """Removes all packed weights from an archive; see `onnxarchive.edit` for errors."""
-    with edit(path, timeout=timeout, progress=progress) as changes:
+    with edit(path, copy=copy, timeout=timeout, progress=progress) as changes:
         for asset in [it for it in changes.assets if f"{ASSET_PREFIX}{it}".startswith(PREFIX)]:
             del changes.assets[asset]
 
 
-def _packed_keys(
+def _pack(
     archive: Archive,
     directory: str,
     sess_options: ort.SessionOptions | None,
+    names: Collection[str],
     buffers: _Buffers,
-) -> dict[str, dict[str, tuple[tuple[str, int], ...]]]:
+) -> dict[str, _Keys]:
     """Lets ONNX Runtime pack the weights of a model.
 
     Args:
         archive: The archive, opened with the model.
         directory: The directory to make, for what ONNX Runtime writes.
         sess_options: Options of the session.
+        names: The names of the weights to take; others were changed before they were packed.
         buffers: Receives the buffers, views of the map, by file name.
 
     Returns:
-        For each weight, its keys; for each key, the files and sizes of its buffers.
+        The keys of each weight that was packed.
     """
     os.mkdir(directory)
     with contextlib.ExitStack() as files:
-        inputs = session_inputs(archive, "", sess_options, True, {}, files, has_packed=False)
+        inputs = session_inputs(archive, "", sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()
     optimized = os.path.join(directory, "optimized.onnx")
     options.optimized_model_filepath = optimized
     options.log_severity_level = 3  # a warning says that the optimized model suits this machine
     set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: "data", OPTIMIZED_NBYTES: "1"})
-    with run_errors("load"):
+    with run_errors("load", archive.model_id):
         require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
     model = onnx.load(optimized, load_external_data=False)
-    found: dict[str, dict[str, tuple[tuple[str, int], ...]]] = {}
+    found: dict[str, _Keys] = {}
     data: memoryview | None = None
     for tensor in model.graph.initializer:
-        for pair in tensor.external_data:
-            if not pair.key.startswith("prepacked"):
+        for pair in tensor.external_data if tensor.name in names else ():
+            if not tensors.names_packed(pair):
                 continue
             if data is None:
                 data = _mapped(os.path.join(directory, "data"))
@@ -198,6 +231,8 @@ def _packed_keys(
                 stored.append((file, nbytes))
             else:
                 found.setdefault(tensor.name, {})[key] = tuple(stored)
+    if os.name != "nt":
+        shutil.rmtree(directory)  # the map keeps the bytes, and a killed process leaves none
     return found
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
-from onnxarchive.archive.linked_models import packed_pairs
-from onnxarchive.archive.opening import open as open_archive
 from onnxarchive.errors import (
     ArchiveFormatError,
     ModelNotFoundError,
@@ -24,8 +22,6 @@ from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import (
     RunError as RunError,
-    compares_packed,
-    machine,
     prepacking_entries,
     require_onnxruntime,
     run_errors,
@@ -141,7 +137,7 @@ def run(
     with with_path(name):
         begin = time.perf_counter()
         with recognised(location.path, expected="a model"):
-            ort_session, packed = _make_session(location, model, providers, prepack)
+            ort_session = _make_session(location, model, providers, prepack)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -167,7 +163,7 @@ def run(
         assumed=assumed,
         inputs=tuple(_values(feed)),
         outputs=tuple(_values(outputs)),
-        packed=packed,
+        packed=getattr(ort_session, "packed_weights", 0),
         session_seconds=session_seconds,
         run_seconds=tuple(run_seconds),
         memory={kind: max(memory[kind] - nbytes, 0) for kind, nbytes in before.items()},
@@ -176,11 +172,8 @@ def run(
 
 def _make_session(
     location: Location, model: str, providers: Sequence[str] | None, prepack: bool | None
-) -> tuple[Any, int]:
-    """Makes a session of an archive or a `.onnx`, recognised by content.
-
-    Also returns the number of weights whose packed form is in the archive.
-    """
+) -> Any:
+    """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, chosen = require_onnxruntime(), None
     if providers is not None:
         known = {it.lower().removesuffix(_SUFFIX): it for it in ort.get_available_providers()}
@@ -205,18 +198,14 @@ def _make_session(
     with run_errors("load"):
         make = ort.InferenceSession
         if is_zip:
-            make = partial(session, model=model, **location.access)
+            make = partial(session, model=model, prepack=prepack, **location.access)
         ort_session = make(location.address, options, chosen, enable_fallback=0)
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(
             f"ONNX Runtime cannot use {', '.join(sorted(missing))}; its log has the reason"
         )
-    packed = 0
-    if is_zip and prepack is not False and compares_packed() and location.path is not None:
-        with open_archive(location.path, model=model) as archive:
-            packed = len(packed_pairs(archive, machine(), ort.__version__))
-    return ort_session, packed
+    return ort_session
 
 
 def _prepare(

@@ -19,7 +19,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 PREFIX: Final = f"{ASSET_PREFIX}onnxruntime/prepacked/"
 INDEX: Final = "index.json"
 ALIGNMENT: Final = 256  # ONNX Runtime copies a buffer at another offset
-MAX_INDEX_NBYTES: Final = 1 << 26
+MAX_INDEX_NBYTES: Final = 1 << 24
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
 
@@ -67,6 +67,11 @@ class PackedSet:
         return f"{PREFIX}{self.onnxruntime}-{self.machine}/"
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """The version as numbers, for comparisons."""
+        return tuple(map(int, re.findall("[0-9]{1,9}", self.onnxruntime)))
+
+    @property
     def files(self) -> dict[str, int]:
         """The sizes of all buffers by file name, in bytes."""
         return {
@@ -92,7 +97,7 @@ class PackedSet:
             "weights": weights,
             "unpacked": {id: list(names) for id, names in sorted(self.unpacked.items())},
         }
-        return json.dumps(index, indent=1).encode() + b"\n"
+        return json.dumps(index).encode() + b"\n"
 
     @classmethod
     def of_json(cls, data: bytes) -> PackedSet:
@@ -142,7 +147,8 @@ class PackedSet:
                 taken.add(key)
                 places = (f"{offsets[file]};{size};0" for file, size in buffers)
                 pairs.append((f"prepacked_{len(pairs)}", "|".join([key, *places])))
-            yield name, pairs
+            if pairs:
+                yield name, pairs
 
 
 def _weight(index: Mapping[str, Any]) -> PackedWeight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,14 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import further_model, runnable_model
+from models import break_local_header, further_model, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
-from onnxarchive.model.prepacked import PREFIX, PackedSet
+from onnxarchive.model.prepacked import PREFIX, PackedSet, PackedWeight
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 pytestmark = pytest.mark.skipif(
@@ -48,6 +49,10 @@ def run(source: Any, **options: Any) -> np.ndarray:
 def expected(model: onnx.ModelProto) -> np.ndarray:
     session = ort.InferenceSession(model.SerializeToString(), providers=CPU)
     return np.asarray(session.run(None, {"x": X})[0])
+
+
+def files_of(weight: PackedWeight) -> list[str]:
+    return [name for buffers in weight.buffers.values() for name, _ in buffers]
 
 
 def index_of(path: Path, folder: str = FOLDER) -> PackedSet:
@@ -181,6 +186,70 @@ def test_a_model_that_cannot_be_loaded_leaves_the_archive_and_no_file(path: Path
         onnxarchive.prepack(path)
     assert path.read_bytes() == before
     assert [it.name for it in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", ["transposed", "float16"])
+def test_weights_that_are_changed_before_they_are_packed_are_not_stored(
+    path: Path, kind: str
+) -> None:
+    model = runnable_model()
+    if kind == "transposed":
+        weight = numpy_helper.to_array(model.graph.initializer[0]).T.copy()
+        model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
+        model.graph.node.insert(0, helper.make_node("Transpose", ["w"], [WEIGHT], perm=[1, 0]))
+    else:
+        for tensor in model.graph.initializer:
+            half = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnxarchive.save(model, path)
+    before = path.read_bytes()
+    onnxarchive.prepack(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("obstacle", ["hard link", "symbolic link", "lock", "directory", "url"])
+def test_an_archive_that_cannot_be_edited_is_refused_before_anything_is_packed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("packed")
+
+    onnxarchive.save(runnable_model(), path)
+    monkeypatch.setattr(ort, "InferenceSession", never)
+    target: str | Path = path
+    error: type[Exception] = ValueError
+    with contextlib.ExitStack() as stack:
+        if obstacle == "hard link":
+            os.link(path, path.with_name("other"))
+        elif obstacle == "symbolic link":
+            target = path.with_name("link.onnxa")
+            target.symlink_to(path)
+        elif obstacle == "lock":
+            error = LockedError
+            stack.enter_context(onnxarchive.edit(path))
+        elif obstacle == "directory":
+            target, error = path.parent, ArchiveError
+        else:
+            target, error = "https://nowhere.invalid/m.onnxa", UnsupportedFeatureError
+        with pytest.raises(error):
+            onnxarchive.prepack(target, timeout=0)
+    if obstacle == "hard link":
+        monkeypatch.undo()
+        onnxarchive.prepack(path, copy=True)
+        assert [*pairs_of(path)] == [WEIGHT]
+        assert len(packed_entries(path.with_name("other"))) == 0
+
+
+def test_the_error_of_one_model_of_several_names_it(path: Path) -> None:
+    bad = runnable_model()
+    bad.graph.node[0].op_type = "NoSuchOperator"
+    onnxarchive.save(runnable_model(), path, models={"bad": bad})
+    with pytest.raises(ArchiveError, match=r"cannot load the model 'bad': .*NoSuchOperator"):
+        onnxarchive.prepack(path)
+    onnxarchive.prepack(path, model="")
+    assert [*pairs_of(path)] == [WEIGHT]
 
 
 def test_an_edit_while_weights_are_packed_is_noticed(
@@ -351,6 +420,19 @@ def test_buffers_that_are_not_as_the_index_says_are_left_out(packed: Path, chang
     np.testing.assert_array_equal(run(packed), expected(runnable_model()))
 
 
+def test_a_damaged_header_of_packed_weights_does_not_stop_sessions(path: Path) -> None:
+    onnxarchive.save(further_model(), path, models={"other": runnable_model()})
+    onnxarchive.prepack(path)
+    (name,) = {name for it in index_of(path).weights["other"].values() for name in files_of(it)}
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries[f"{FOLDER}{name}"]
+    break_local_header(path, entry)
+    np.testing.assert_array_equal(run(path, model="other"), expected(runnable_model()))
+    assert [*pairs_of(path)] == ["embedding", "own"]
+    np.testing.assert_array_equal(run(path), expected(further_model()))
+    assert onnxarchive.check(path, full=True) != []
+
+
 def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
     # ONNX Runtime refuses a model in which two weights name one key.
     weight = np.random.default_rng(1).standard_normal((1024, 1024), np.float32)
@@ -373,6 +455,25 @@ def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
 
 
 # Edits
+
+
+def test_packed_weights_are_found_after_a_tensor_was_added(packed: Path) -> None:
+    new = np.ones(1000, np.float32)
+    with onnxarchive.edit(packed) as edit:
+        edit.model.graph.initializer.append(numpy_helper.from_array(new, "new"))
+    assert [*pairs_of(packed)] == [WEIGHT]
+    with onnxarchive.edit(packed) as edit:
+        edit.tensors[WEIGHT] = edit.tensors[WEIGHT] * 2
+    assert packed_entries(packed) == []
+
+
+def test_a_model_with_equal_weights_in_memory_keeps_the_packed_ones(packed: Path) -> None:
+    model = runnable_model()
+    model.doc_string = "new"
+    with onnxarchive.edit(packed, compact=True) as edit:
+        edit.model = model
+    assert [*pairs_of(packed)] == [WEIGHT]
+    np.testing.assert_array_equal(run(packed), expected(model))
 
 
 def test_an_edit_of_metadata_keeps_the_packed_weights(packed: Path) -> None:
@@ -498,6 +599,8 @@ def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixtu
     assert f"of ONNX Runtime {ort.__version__} on {machine()}" in capsys.readouterr().out
     assert main(["run", str(path)]) == 0
     assert "\npacked    1 weights" in capsys.readouterr().out
+    assert main(["prepack", str(path), "--remove", "--model", "other"]) == 2
+    assert "found both" in capsys.readouterr().err
     assert main(["run", str(path), "--no-prepack"]) == 0
     assert "packed" not in capsys.readouterr().out
     assert main(["prepack", str(path), "--remove"]) == 0
