@@ -174,13 +174,10 @@ def check(
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
         counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
-        if not full:
-            _check_headers(file, contents, findings)
-        elif file.is_mapped:
-            _check_headers(file, contents, findings)
-            _check_all_data(file, contents, findings, counter, jobs)
+        if full:
+            _check_entries(file, contents, findings, counter, jobs)
         else:
-            _check_in_one_pass(file, contents, findings, counter)
+            _check_headers(file, contents, findings)
     file.close()
     return findings.list
 
@@ -193,34 +190,31 @@ def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findin
         check_local_header(bytes(header), entry, record, findings)
 
 
-def _check_in_one_pass(
-    file: RandomAccessFile, contents: Contents, findings: _Findings, counter: ProgressCounter
-) -> None:
-    """Checks local headers and data of all entries; findings about data come last."""
-    of_data = _Findings()
-    for number, entry in enumerate(contents.directory.entries):
-        check_header(file, contents.directory, number, findings)
-        check_data(file, entry, contents.refs(entry.name), of_data, counter)
-    findings.take(of_data)
-
-
-def _check_all_data(
+def _check_entries(
     file: RandomAccessFile,
     contents: Contents,
     findings: _Findings,
     counter: ProgressCounter,
     jobs: int,
 ) -> None:
-    """Checks the data of all entries, in several threads; findings are in the order of entries."""
+    """Checks local headers and data of all entries; findings about data come last.
+
+    A file that is not mapped is read by one thread, from its beginning to its end.
+    """
     entries = contents.directory.entries
-    by_entry: dict[int, _Findings] = {}
+    of_headers: dict[int, _Findings] = {}
+    of_data: dict[int, _Findings] = {}
 
     def check_entry(number: int) -> None:
-        entry, found = entries[number], _Findings()
-        check_data(file, entry, contents.refs(entry.name), found, counter)
-        if found.list:
-            by_entry[number] = found
+        header, data = _Findings(), _Findings()
+        check_header(file, contents.directory, number, header)
+        check_data(file, entries[number], contents.refs(entries[number].name), data, counter)
+        if header.list:
+            of_headers[number] = header
+        if data.list:
+            of_data[number] = data
 
-    threads.for_each(range(len(entries)), [it.nbytes for it in entries], check_entry, jobs)
-    for _, found in sorted(by_entry.items()):
+    sizes = [entry.nbytes for entry in entries]
+    threads.for_each(range(len(entries)), sizes, check_entry, jobs if file.is_mapped else 1)
+    for _, found in [*sorted(of_headers.items()), *sorted(of_data.items())]:
         findings.take(found)
