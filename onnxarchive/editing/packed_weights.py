@@ -32,7 +32,11 @@ def with_packed_weights(
         assets: The new entry of each assigned asset, by name; None for a deleted one.
     """
     changed = dict(assets)
-    if any(name.startswith(PREFIX) for name in assets):  # this edit packs weights
+    are_same = drafts.keys() == {*archive.models} and all(
+        id == it.origin and it.message is None and not it.elements for id, it in drafts.items()
+    )
+    # Packed weights that the edit assigns are those of the models as they were.
+    if are_same or any(name.startswith(PREFIX) for name in assets):
         return changed
     for found in packed_sets(archive):
         index = found.folder + INDEX

@@ -457,6 +457,17 @@ def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
 # Edits
 
 
+def test_an_edit_without_changes_leaves_a_set_of_unknown_models(packed: Path) -> None:
+    other = PackedSet("1.32.0", "riscv64", {"gone": {}}, {"gone": ("w",)})
+    with onnxarchive.edit(packed) as edit:
+        edit.assets[f"{other.folder}index.json".removeprefix("assets/")] = other.to_json()
+    before = packed.read_bytes()
+    with onnxarchive.edit(packed):
+        pass
+    onnxarchive.prepack(packed)
+    assert packed.read_bytes() == before
+
+
 def test_packed_weights_are_found_after_a_tensor_was_added(packed: Path) -> None:
     new = np.ones(1000, np.float32)
     with onnxarchive.edit(packed) as edit:
