@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -18,7 +18,7 @@ import onnx
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
+from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
@@ -36,6 +36,8 @@ _MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
 # Gives the bytes of a tensor whose data is external.
 Resolve: TypeAlias = Callable[[TensorRef], Data]
+# A serialized model, and bytes to insert for external tensors, by location.
+SerializedModel: TypeAlias = tuple[bytes, Mapping[str, memoryview]]
 
 
 class Item(NamedTuple):
@@ -144,20 +146,7 @@ class PlannedModel:
         data = proto.encode(self.model)
         del self.model
         proto.parse(data, Report())
-        return SerializedModel(data, self.held)
-
-
-@dataclass(frozen=True, slots=True)
-class SerializedModel:
-    """A serialized model.
-
-    Attributes:
-        data: Its bytes.
-        held: Bytes to insert for external tensors, by location.
-    """
-
-    data: Buffer
-    held: Mapping[str, memoryview] = field(default_factory=dict)
+        return data, self.held
 
 
 def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
@@ -170,9 +159,9 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
         ArchiveFormatError: A model is too large, or the models have too many messages (MODEL-3).
     """
     if len(models) > 1:
-        proto.check_messages_together([model.data for model in models.values()], Report())
+        proto.check_messages_together([data for data, _ in models.values()], Report())
     return tuple(
-        Item.of(keys.model_entry(id), Pieces(proto.filled(models[id].data, models[id].held)))
+        Item.of(keys.model_entry(id), Pieces(proto.filled(*models[id])))
         for id in (*sorted(models.keys() - {""}), "")
     )
 

@@ -268,8 +268,7 @@ class _NewTensors:
         )
         self.items += planned.items
         self.shared |= planned.keys
-        serialized = planned.serialize()
-        return b"".join(proto.filled(serialized.data, serialized.held))
+        return b"".join(proto.filled(*planned.serialize()))
 
 
 def _plan_anew(

@@ -72,7 +72,8 @@ class TensorRef(NamedTuple):
     @property
     def name(self) -> str:
         """The tensor's name; bytes that are not UTF-8 are replaced."""
-        return text(self.tensor.name)
+        name = self.tensor.name
+        return name if isinstance(name, str) else text(name)
 
     @property
     def is_initializer(self) -> bool:

@@ -72,8 +72,7 @@ class ZipWriter:
         self.names: list[str] = []
         self.header_offsets = array("q")
         self._records: list[bytes] = []  # packed
-        self._gathered = bytearray(_WRITTEN_SIZE + _GATHERED_SIZE)
-        self._gathered_nbytes = 0
+        self._gathered = bytearray()
         self._end = deque([before])  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
 
@@ -168,20 +167,18 @@ class ZipWriter:
         nbytes = len(data)
         self._offset += nbytes
         if nbytes <= _GATHERED_SIZE:
-            end = self._gathered_nbytes + nbytes
-            self._gathered[self._gathered_nbytes : end] = data
-            self._gathered_nbytes = end
-            if end >= _WRITTEN_SIZE:
+            self._gathered += data
+            if len(self._gathered) >= _WRITTEN_SIZE:
                 self._write_gathered()
         else:
             self._write_gathered()
             self._write(memoryview(data))
 
     def _write_gathered(self) -> None:
-        if self._gathered_nbytes:
-            with memoryview(self._gathered) as gathered:
-                self._write(gathered[: self._gathered_nbytes])
-            self._gathered_nbytes = 0
+        if self._gathered:
+            # The buffer is not used again: the target may keep the view.
+            gathered, self._gathered = self._gathered, bytearray()
+            self._write(memoryview(gathered))
 
     def _keep_end(self, view: memoryview) -> None:
         """Keeps a copy of the last bytes, for `finish` to check."""

@@ -383,6 +383,18 @@ def test_an_error_of_the_target_passes() -> None:
         write_all(Full(), ENTRIES)
 
 
+def test_a_target_may_keep_the_views_that_it_is_given() -> None:
+    class Keeps(list[memoryview]):
+        def write(self, data: memoryview, /) -> None:
+            self.append(data)
+
+    target = Keeps()
+    entries = [(f"w{index}", bytes([index]) * (1 << 14)) for index in range(200)]
+    write_all(target, entries)
+    assert len(target) > 1
+    assert b"".join(target) == written(entries)
+
+
 # Buffers
 
 
