@@ -42,11 +42,6 @@ def require_alignment(value: object) -> None:
         )
 
 
-def saturate_32(value: int) -> int:
-    """`value` for a field of 32 bits, saturated if it does not fit (APPNOTE 4.4.1.4)."""
-    return min(value, records.SATURATED_32)
-
-
 def fits_16(value: int) -> bool:
     """True if `value` fits a field of 16 bits, whose largest number means "see Zip64"."""
     return value < records.SATURATED_16
