@@ -287,9 +287,9 @@ CASES: Final[Mapping[str, Case]] = {
         "save from memory, synced",
         (*_saves("many"), _PARSED),
         (
-            Target("at most", 1.5, "safetensors"),
-            *(Target("at most", 1, peer) for peer in _SAVING_PEERS if "safetensors" not in peer),
-            Target("at most", 1.5, MODEL, figure="anonymous"),
+            Target("at most", 1.5, "numpy.savez"),
+            *(Target("at most", 1, peer) for peer in ("onnx", "onnx_ir", "onnx-safetensors")),
+            Target("at most", 128 * MIB, figure="anonymous"),
         ),
         moves_bytes=True,
     ),
@@ -303,8 +303,8 @@ CASES: Final[Mapping[str, Case]] = {
             _PARSED,
         ),
         (
-            Target("at most", 1.5, "save"),
-            Target("at most", 1.5, MODEL, figure="anonymous"),
+            Target("at most", 2, "save"),
+            Target("at most", 192 * MIB, figure="anonymous"),
         ),
         moves_bytes=True,
     ),
