@@ -27,11 +27,16 @@ _REASONS = {
     re.escape(NOWHERE): f"the server redirects{REMEDY}",
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; fetch the "
     "whole file with another tool, such as curl, and open the copy",
-    r"\bTimedOut|\bTimeout": "the server took too long to answer",
+    r"\bTimedOut|\bTimeout": "the server took too long to answer; stall_timeout in "
+    "storage_options allows more seconds without a byte",
     r"CONTENT_RANGE|UnexpectedRange": "the server sent other bytes than those asked for",
     r"\bConnect\b|ConnectError": "there is no connection to the server",
     r"builder error": "http:// is not allowed; allow_http in storage_options allows it",
 }
+
+
+class StalledError(OSError):
+    """No byte has arrived for some time."""
 
 
 def status_of(error: BaseException) -> int | None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from weakref import ref
 
 from onnxarchive.remote.background import as_arriving, in_order, run
-from onnxarchive.remote.failures import changed
+from onnxarchive.remote.failures import StalledError
 from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
@@ -107,15 +107,8 @@ async def _open(origin: Origin, known: Version | None) -> tuple[Version, bytes]:
     size = min(version.size, END_SIZE)
     if not size or version == known:
         return version, b""
-    return version, await _read(origin, version, version.size - size, size)
-
-
-async def _read(origin: Origin, version: Version, offset: int, size: int) -> bytes:
-    """Reads bytes of the object; refuses another version."""
-    found, body = await origin.get(offset, size, version)
-    if found != version:
-        raise changed(origin.name)
-    return body
+    stream = origin.stream(version.size - size, size, version, size)
+    return version, b"".join([bytes(piece) async for piece in stream])
 
 
 class RemoteFile(RandomAccessFile):
@@ -310,8 +303,9 @@ class RemoteFile(RandomAccessFile):
                     async for piece in stream:
                         yield offset, piece
                         offset += len(piece)
-            except OSError:
-                if offset == start:
+            except OSError as error:
+                is_stalled = isinstance(error, StalledError)
+                if offset == start and not (is_stalled and self._piece_size > _LEAST_PIECE):
                     raise
                 await asyncio.sleep(_PAUSE)
             rate = (offset - start) / max(monotonic() - begin, 1e-6)
@@ -330,7 +324,8 @@ class RemoteFile(RandomAccessFile):
     async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
         if offset >= self._end[0]:
             return offset, self._kept(offset, size)
-        return offset, await _read(self._origin, self.version, offset, size)
+        pieces = [piece async for _, piece in self._arriving(offset, size)]
+        return offset, b"".join(map(bytes, pieces)) if len(pieces) > 1 else bytes(pieces[0])
 
     def _kept(self, offset: int, size: int) -> bytes:
         begin, end = self._end

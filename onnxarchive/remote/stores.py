@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import shown
-from onnxarchive.remote.failures import asked, changed, failure, status_of
+from onnxarchive.remote.failures import StalledError, asked, changed, failure, status_of
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
 from onnxarchive.storage.optional import needing
@@ -60,7 +61,11 @@ _CREDENTIALS = (
 )
 # Those that are sent in the URL or in a header which the next server of a redirect gets, too.
 _TOKENS = r"(?i)customer_key|encryption_key|sas_|(?:^|_)token$"
-_ALLOW = "allow_redirects"  # an option of this package
+_ALLOW, _STALL = "allow_redirects", "stall_timeout"  # options of this package
+STALL = 30.0  # seconds without a byte after which a transfer ends
+# The times that one request of obstore may take, unless options say otherwise: any, while its bytes
+# arrive; those of an upload are not seen to arrive.
+_READ_TIME, _WRITE_TIME = timedelta(days=1), timedelta(hours=1)
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 
@@ -116,14 +121,6 @@ class Origin(Protocol):
     async def version(self) -> Version:
         """Requests the present version of the object."""
 
-    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads `size` bytes from `offset`; may refuse an object whose version is not `expected`.
-
-        Returns:
-            The present version of the object, and the bytes. `Version(-1)` and no bytes if a file
-            of fsspec has fewer bytes.
-        """
-
     async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
         """The version and the last `size` bytes, by one request; None if unsupported.
 
@@ -131,7 +128,12 @@ class Origin(Protocol):
         """
 
     def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
-        """Reads a range as `get` does; yields pieces of at least `least` bytes as they arrive."""
+        """Reads a range; yields pieces of at least `least` bytes as they arrive.
+
+        Raises:
+            ObjectChangedError: The version of the object is not `expected`.
+            StalledError: No piece has arrived for some time.
+        """
 
 
 @dataclass(repr=False)
@@ -143,6 +145,7 @@ class StoreOrigin:
     name: str
     place: str
     is_known: bool
+    stall: float = STALL
 
     async def version(self) -> Version:
         """Requests the version, by `HEAD`."""
@@ -150,27 +153,46 @@ class StoreOrigin:
 
         return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
 
-    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads a range; refuses an object whose strong ETag has changed."""
-        result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
-        return await self._body(result, offset, size)
-
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
-        """Reads a range in pieces; refuses another version, and other bytes, as `get` does."""
+        """Reads a range; see `Origin.stream`."""
         result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
         if self._version(result) != expected:
             raise changed(self.name)
-        if result.range != (offset, offset + size):
-            raise self._other_bytes(offset, size, sum(result.range) - 2 * result.range[0], result)
-        chunks = aiter(result.stream(min_chunk_size=least))
-        missing = size
-        while chunk := await asked(self.name, lambda: anext(chunks, b"")):
-            missing -= len(chunk)
-            if missing < 0:
-                break
-            yield chunk
-        if missing:
-            raise self._other_bytes(offset, size, size - missing, result)
+        async with aclosing(self._pieces(result, offset, size, least)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _pieces(self, result: GetResult, offset: int, size: int, least: int) -> Stream:
+        """Yields the body of an answer; refuses other bytes than those asked for."""
+        begin, end = result.range
+        nbytes = end - begin
+        if (begin, nbytes) == (offset, size):
+            nbytes = 0
+            chunks = aiter(result.stream(min_chunk_size=least))
+            while nbytes <= size and (chunk := await self._next(chunks)):
+                nbytes += len(chunk)
+                if nbytes <= size:
+                    yield chunk
+            if nbytes == size:
+                return
+        found = "more" if nbytes > size else str(nbytes)
+        raise OSError(
+            errno.EIO,
+            f"expected {size} bytes from offset {offset}, found {found} bytes from offset {begin}",
+            self.name,
+        )
+
+    async def _next(self, chunks: AsyncIterator[Any]) -> bytes:
+        import asyncio
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.stall):
+                return await asked(self.name, lambda: anext(chunks, b""))
+        raise StalledError(
+            errno.EIO,
+            f"no byte has arrived for {self.stall:g} seconds (stall_timeout in storage_options)",
+            self.name,
+        )
 
     async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
         """The version and the last bytes, by a range without a start."""
@@ -185,7 +207,8 @@ class StoreOrigin:
             problems = [failure(error, self.name)]
         else:
             size = min(size, result.meta["size"])
-            return await self._body(result, result.meta["size"] - size, size)
+            pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
+            return self._version(result), b"".join([bytes(it) async for it in pieces])
         raise problems.pop()  # as in `attempt`
 
     async def _get(
@@ -212,26 +235,6 @@ class StoreOrigin:
                 self.name,
             )
         return _version(result.meta)
-
-    async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
-        version = self._version(result)
-        # At most two chunks are read: the first has at least `size` bytes, unless the answer is
-        # shorter; a second one means that the answer is longer.
-        chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
-        body = await asked(self.name, lambda: anext(chunks, b""))
-        rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""
-        if result.range != (offset, offset + size) or len(body) != size or rest:
-            raise self._other_bytes(offset, size, len(body) + len(rest), result)
-        return version, body
-
-    def _other_bytes(self, offset: int, size: int, nbytes: int, result: GetResult) -> OSError:
-        found = "more" if nbytes > size else str(nbytes)
-        return OSError(
-            errno.EIO,
-            f"expected {size} bytes from offset {offset}, found {found} bytes from offset "
-            f"{result.range[0]}",
-            self.name,
-        )
 
 
 def _version(meta: Any) -> Version:
@@ -262,22 +265,19 @@ class FileSystemOrigin:
         require_size(version.size, self.name)
         return version
 
-    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads a range, then the file's attributes."""
-        return await asked(self.name, lambda: _in_thread(self._read, offset, size))
-
     async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
         """Returns None: fsspec gives bytes and version by separate requests."""
         return None
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range as one piece; refuses another version."""
-        version, body = await self.get(offset, size, expected)
+        version, body = await asked(self.name, lambda: _in_thread(self._read, offset, size))
         if version != expected:
             raise changed(self.name)
         yield body
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
+        """A range and the version after it was read; no version if the file is shorter."""
         body = self.system.cat_file(self.path, start=offset, end=offset + size)
         if len(body) != size:
             return Version(-1), b""
@@ -334,7 +334,8 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        return StoreOrigin(found, key, name, *_place_of_object(url, store, options))
+        stall = _own_options(options)[1]
+        return StoreOrigin(found, key, name, *_place_of_object(url, store, options), stall)
     system, path = open_file_system(url, options)
     return FileSystemOrigin(system, path, name, *_place_of_file(url, options, system))
 
@@ -350,7 +351,7 @@ def _place_of_object(url: str, store: Store | None, options: Options | None) -> 
         return _place(kind, str(getattr(store, "prefix", "")), url)
     if store is not None and kind != "HTTPStore":
         return _place(kind, id(store), url)[0], False
-    groups = _grouped(_without_redirects(options)[1])
+    groups = _grouped(_own_options(options)[2])
     client = getattr(store, "client_options", groups.get("client_options")) or {}
     headers = {name.lower(): it for name, it in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):
@@ -429,7 +430,13 @@ def is_web(url: str, store: Store | None) -> bool:
     return scheme_of(url) in WEB if store is None else type(store).__name__ == "HTTPStore"
 
 
-def open_store(url: str, store: Store | None, options: Options | None) -> tuple[Store, str]:
+def open_store(
+    url: str,
+    store: Store | None,
+    options: Options | None,
+    *,
+    is_read: bool = True,
+) -> tuple[Store, str]:
     """The store of obstore for a URL, and the key of the object in it.
 
     Args:
@@ -439,13 +446,15 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
             with obstore's keys in upper or lower case. `allow_redirects` allows redirects that may
             send secrets to other servers; it may also be given with a store.
+        is_read: False for a store to write to. A request that reads ends after `stall_timeout`
+            without a byte.
 
     Raises:
         ImportError: obstore is missing.
         OSError: Redirects may send a secret to another server; see `keep_secrets`.
         ValueError: An option has a wrong name or value.
     """
-    allows_redirects, options = _without_redirects(options)
+    allows_redirects, stall, options = _own_options(options)
     if store is not None:
         if options:
             raise ValueError("expected store or storage_options, found both")
@@ -456,8 +465,13 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
     scheme, name = scheme_of(url), shown_url(url)
     try:
         groups = _grouped(options)
+        client, retries = groups.setdefault("client_options", {}), groups.get("retry_config", {})
+        client.setdefault("timeout", _READ_TIME if is_read else _WRITE_TIME)
+        if is_read:  # sending counts as waiting for an answer
+            client.setdefault("read_timeout", timedelta(seconds=stall))
+            groups["retry_config"] = {"retry_timeout": timedelta(seconds=stall), **retries}
         if scheme in WEB:
-            _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
+            _prepare_client(urlsplit(url), client)
             # A key cannot have a query, so the store gets the complete URL, and the key is empty.
             key, has_token = "", False
             make = partial(obstore.store.HTTPStore, without_user(url), **groups)
@@ -466,9 +480,8 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             settings = {**groups.get("config", {}), **_environment(scheme)}
             has_token = any(re.search(_TOKENS, it) for it in settings)
             allow_http = settings.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
-            if ("client_options" in groups or has_token) and allow_http:
-                # obstore ignores the variable if there are options of the client.
-                groups.setdefault("client_options", {}).setdefault("allow_http", allow_http)
+            if allow_http:  # obstore ignores the variable if there are options of the client
+                client.setdefault("allow_http", allow_http)
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
@@ -477,7 +490,6 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         if allows_redirects:
             return found, key
         hosts = [] if scheme in WEB else _hosts(scheme, options)
-        client = groups.get("client_options", {})
         found = keep_secrets(
             name,
             found,
@@ -494,13 +506,26 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
     )
 
 
-def _without_redirects(options: Options | None) -> tuple[bool, Options]:
-    """The value of `allow_redirects`, and the other options, which are for the libraries."""
-    others = dict(options or {})
-    values = [str(others.pop(it)).lower() for it in options or {} if str(it).lower() == _ALLOW]
-    if not {"true", "false"}.issuperset(values):
+def _own_options(options: Options | None) -> tuple[bool, float, Options]:
+    """The values of `allow_redirects` and `stall_timeout`, and the options for the libraries."""
+    own: dict[str, str] = {}
+    others: dict[str, Any] = {}
+    for key, value in (options or {}).items():
+        name = str(key).lower()
+        if name in (_ALLOW, _STALL):
+            own[name] = str(value).lower()
+        else:
+            others[key] = value
+    allows = own.get(_ALLOW, "false")
+    if allows not in ("true", "false"):
         raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
-    return values == ["true"], others
+    try:
+        stall = float(own.get(_STALL, STALL))
+    except ValueError:
+        stall = 0
+    if not stall > 0:
+        raise ValueError(f"expected {_STALL} to be a number of seconds, found another value")
+    return allows == "true", stall, others
 
 
 def _hosts(scheme: str, options: Options) -> list[str]:
@@ -551,7 +576,7 @@ def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
 
 def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
-    allows_redirects, options = _without_redirects(options)
+    allows_redirects, _, options = _own_options(options)
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from queue import Queue
+from contextlib import suppress
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.buffers.data import Buffer, as_bytes, pieces
@@ -29,6 +30,7 @@ _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
+_WAIT = 1.5  # seconds that closing waits for the end of an upload
 _IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in any case
 
 
@@ -94,7 +96,7 @@ def create_object(
                     "expected the URL of a store to write to, such as s3://, gs:// or az://, found "
                     "a web address"
                 )
-        found, key = open_store(url_or_path, store, storage_options)
+        found, key = open_store(url_or_path, store, storage_options, is_read=False)
         return _StoreWriter(found, key, name, size)
     system, path = open_file_system(url_or_path, storage_options)
     return _FileSystemWriter(system, path, shown_url(url_or_path))
@@ -133,15 +135,22 @@ class _StoreWriter(ObjectWriter):
         if self._part:
             self._pass_on()
         self._is_complete = True
-        self.close()
+        self._parts.put(None)
+        self._thread.join()
         if self._problem is not None:
             raise self._problem
 
     def close(self) -> None:
-        """Discards the object, unless it is complete."""
+        """Discards the object, unless it is complete.
+
+        obstore discards it when one of the parts that are under way has ended. This is waited for
+        only briefly; if the process ends before, the parts stay in the store.
+        """
         if self._thread.is_alive():
+            with suppress(Empty):  # the part that is next
+                self._parts.get_nowait()
             self._parts.put(None)
-            self._thread.join()
+            self._thread.join(_WAIT)
 
     def _pass_on(self) -> None:
         if self._problem is not None:
