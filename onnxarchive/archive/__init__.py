@@ -6,7 +6,7 @@ shows entries as tensors and assets, `html` as tables in notebooks. `rules` chec
 
 Writing: `planning` plans the entries by `options`; `sharing` finds tensors that models share.
 `writing` writes a plan. `saving` saves whole models; `streaming` saves one tensor after another,
-and `given_tensors` reads these tensors. `onnx_ir` loads and saves models of onnx_ir.
+and `elements` reads these tensors. `onnx_ir` loads and saves models of onnx_ir.
 
 `unfinished` finds the undo log of an interrupted edit. `referring` saves a model in memory whose
 external tensors have keys of an open archive as locations; `linked_models` makes models whose

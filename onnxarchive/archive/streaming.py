@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxarchive.archive.given_tensors import GivenTensor, given_tensor
+from onnxarchive.archive.elements import Elements, elements_of
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     Item,
@@ -38,7 +38,7 @@ from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
-    from onnxarchive.archive.given_tensors import Tensor
+    from onnxarchive.archive.elements import Tensor
 
 
 class Writer(Closing):
@@ -108,7 +108,7 @@ class Writer(Closing):
                 writer.finish(model)
         """
         self._require_new([name])
-        return self._write(name, given_tensor(name, tensor))
+        return self._write(name, elements_of(name, tensor))
 
     def add_from(
         self,
@@ -160,7 +160,7 @@ class Writer(Closing):
                 raise ValueError(f"expected each tensor once, found {name!r} again")
             new.add(name)
 
-    def _write(self, name: str, given: GivenTensor) -> str:
+    def _write(self, name: str, given: Elements) -> str:
         tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
         ref = TensorRef((("given", None),), tensor)
         item = Item(name, given.data.nbytes, lambda _: given.data, ref)
@@ -341,10 +341,10 @@ class Writer(Closing):
                 )
 
 
-def _given(stored: Mapping[str, SafetensorsTensor], name: str) -> GivenTensor:
+def _given(stored: Mapping[str, SafetensorsTensor], name: str) -> Elements:
     if name not in stored:
         raise TensorNotFoundError(f"expected the name of a tensor of the file, found {name!r}")
-    return GivenTensor(stored[name].data_type, stored[name].dims, stored[name].data)
+    return Elements(stored[name].data_type, stored[name].dims, stored[name].data)
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import onnx
 
-from onnxarchive.archive.given_tensors import GivenTensor
+from onnxarchive.archive.elements import Elements
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import entry_data, referred_key
 from onnxarchive.archive.sharing import type_and_dims
@@ -49,7 +49,7 @@ class Draft:
     origin: str | None
     message: onnx.ModelProto | None = None
     is_copy: bool = False
-    elements: dict[str, GivenTensor] = field(default_factory=dict)
+    elements: dict[str, Elements] = field(default_factory=dict)
 
 
 class ChangedModel:
@@ -115,7 +115,7 @@ class ChangedModel:
             self.stored[ref.path] = key
             self._keys.add(key)
 
-    def _take_elements(self, archive: Archive, ref: TensorRef, given: GivenTensor) -> None:
+    def _take_elements(self, archive: Archive, ref: TensorRef, given: Elements) -> None:
         """Takes up assigned elements, unless they are those that the tensor has."""
         require_fit(archive, ref, given)
         key = tensors.location(ref.tensor)
@@ -205,7 +205,7 @@ def _have_same_tensors(model: onnx.ModelProto, other: onnx.ModelProto | None) ->
     return all(ref == before for ref, before in pairs)
 
 
-def require_fit(archive: Archive, ref: TensorRef, given: GivenTensor) -> None:
+def require_fit(archive: Archive, ref: TensorRef, given: Elements) -> None:
     """Refuses elements of another data type or shape than the tensor's.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.given_tensors import given_tensor
+from onnxarchive.archive.elements import elements_of
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets, require_model_ids
 from onnxarchive.archive.reading import Archive
@@ -42,7 +42,7 @@ from onnxarchive.storage.filesystem import require_no_input
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.archive.given_tensors import GivenTensor, Tensor
+    from onnxarchive.archive.elements import Elements, Tensor
     from onnxarchive.archive.planning import Item
     from onnxarchive.editing.placeholders import GivenModel
     from onnxarchive.model.tensors import TensorRef
@@ -502,7 +502,7 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
                 f"{ref}: expected a tensor of a type that ONNX can store outside a model, found "
                 "STRING; change `string_data` in edit.model"
             )
-        given = given_tensor(name, tensor)
+        given = elements_of(name, tensor)
         require_fit(self._edit._archive, ref, given)
         self._given[name] = given
 
@@ -527,7 +527,7 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         return f"<{len(self)} tensors of {self._edit._archive.path!r}>"
 
     @property
-    def _given(self) -> dict[str, GivenTensor]:
+    def _given(self) -> dict[str, Elements]:
         return self._edit._draft(self._edit._model_id).elements
 
     @property

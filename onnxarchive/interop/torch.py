@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxarchive.archive.given_tensors import TORCH_TYPES
+from onnxarchive.archive.elements import TORCH_TYPES
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import dtypes

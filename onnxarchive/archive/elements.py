@@ -1,4 +1,4 @@
-"""Data type, dims and bytes of tensors given to `Writer`: numpy, onnx, onnx_ir, PyTorch.
+"""The elements of tensors for `Writer` and `edit`: of numpy, onnx, onnx_ir and PyTorch.
 
 Tensors of onnx_ir and PyTorch are recognised by the names of their classes, without an import.
 """
@@ -57,13 +57,13 @@ _BY_NAME = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()
 
 
 @dataclass(frozen=True, slots=True)
-class GivenTensor:
-    """A tensor to write.
+class Elements:
+    """The elements of a tensor.
 
     Attributes:
-        data_type: Its data type.
-        dims: Its shape.
-        data: Its bytes, in the layout of `raw_data`.
+        data_type: Their data type.
+        dims: Shape of the tensor.
+        data: Their bytes, in the layout of `raw_data`.
     """
 
     data_type: DataType
@@ -71,7 +71,7 @@ class GivenTensor:
     data: Data
 
 
-def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
+def elements_of(name: str, tensor: Tensor) -> Elements:
     """Reads a tensor; a numpy array with the memory layout of `raw_data` is not copied.
 
     Args:
@@ -92,32 +92,32 @@ def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
         if is_instance(tensor, "torch", "Tensor"):
             return _of_torch(tensor)
         array = np.asarray(tensor)
-        return GivenTensor(dtypes.of_array(array), array.shape, Stored(dtypes.as_raw_data(array)))
+        return Elements(dtypes.of_array(array), array.shape, Stored(dtypes.as_raw_data(array)))
     except ArchiveError as error:
         error.args = (f"tensor {shown(name)}: {error.message}",)
         raise
 
 
-def _of_proto(tensor: onnx.TensorProto) -> GivenTensor:
+def _of_proto(tensor: onnx.TensorProto) -> Elements:
     ref = TensorRef((("TensorProto", None),), tensor)
     if tensor.data_location == tensors.EXTERNAL:
         refuse_external(ref)
     data_type = tensors.stored_type(tensor)
     if data_type is None:
         raise _unsupported(f"{dtypes.name_of(tensor.data_type)} of shape {shown(tensor.dims)}")
-    return GivenTensor(data_type, tuple(tensor.dims), Stored(tensors.raw_data(ref)))
+    return Elements(data_type, tuple(tensor.dims), Stored(tensors.raw_data(ref)))
 
 
-def _of_onnx_ir(tensor: Any) -> GivenTensor:
+def _of_onnx_ir(tensor: Any) -> Elements:
     from onnxarchive.archive.onnx_ir import data_of
 
     data_type = dtypes.BY_NUMBER.get(tensor.dtype.value)
     if data_type is None:
         raise _unsupported(tensor.dtype.name)
-    return GivenTensor(data_type, tuple(tensor.shape.numpy()), data_of(tensor))
+    return Elements(data_type, tuple(tensor.shape.numpy()), data_of(tensor))
 
 
-def _of_torch(tensor: Any) -> GivenTensor:
+def _of_torch(tensor: Any) -> Elements:
     torch_name = str(tensor.dtype).removeprefix("torch.")
     if torch_name not in _BY_TORCH_NAME:
         raise _unsupported(f"{tensor.dtype}")
@@ -138,11 +138,11 @@ def _of_torch(tensor: Any) -> GivenTensor:
                 "a float4_e2m1fn_x2 tensor without dimensions, which holds two numbers"
             )
         dims = (*dims[:-1], 2 * dims[-1])
-        return GivenTensor(data_type, dims, Stored(codes.data))
+        return Elements(data_type, dims, Stored(codes.data))
     native = data_type.dtype
     if not dtypes.is_extension(native):  # extension types have no byte order
         native = native.newbyteorder("=")
-    return GivenTensor(data_type, dims, Stored(dtypes.as_raw_data(codes.view(native))))
+    return Elements(data_type, dims, Stored(dtypes.as_raw_data(codes.view(native))))
 
 
 def _unsupported(found: str) -> UnsupportedFeatureError:
