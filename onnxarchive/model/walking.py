@@ -65,20 +65,30 @@ def below(
     """
     fields = _fields_to(kind)
     steps = list(path)
-    stack = [_children(message, [it for it in fields[message.DESCRIPTOR] if it[0] != without])]
+    entered = [it for it in fields[message.DESCRIPTOR] if it[0] != without]
+    stack = [_children(message, _present(message, entered))]
     while stack:
         for step, child in stack[-1]:
             if child.DESCRIPTOR is kind:
                 yield (*steps, step), child
-                if not fields[kind]:
-                    continue
-            steps.append(step)
-            stack.append(_children(child, fields[child.DESCRIPTOR]))
-            break
+            present = _present(child, fields[child.DESCRIPTOR])
+            if present:  # most attributes have none
+                steps.append(step)
+                stack.append(_children(child, present))
+                break
         else:
             stack.pop()
             if stack:
                 steps.pop()
+
+
+def _present(message: Message, fields: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Those of `fields` that a message has."""
+    return [
+        (name, is_repeated)
+        for name, is_repeated in fields
+        if (len(getattr(message, name)) if is_repeated else message.HasField(name))
+    ]
 
 
 def _children(
@@ -88,7 +98,7 @@ def _children(
         if is_repeated:
             for index, child in enumerate(getattr(message, name)):
                 yield (name, index), child
-        elif message.HasField(name):
+        else:
             yield (name, None), getattr(message, name)
 
 
