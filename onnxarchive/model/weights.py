@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -419,20 +420,22 @@ class _Edits:
             self._frames[edited.start] = edited
             edited = edited.parent
 
-    def pieces(self) -> Iterator[_Piece]:
-        """Yields the edited model: views of the original, and the inserted contents."""
+    def pieces(self) -> list[_Piece]:
+        """The edited model: views of the original, and the inserted contents."""
         self._mend_lengths()
+        found: list[_Piece] = []
         position = 0
-        for begin, end, contents in sorted(self._edits, key=lambda edit: edit[0]):
+        for begin, end, contents in sorted(self._edits, key=itemgetter(0)):
             if position < begin:
-                yield self._wire[position:begin]
-            yield from contents
+                found.append(self._wire[position:begin])
+            found += contents
             position = end
         if position < len(self._wire):
-            yield self._wire[position:]
+            found.append(self._wire[position:])
+        return found
 
     def _mend_lengths(self) -> None:
-        inner_first = sorted(self._frames.values(), key=lambda frame: frame.start, reverse=True)
+        inner_first = sorted(self._frames.values(), key=attrgetter("start"), reverse=True)
         for frame in inner_first:
             length = frame.stop - frame.start + frame.growth
             if length > MAX_MESSAGE_BYTES:

@@ -185,7 +185,10 @@ def occurrences(data: Buffer, field: str) -> int:
         ArchiveFormatError: The model is malformed.
     """
     wanted = tag_of(onnx.ModelProto.DESCRIPTOR, field, LEN)
-    return sum(tag == wanted for tag, *_ in fields_of(data))
+    count = 0
+    for found in fields_of(data):
+        count += found[0] == wanted
+    return count
 
 
 def is_model(data: Buffer) -> bool:
