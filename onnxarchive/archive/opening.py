@@ -34,9 +34,9 @@ def open(
 
     Opening a remote archive takes one to three requests (`az`: one more; fsspec: two more). Reading
     a tensor takes one for each 8 MiB; `Archive.fetch` reads many tensors at once. A remote tensor
-    is checked against its CRC-32; it is an array in memory, or a view of a cached file. If the
-    object changes between requests (ETag, or size and modification time), `ObjectChangedError` is
-    raised.
+    is checked against its CRC-32, and is an array in memory. If the object changes between requests
+    (ETag, or size and modification time), `ObjectChangedError` is raised. With `cache`, the whole
+    archive is downloaded first, unless a verified copy is there.
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
@@ -58,13 +58,17 @@ def open(
             pages are read when they are used. An edit of the archive ends the prefetch.
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
-            credentials, region, timeouts, ... A web address with a user, a query or headers is
-            refused if it redirects to another server, unless `allow_redirects` is True.
-            `cache`: A directory for local copies of remote data, or True for the user's cache
-            directory. Views then map a local copy, which processes share. An object with neither a
-            strong ETag nor a version is not cached; nor is one in a `store` of S3, Google or Azure,
-            which does not tell which server it asks: give a URL and `storage_options` instead. Of
-            the file systems of fsspec, s3fs, gcsfs, adlfs and huggingface_hub tell it.
+            credentials, region, timeouts, ... Reading ends after `stall_timeout` seconds (30)
+            without a byte. A web address with a user, a query or headers is refused if it redirects
+            to another server, unless `allow_redirects` is True.
+            `cache`: A directory for copies of remote archives, or True for the user's cache
+            directory. `open`, `load`, `session` and `link` download the whole archive once, verify
+            it, and map the copy, which processes share; a download goes on where it was
+            interrupted, and opening the copy takes one request. Other functions use a copy that is
+            there. An object with neither a strong ETag nor a version is not cached; nor is one in a
+            `store` of S3, Google or Azure, which does not tell which server it asks: give a URL and
+            `storage_options` instead. Of the file systems of fsspec, s3fs, gcsfs, adlfs and
+            huggingface_hub tell it.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

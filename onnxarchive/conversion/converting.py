@@ -340,8 +340,8 @@ def export(
             Tensors of a single `.onnx` count twice, since they are verified and then written.
         timeout: Seconds to wait if another process has locked a file to replace; None waits without
             limit.
-        access: Options for a remote archive; see `open`. Without a cache, tensors for a single
-            `.onnx` are copied to a temporary file first.
+        access: Options for a remote archive; see `open`. Without a copy in a cache, tensors for a
+            single `.onnx` are copied to a temporary file first.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.

@@ -104,7 +104,7 @@ def diff(
         model: Id of the only model to compare, such as `"decoder"`; `""` for the default one. None
             compares all models by id, and the assets.
         full: Whether to compare the bytes of both archives, too. `diff` verifies the CRC-32s of
-            models, and of data that is fetched into a cache; `Archive.verify` verifies all data.
+            models; `Archive.verify` verifies all data.
         stack_traces: Whether to compare the stack traces that exporters store in nodes' metadata.
         progress: If `full`, called with the bytes done and the bytes in all; True shows a bar.
         access: Options for remote archives; see `onnxarchive.open`.
@@ -114,8 +114,7 @@ def diff(
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
-        ChecksumError: The bytes of a model, or bytes that were fetched into a cache, do not match
-            their CRC-32.
+        ChecksumError: The bytes of a model do not match their CRC-32.
         ModelNotFoundError: An archive has no model of this id.
         UnfinishedEditError: An edit of an archive was interrupted.
         OSError: A file cannot be opened or read.

@@ -59,7 +59,8 @@ def open_object(
         store: A store of obstore.
         storage_options: Options of obstore or fsspec, among them credentials. For obstore, one
             mapping has the options of the store, the HTTP client (`timeout`) and the retries
-            (`max_retries`), and `allow_redirects`, which may also be given with `store`.
+            (`max_retries`), `stall_timeout` (seconds without a byte after which reading ends; 30),
+            and `allow_redirects`. The last two may also be given with `store`.
         keeps_end: False to keep in memory only an object of at most 128 KiB.
 
     Raises:

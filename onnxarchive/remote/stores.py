@@ -445,7 +445,8 @@ def open_store(
         store: A store, or None.
         options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
             with obstore's keys in upper or lower case. `allow_redirects` allows redirects that may
-            send secrets to other servers; it may also be given with a store.
+            send secrets to other servers. This option and `stall_timeout` may also be given with a
+            store.
         is_read: False for a store to write to. A request that reads ends after `stall_timeout`
             without a byte.
 
