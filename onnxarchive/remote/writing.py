@@ -197,9 +197,8 @@ class _FileSystemWriter(ObjectWriter):
         from fsspec.spec import AbstractBufferedFile
 
         self.path = name
-        # In a transaction, a file appears only after `commit`, if the file's class supports this.
-        attempt(name, system.start_transaction)
-        self._file = attempt(name, lambda: system.open(path, "wb"))
+        self._system, self._path_in_system = system, path
+        self._file = attempt(name, self._open)
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
             # A file whose class has no `commit` of its own may appear when the file is closed. The
@@ -209,6 +208,18 @@ class _FileSystemWriter(ObjectWriter):
                 f"{name}: expected a file system in which only complete files appear, found "
                 f"{type(system).__name__}"
             )
+
+    def _open(self) -> Any:
+        try:
+            # In a transaction, a file appears only after `commit`, if the file's class supports it.
+            self._system.start_transaction()
+            return self._system.open(self._path_in_system, "wb")
+        except NotImplementedError:
+            command = " ('hf upload')" * self.path.startswith("hf://")
+            raise UnsupportedFeatureError(
+                f"{self.path}: expected a file system that writes one complete file, found "
+                f"{type(self._system).__name__}; write a local file, and upload it{command}"
+            ) from None
 
     def write(self, data: Buffer) -> int:
         """Writes data in pieces."""

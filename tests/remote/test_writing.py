@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,23 @@ def test_a_file_system_that_cannot_write_in_one_step_is_refused() -> None:
     ):
         create_object("plain://m.onnxa")
     assert Plain.opened[0].closed
+
+
+@pytest.mark.parametrize("step", ["start_transaction", "open"])
+def test_a_file_system_that_cannot_write_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Reading(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "hf"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    setattr(Reading, step, refuse)
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Reading)
+    message = r"hf://.*found Reading; write a local .*\('hf upload'\)"
+    with pytest.raises(UnsupportedFeatureError, match=message):
+        create_object("hf://me/model/m.onnxa")
 
 
 def test_a_folder_is_listed_with_urls_that_open() -> None:
