@@ -197,8 +197,21 @@ class _FileSystemWriter(ObjectWriter):
         from fsspec.spec import AbstractBufferedFile
 
         self.path = name
-        self._system, self._path_in_system = system, path
-        self._file = attempt(name, self._open)
+
+        def opened() -> Any:
+            # In a transaction, a file appears only after `commit`, if the file's class supports it.
+            with suppress(NotImplementedError):
+                system.start_transaction()
+                return system.open(path, "wb")
+            return None
+
+        self._file = attempt(name, opened)
+        if self._file is None:
+            command = " ('hf upload')" * name.startswith("hf://")
+            raise UnsupportedFeatureError(
+                f"{name}: expected a file system that writes one complete file, found "
+                f"{type(system).__name__}; write a local file, and upload it{command}"
+            )
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
             # A file whose class has no `commit` of its own may appear when the file is closed. The
@@ -208,18 +221,6 @@ class _FileSystemWriter(ObjectWriter):
                 f"{name}: expected a file system in which only complete files appear, found "
                 f"{type(system).__name__}"
             )
-
-    def _open(self) -> Any:
-        try:
-            # In a transaction, a file appears only after `commit`, if the file's class supports it.
-            self._system.start_transaction()
-            return self._system.open(self._path_in_system, "wb")
-        except NotImplementedError:
-            command = " ('hf upload')" * self.path.startswith("hf://")
-            raise UnsupportedFeatureError(
-                f"{self.path}: expected a file system that writes one complete file, found "
-                f"{type(self._system).__name__}; write a local file, and upload it{command}"
-            ) from None
 
     def write(self, data: Buffer) -> int:
         """Writes data in pieces."""
