@@ -134,7 +134,7 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 def _fetched(batch: Sequence[Item], copied_size: int) -> list[_Fetched]:
     """Fetches one entry, or several small ones; successive parts of a file are read together."""
-    found = [item.data() for item in batch]
+    found = [item.resolve(item.ref) for item in batch]
     parts = [data for data in found if isinstance(data, FileData)]
     if parts and len(batch) > 1:
         contents = iter(read_all(parts))
