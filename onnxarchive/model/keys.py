@@ -147,12 +147,13 @@ class Keys:
 
 def _derive(name: str) -> str:
     key = _NOT_IN_KEY.sub("_", name)
-    if key.startswith(RESERVED_PREFIX):
-        key = "_" + key.lstrip("_")
-    if not key.strip("_"):
-        key = "tensor"
-    if key[0].isdigit():
-        key = "_" + key
+    if not key[:1].isalpha():
+        if key.startswith(RESERVED_PREFIX):
+            key = "_" + key.lstrip("_")
+        if not key.strip("_"):
+            key = "tensor"
+        if key[0].isdigit():
+            key = "_" + key
     if key.lower() in _AVOIDED:
         key += "_"
     return key[:MAX_KEY_SIZE]

@@ -156,7 +156,7 @@ def names(found: Iterable[onnx.TensorProto]) -> list[str]:
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Yields the ref of every tensor; in each graph, initializers before tensors of nodes."""
     for index, tensor in enumerate(model.graph.initializer):
-        yield main_initializer(tensor, index)
+        yield TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
     yield from walk_others(model)
 
 
