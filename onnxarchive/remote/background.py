@@ -76,9 +76,10 @@ def as_arriving(name: str, streams: Iterable[Streamed[_Made]]) -> Generator[_Mad
     caller.
     """
     import asyncio
-    from concurrent.futures import Future
 
-    items: SimpleQueue[_Made | Future[None]] = SimpleQueue()
+    # None for the end of a stream. A future in the queue would complete a reference cycle, which
+    # would keep the connections of cancelled streams open.
+    items: SimpleQueue[_Made | None] = SimpleQueue()
 
     async def pump(stream: Streamed[_Made]) -> None:
         async with aclosing(stream()) as arriving:
@@ -88,19 +89,22 @@ def as_arriving(name: str, streams: Iterable[Streamed[_Made]]) -> Generator[_Mad
                     await asyncio.sleep(0.005)
 
     streams = iter(streams)
-    begun: set[Future[None]] = set()
+    begun: list[Future[None]] = []
+    running = 0
     try:
         while True:
-            for stream in islice(streams, IN_FLIGHT - len(begun)):
-                future = _start(name, partial(pump, stream))
-                begun.add(future)
-                future.add_done_callback(items.put)
-            if not begun:
+            for stream in islice(streams, IN_FLIGHT - running):
+                begun.append(_start(name, partial(pump, stream)))
+                begun[-1].add_done_callback(lambda _: items.put(None))
+                running += 1
+            if not running:
                 return
             item = items.get()
-            if isinstance(item, Future):
-                begun.remove(item)
-                item.result()
+            if item is None:
+                running -= 1
+                for future in [it for it in begun if it.done()]:
+                    begun.remove(future)
+                    future.result()
             else:
                 yield item
                 _require_this_process(name)
