@@ -16,13 +16,13 @@ module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 
 The rooms (subpackages), lowest first; each imports only from `errors` and the rooms before it:
 
-    buffers      data of entries, CRC-32, progress
+    files        files of this machine, and data: CRC-32, maps, locks, replacement, undo log
     zipformat    zip records, the layout of an archive, zips of other tools
     model        ONNX messages: tensors, keys, references, the wire format
-    storage      files: maps, locks, replacement, undo log
     remote       where a source or target is: paths, URLs, objects in stores
     sources      models of other tools: .onnx, directories, zips
-    archive      archives: reading, checking, writing
+    reading      archives are opened, viewed and checked
+    writing      archives are planned and written
     editing      transactions over an archive, recovery
     conversion   converts from and to archives, compares archives
     interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
@@ -50,11 +50,6 @@ from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
-    from onnxarchive.archive.opening import load as load, open as open
-    from onnxarchive.archive.reading import Archive as Archive
-    from onnxarchive.archive.rules import Finding as Finding, check as check
-    from onnxarchive.archive.saving import save as save
-    from onnxarchive.archive.streaming import Writer as Writer
     from onnxarchive.conversion.batch import convert_many as convert_many
     from onnxarchive.conversion.converting import (
         Conversion as Conversion,
@@ -94,17 +89,22 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop.prepacking import prepack as prepack
     from onnxarchive.interop.transforming import transform as transform
+    from onnxarchive.reading.archive import Archive as Archive
+    from onnxarchive.reading.opening import load as load, open as open
+    from onnxarchive.reading.rules import Finding as Finding, check as check
+    from onnxarchive.writing.saving import save as save
+    from onnxarchive.writing.writer import Writer as Writer
     from onnxarchive.zipformat.directory import Entry as Entry
 
 __version__ = "0.1.0"
 
 # Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
-    "archive.opening": "load open",
-    "archive.reading": "Archive",
-    "archive.rules": "Finding check",
-    "archive.saving": "save",
-    "archive.streaming": "Writer",
+    "reading.opening": "load open",
+    "reading.archive": "Archive",
+    "reading.rules": "Finding check",
+    "writing.saving": "save",
+    "writing.writer": "Writer",
     "conversion.batch": "convert_many",
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",

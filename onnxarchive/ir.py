@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from onnxarchive.storage.optional import needing
+from onnxarchive.errors import needing
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -16,7 +16,7 @@ __all__ = ["load"]
 def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     """Loads a model from an archive as an `onnx_ir.Model` without reading its large tensors.
 
-    Large tensors are views of the file (`onnxarchive.archive.onnx_ir.ArchiveTensor`). The tensors
+    Large tensors are views of the file (`onnxarchive.writing.onnx_ir.ArchiveTensor`). The tensors
     and the graph keep the file open and mapped, even after another file has replaced it. You can
     change the model and save it with `onnxarchive.save`. The target may be the archive of the
     model, unless the archive was edited meanwhile. The graph's `meta` refers to the archive, so
@@ -43,5 +43,5 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
         onnxarchive.save(model, "model.onnxa")
     """
     with needing("onnx_ir", "hold the model of an archive"):
-        from onnxarchive.archive.onnx_ir import load as load_model
+        from onnxarchive.writing.onnx_ir import load as load_model
     return load_model(path, model)

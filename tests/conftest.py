@@ -22,7 +22,7 @@ from models import copying_clone, runnable_model
 from web_server import WebServer, serving
 
 import onnxarchive
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")

@@ -16,7 +16,7 @@ from models import model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.storage import files
+from onnxarchive.files import local_file
 
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"
@@ -229,5 +229,5 @@ def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[s
 # File systems
 
 
-def no_clone(source: files.MappedFile, target: int) -> bool:
+def no_clone(source: local_file.MappedFile, target: int) -> bool:
     return False

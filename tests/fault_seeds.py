@@ -15,7 +15,7 @@ from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.buffers import checksums
+from onnxarchive.files import checksums
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 

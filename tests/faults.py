@@ -39,8 +39,8 @@ from models import model_of, raw_tensor
 import onnxarchive
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.storage import filesystem
-from onnxarchive.storage.files import MappedFile, write_at
+from onnxarchive.files import filesystem
+from onnxarchive.files.local_file import MappedFile, write_at
 
 NAME = "model.onnxa"
 WEIGHTS = 3

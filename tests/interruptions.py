@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 TRAILER_SIZE = 96  # bytes of an undo log's trailer
 # States at which an edit may stop. A file system may write the last bytes of a log first.

@@ -23,8 +23,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.archive.reading import Archive
-    from onnxarchive.storage.files import MappedFile
+    from onnxarchive.files.local_file import MappedFile
+    from onnxarchive.reading.archive import Archive
     from onnxarchive.zipformat.directory import Entry
 
 # All data types of fixed width: number by onnx's name.

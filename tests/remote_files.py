@@ -10,10 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.remote import cache
 from onnxarchive.remote.stores import Version
 from onnxarchive.remote.transfers import Read
-from onnxarchive.storage.random_access import RandomAccessFile
 
 URL = "https://models.example/a/model.onnxa"
 PLACE = "0123456789abcdef" * 4

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from onnxarchive.archive.rules import rules
 from onnxarchive.errors import (
     CHECKSUM_RULES,
     MENDED_RULES,
@@ -18,6 +17,7 @@ from onnxarchive.errors import (
     shown_names,
     with_path,
 )
+from onnxarchive.reading.rules import rules
 
 
 def test_a_report_raises_with_rule_entry_and_message() -> None:

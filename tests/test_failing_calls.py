@@ -30,7 +30,7 @@ from obstore.store import LocalStore
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError
-from onnxarchive.storage import filesystem, locking
+from onnxarchive.files import filesystem, locking
 
 try:
     import fcntl

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # Rooms in which Pythons differ most: maps, threads, the event loop, when objects are freed.
-TESTS = ("storage", "remote", "conversion")
+TESTS = ("files", "remote", "conversion")
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 README = str(ROOT / "tools" / "docs" / "readme.py")
 

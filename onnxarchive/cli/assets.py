@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterable, Iterator
 
 import onnxarchive
-from onnxarchive.archive.reading import Archive, asset_pieces
 from onnxarchive.cli.editing import edited, say_size
 from onnxarchive.cli.frame import DONE, StandardOutput, say
 from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.reading.archive import Archive, asset_pieces
 from onnxarchive.sources.other_files import is_hidden
 
 

@@ -78,7 +78,7 @@ def _linked(link: str) -> list[str]:
 
 
 def _passed(full: bool) -> str:
-    from onnxarchive.archive.rules import rules
+    from onnxarchive.reading.rules import rules
 
     checked = [rule for rule in rules().values() if full or rule.seen != "data"]
     unread = "" if full else "; weights not read, --full reads them"

@@ -31,7 +31,7 @@ from onnxarchive.cli.frame import (
 from onnxarchive.cli.terminal import count, count_bar, printable, progress_bar, size, table
 from onnxarchive.conversion.batch import convert_many
 from onnxarchive.conversion.converting import Conversion, convert
-from onnxarchive.storage.replacement import remove_temporaries
+from onnxarchive.files.replacement import remove_temporaries
 
 _STANDARD_STREAM = "-"
 

@@ -21,8 +21,8 @@ from onnxarchive.cli.frame import (
 from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.conversion.downloading import download, path_of
 from onnxarchive.errors import shown
+from onnxarchive.files.replacement import partial_path
 from onnxarchive.interop.inputs import npy_array
-from onnxarchive.storage.replacement import partial_path
 
 
 def download_command(arguments: argparse.Namespace) -> int:

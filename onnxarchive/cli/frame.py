@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final, Unpack
 
-from onnxarchive.archive.locked_file import opened
-from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers.data import Buffer
 from onnxarchive.cli.terminal import printable
 from onnxarchive.errors import (
     ArchiveError,
@@ -28,6 +25,9 @@ from onnxarchive.errors import (
     describe_error,
     shown,
 )
+from onnxarchive.files.data import Buffer
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.locked_file import opened
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import shown_url
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import onnx
 
-from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, open_archive, say
 from onnxarchive.cli.terminal import count, cut, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
+from onnxarchive.reading.archive import Archive
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.layout import Placement
 

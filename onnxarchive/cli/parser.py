@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.frame import DONE, say
+from onnxarchive.errors import needing
+from onnxarchive.files import locking
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.storage import locking
-from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat import layout
 
 WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")

@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 import onnxarchive
-from onnxarchive.archive.linked_models import packed_sets
-from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, say
 from onnxarchive.cli.terminal import cut, printable, progress_bar, size
 from onnxarchive.interop.ort_options import compares_packed, machine
 from onnxarchive.interop.prepacking import remove_prepacked
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import packed_sets
 
 
 def prepack_command(arguments: argparse.Namespace) -> int:

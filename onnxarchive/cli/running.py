@@ -17,12 +17,12 @@ import numpy as np
 
 from onnxarchive.cli.frame import DONE, access, pairs, say
 from onnxarchive.cli.terminal import printable, shape, table
+from onnxarchive.files.local_file import PositionalWriter, make_file
+from onnxarchive.files.replacement import new_directory
 from onnxarchive.interop.inputs import Input, npy_array
 from onnxarchive.interop.running import Outcome, Value, run
 from onnxarchive.model.keys import Keys
 from onnxarchive.remote.urls import shown_url
-from onnxarchive.storage.files import PositionalWriter, make_file
-from onnxarchive.storage.replacement import new_directory
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0

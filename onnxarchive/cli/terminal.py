@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from onnxarchive.buffers.counting import Bar, Progress, bytes_bar
+from onnxarchive.files.progress import Bar, Progress, bytes_bar
 
 MAX_CELL: Final = 200  # characters
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

@@ -10,19 +10,18 @@ from dataclasses import replace as with_changes
 from functools import partial
 from typing import TypeAlias, Unpack
 
-from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import open_assets
-from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe_error, shown
+from onnxarchive.files import attributes
+from onnxarchive.files.filesystem import is_below
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.models import FollowLinks
 from onnxarchive.sources.other_files import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
-from onnxarchive.storage import attributes
-from onnxarchive.storage.filesystem import is_below
+from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.plan import open_assets
 from onnxarchive.zipformat import layout
 
 _ARCHIVE_SUFFIX = ".onnxa"

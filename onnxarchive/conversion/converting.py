@@ -13,38 +13,37 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Literal, Unpack
 
-from onnxarchive.archive.contents import check_crc32
-from onnxarchive.archive.linked_models import linked_model, stays_outside
-from onnxarchive.archive.locked_file import opened
-from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import (
+from onnxarchive.conversion.sources import open_source
+from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
+from onnxarchive.files import checksums, locking
+from onnxarchive.files.data import Data, SupportsWrite, pieces
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
+from onnxarchive.files.local_file import PositionalWriter, make_file, require_process
+from onnxarchive.files.progress import Progress, ProgressCounter
+from onnxarchive.files.replacement import Replacement, new_directory, replacing
+from onnxarchive.files.spooling import spool
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
+from onnxarchive.model.keys import ASSET_PREFIX, model_entry
+from onnxarchive.reading.archive import (
+    Archive,
+    complete_model,
+    verified_pieces,
+)
+from onnxarchive.reading.contents import check_crc32
+from onnxarchive.reading.linked_models import linked_model, stays_outside
+from onnxarchive.reading.locked_file import opened
+from onnxarchive.remote.location import Access, Location
+from onnxarchive.sources.models import FollowLinks, models_of_repository, open_others
+from onnxarchive.sources.source import Source
+from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.plan import (
     Item,
     ModelToStore,
     plan_archive,
     with_further_models,
 )
-from onnxarchive.archive.reading import (
-    Archive,
-    complete_model,
-    verified_pieces,
-)
-from onnxarchive.archive.writing import write_archive
-from onnxarchive.buffers import checksums
-from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.buffers.data import Data, SupportsWrite, pieces
-from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
-from onnxarchive.model.keys import ASSET_PREFIX, model_entry
-from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks, models_of_repository, open_others
-from onnxarchive.sources.source import Source
-from onnxarchive.storage import locking
-from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import PositionalWriter, make_file, require_process
-from onnxarchive.storage.filesystem import directory_of, require_no_input, require_space
-from onnxarchive.storage.replacement import Replacement, new_directory, replacing
-from onnxarchive.storage.spooling import spool
+from onnxarchive.writing.write import write_archive
 from onnxarchive.zipformat import layout
 
 # ONNX's document on external data: offsets should be multiples of the page size.
@@ -128,7 +127,7 @@ def convert(
 
     An archive as the source keeps its models and assets, but not its options: `size_threshold`,
     `alignment` and `convert_attribute` are those of this call, also if they are not given.
-    `onnxarchive.archive.options.WriteOptions` has more about them.
+    `onnxarchive.writing.options.WriteOptions` has more about them.
 
     Args:
         source: A `.onnx` with external data in its directory or below; a directory or a zip that

@@ -18,11 +18,9 @@ from typing import Final, Unpack
 
 import onnx
 
-from onnxarchive.archive.locked_file import opened
-from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers import checksums
-from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.files import checksums
+from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import tensors
 from onnxarchive.model.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.model.copying import with_locations
@@ -30,6 +28,8 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.locked_file import opened
 from onnxarchive.remote.location import Access, Location, Openable
 
 __all__ = ["Change", "Difference", "diff"]

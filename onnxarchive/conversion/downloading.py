@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from onnxarchive.archive.reading import open_recognised
-from onnxarchive.buffers.counting import Progress
+from onnxarchive.files import locking
+from onnxarchive.files.progress import Progress
+from onnxarchive.files.replacement import Replacement
+from onnxarchive.reading.archive import open_recognised
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url
-from onnxarchive.storage import locking
-from onnxarchive.storage.replacement import Replacement
 
 
 def download(

@@ -6,9 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from onnxarchive.archive.locked_file import opened_archive
-from onnxarchive.archive.reading import Archive, StreamedEntry
-from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -18,17 +15,20 @@ from onnxarchive.errors import (
     UnfinishedEditError,
     with_path,
 )
+from onnxarchive.files.data import Data, Stored
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.spooling import spool
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
+from onnxarchive.reading.archive import Archive, StreamedEntry
+from onnxarchive.reading.locked_file import opened_archive
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import FollowLinks, open_copy, open_model
 from onnxarchive.sources.places import RemotePlace, sha1
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.spooling import spool
 
 
 @contextlib.contextmanager

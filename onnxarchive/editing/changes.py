@@ -9,19 +9,19 @@ from itertools import zip_longest
 
 import onnx
 
-from onnxarchive.archive.elements import Elements
-from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.referring import entry_data, referred_key
-from onnxarchive.archive.sharing import type_and_dims
-from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.counting import Progress
-from onnxarchive.buffers.data import Data, Stored, are_equal
 from onnxarchive.editing.placeholders import Placeholders, is_placeholder
 from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Data, Stored, are_equal
+from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.reading.archive import Archive
+from onnxarchive.writing.elements import Elements
+from onnxarchive.writing.sharing import type_and_dims
+from onnxarchive.writing.stored_entries import entry_data, referred_key
 
 
 @dataclass(frozen=True, slots=True)

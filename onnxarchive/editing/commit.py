@@ -21,28 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, takewhile
 
-from onnxarchive.archive.contents import check_model_sizes, require_models
-from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import (
-    Item,
-    ModelToStore,
-    Plan,
-    plan_archive,
-    plan_model,
-    require_names,
-)
-from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.referring import (
-    archive_options,
-    asset_items,
-    entry_data,
-    entry_items,
-)
-from onnxarchive.archive.sharing import SharedEntries, type_and_dims
-from onnxarchive.archive.writing import stream, write_file
-from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.buffers.data import Stored
 from onnxarchive.editing.changes import (
     ChangedModel,
     Draft,
@@ -52,12 +30,34 @@ from onnxarchive.editing.changes import (
 )
 from onnxarchive.editing.placeholders import Placeholders
 from onnxarchive.errors import ChecksumError, Report, naming, shown
+from onnxarchive.files import attributes, filesystem, locking, undo
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Stored
+from onnxarchive.files.filesystem import directory_of
+from onnxarchive.files.local_file import MappedFile, PositionalWriter
+from onnxarchive.files.progress import ProgressCounter
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import keys, proto
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
-from onnxarchive.storage import attributes, filesystem, locking, undo
-from onnxarchive.storage.files import MappedFile, PositionalWriter
-from onnxarchive.storage.filesystem import directory_of
-from onnxarchive.storage.replacement import Replacement
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.contents import check_model_sizes, require_models
+from onnxarchive.writing.options import WriteOptions
+from onnxarchive.writing.plan import (
+    Item,
+    ModelToStore,
+    Plan,
+    plan_archive,
+    plan_model,
+    require_names,
+)
+from onnxarchive.writing.sharing import SharedEntries, type_and_dims
+from onnxarchive.writing.stored_entries import (
+    archive_options,
+    asset_items,
+    entry_data,
+    entry_items,
+)
+from onnxarchive.writing.write import stream, write_file
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader

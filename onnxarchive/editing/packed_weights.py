@@ -6,17 +6,17 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onnxarchive.archive.linked_models import packed_sets
-from onnxarchive.archive.planning import open_assets
-from onnxarchive.buffers.checksums import Crc32, crc32
+from onnxarchive.files.checksums import Crc32, crc32
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import INDEX, PREFIX, PackedSet, PackedWeight
+from onnxarchive.reading.linked_models import packed_sets
+from onnxarchive.writing.plan import open_assets
 
 if TYPE_CHECKING:
-    from onnxarchive.archive.planning import Item
-    from onnxarchive.archive.reading import Archive
     from onnxarchive.editing.changes import Draft
+    from onnxarchive.reading.archive import Archive
+    from onnxarchive.writing.plan import Item
 
 
 def with_packed_weights(

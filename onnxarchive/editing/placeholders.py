@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx
 
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.reading import Archive, owner_of
-from onnxarchive.archive.referring import EntryData, referred_data, verified_data
-from onnxarchive.archive.saving import split
-from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
+from onnxarchive.files.data import Data
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive import Archive, owner_of
+from onnxarchive.reading.opening import open
 from onnxarchive.sources.models import open_model
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Source
-from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import require_no_input
+from onnxarchive.writing.saving import split
+from onnxarchive.writing.stored_entries import EntryData, referred_data, verified_data
 
 if TYPE_CHECKING:
-    from onnxarchive.archive.saving import Model
+    from onnxarchive.writing.saving import Model
 
     GivenModel: TypeAlias = Model | Archive | str | os.PathLike[str]
 

@@ -11,20 +11,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxarchive.archive.contents import check_header, read_contents
-from onnxarchive.archive.unfinished import unfinished_edit
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     Report,
     with_path,
 )
+from onnxarchive.files import local_file, locking, undo
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.replacement import remove_abandoned
+from onnxarchive.files.undo import FileBefore
+from onnxarchive.reading.contents import check_header, read_contents
+from onnxarchive.reading.unfinished import unfinished_edit
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage import files, locking, undo
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.replacement import remove_abandoned
-from onnxarchive.storage.undo import FileBefore
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.records import METHOD_STORED, LocalHeader
 
@@ -94,7 +94,7 @@ def opened_for_edit(
     with (
         recognised(path),
         with_path(path),
-        files.opened(
+        local_file.opened(
             path, rule="FILE-1", is_exclusive=True, is_writable=is_writable, timeout=timeout
         ) as file,
     ):

@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.elements import elements_of
-from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import open_assets, require_model_ids
-from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.unfinished import require_finished
-from onnxarchive.archive.views import array_in_model, require_model
-from onnxarchive.buffers.counting import Progress
 from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_fit
 from onnxarchive.editing.commit import commit
 from onnxarchive.editing.packed_weights import with_packed_weights
@@ -30,22 +22,30 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
+from onnxarchive.files import locking
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.local_file import MappedFile, require_process
+from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.contents import MAX_MODEL_NBYTES
+from onnxarchive.reading.unfinished import require_finished
+from onnxarchive.reading.views import array_in_model, require_model
 from onnxarchive.remote.location import Location
-from onnxarchive.storage import locking
-from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile, require_process
-from onnxarchive.storage.filesystem import require_no_input
+from onnxarchive.writing.elements import elements_of
+from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.plan import open_assets, require_model_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.archive.elements import Elements, Tensor
-    from onnxarchive.archive.planning import Item
     from onnxarchive.editing.placeholders import GivenModel
     from onnxarchive.model.tensors import TensorRef
+    from onnxarchive.writing.elements import Elements, Tensor
+    from onnxarchive.writing.plan import Item
     from onnxarchive.zipformat.directory import Entry
 
 __all__ = ["Edit", "edit"]

@@ -11,23 +11,23 @@ from typing import Final, Unpack
 
 import onnx
 
-from onnxarchive.archive.linked_models import (
+from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
+from onnxarchive.files.filesystem import is_below, leads_out, require_no_input
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.replacement import replacing
+from onnxarchive.interop.ort_options import machine
+from onnxarchive.model import proto, tensors
+from onnxarchive.model.keys import model_entry
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import (
     linked_model,
     packed_pairs,
     real_path,
     require_utf8,
 )
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.rules import Finding
-from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
-from onnxarchive.interop.ort_options import machine
-from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import model_entry
+from onnxarchive.reading.opening import open
+from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import is_below, leads_out, require_no_input
-from onnxarchive.storage.replacement import replacing
 
 _PACKED_PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 

@@ -19,12 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.reading import verified_pieces
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, needing
 from onnxarchive.model.keys import model_entry
+from onnxarchive.reading.archive import verified_pieces
+from onnxarchive.reading.opening import open
 from onnxarchive.remote.location import Access
-from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat.directory import Entry
 
 _INDEX: Final = "index.html"

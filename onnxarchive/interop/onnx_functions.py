@@ -16,13 +16,13 @@ from typing import Final
 
 import onnx
 
-from onnxarchive.archive import opening
-from onnxarchive.archive.linked_models import is_unread, linked_model
-from onnxarchive.archive.referring import archive_options, save_referring
-from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import naming, with_path
 from onnxarchive.model import proto, walking
 from onnxarchive.model.keys import model_entry
+from onnxarchive.reading import opening
+from onnxarchive.reading.linked_models import is_unread, linked_model
+from onnxarchive.reading.rules import Finding
+from onnxarchive.writing.stored_entries import archive_options, save_referring
 
 __all__ = ["check_model", "infer_shapes"]
 

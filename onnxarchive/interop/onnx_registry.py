@@ -54,9 +54,9 @@ class ArchiveSerializer:
         """
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
-        from onnxarchive.archive.saving import save
         from onnxarchive.errors import ArchiveFormatError
         from onnxarchive.model import tensors
+        from onnxarchive.writing.saving import save
 
         for ref in tensors.walk(proto):
             if ref.tensor.data_location == tensors.EXTERNAL:
@@ -91,11 +91,11 @@ class ArchiveSerializer:
             )
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
-        from onnxarchive.archive.reading import Archive, read_verified
-        from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
+        from onnxarchive.files.data import as_bytes
+        from onnxarchive.files.random_access import MemoryFile
         from onnxarchive.model import tensors, walking
-        from onnxarchive.storage.binary_file import MemoryFile
+        from onnxarchive.reading.archive import Archive, read_verified
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))

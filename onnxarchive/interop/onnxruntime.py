@@ -18,17 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
-from onnxarchive.archive.linked_models import (
-    Pairs,
-    linked_model,
-    packed_pairs,
-    real_path,
-    require_utf8,
-    stays_outside,
-)
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.interop.ort_options import (
     DIRECTORY,
     OPTIMIZED_DATA,
@@ -44,8 +35,17 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import (
+    Pairs,
+    linked_model,
+    packed_pairs,
+    real_path,
+    require_utf8,
+    stays_outside,
+)
+from onnxarchive.reading.opening import open
 from onnxarchive.remote.location import Access, Location, Openable, require_known
-from onnxarchive.storage.files import MappedFile
 
 if TYPE_CHECKING:
     import onnxruntime as ort

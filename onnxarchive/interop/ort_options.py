@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnx
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, needing
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import text
 from onnxarchive.model.walking import graphs
-from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.linked_models import packable
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers.counting import Progress
 from onnxarchive.editing.transaction import Edit, edit
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
+from onnxarchive.files import locking
+from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.progress import Progress
 from onnxarchive.interop.onnxruntime import session_inputs
 from onnxarchive.interop.ort_options import (
     OPTIMIZED_DATA,
@@ -39,9 +38,10 @@ from onnxarchive.interop.ort_options import (
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PREFIX, PackedSet, PackedWeight
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import packable
+from onnxarchive.reading.opening import open
 from onnxarchive.remote.location import Location
-from onnxarchive.storage import locking
-from onnxarchive.storage.filesystem import require_space
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxarchive.archive.elements import TORCH_TYPES
-from onnxarchive.archive.reading import Archive
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import UnsupportedFeatureError, needing, with_path
 from onnxarchive.model import dtypes
-from onnxarchive.storage.optional import needing
+from onnxarchive.reading.archive import Archive
+from onnxarchive.writing.elements import TORCH_TYPES
 
 if TYPE_CHECKING:
     import torch

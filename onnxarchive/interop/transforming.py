@@ -16,20 +16,20 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
-from onnxarchive.archive.linked_models import is_unread, linked_model
-from onnxarchive.archive.opening import open
-from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import open_assets
-from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.archive.referring import archive_options, save_referring
-from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.progress import Progress
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.storage.filesystem import require_no_input
-from onnxarchive.storage.replacement import Replacement
+from onnxarchive.reading.archive import Archive, complete_model
+from onnxarchive.reading.linked_models import is_unread, linked_model
+from onnxarchive.reading.opening import open
+from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.plan import open_assets
+from onnxarchive.writing.stored_entries import archive_options, save_referring
 from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]

@@ -10,9 +10,18 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import Report, shown
+
+PLAIN_PATH: Final = (
+    "a relative path of components separated by '/', without a drive, a backslash or a control "
+    "character, and without a component that is empty, '.' or '..'"
+)
+"""Description of a plain path, for messages."""
+
+_NOT_IN_PATH: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A[A-Za-z]:")
+
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
 FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # before a further model's id, in the name of its entry
@@ -287,3 +296,8 @@ def _is_named_as_asset(name: str, report: Report) -> bool:
         expected = f"{ASSET_PREFIX} and {ASSET_PATH}"
     report.broken("ASSET-1", f"expected {expected}, found {found}", entry=name)
     return False
+
+
+def is_plain_path(path: str) -> bool:
+    """True if a path is as `PLAIN_PATH` describes."""
+    return {"", ".", ".."}.isdisjoint(path.split("/")) and _NOT_IN_PATH.search(path) is None

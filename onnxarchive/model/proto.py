@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.buffers.data import Buffer
 from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
@@ -17,6 +16,7 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
+from onnxarchive.files.data import Buffer
 from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef, TensorRefs

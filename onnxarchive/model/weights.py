@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, schema
 from onnxarchive.model.wire import (
     I32,

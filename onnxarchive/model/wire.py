@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import onnx
 
-from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.model import schema
 
 # Encoding guide, "Message Structure"

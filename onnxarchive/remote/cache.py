@@ -26,21 +26,21 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, shown
-from onnxarchive.remote.objects import RemoteFile, open_origin
-from onnxarchive.remote.stores import Options, Store, Version, origin_of
-from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
-from onnxarchive.remote.urls import shown_url
-from onnxarchive.storage import attributes, locking
-from onnxarchive.storage.beneath import open_own
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import sync
-from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.replacement import (
+from onnxarchive.files import attributes, locking
+from onnxarchive.files.beneath import open_own
+from onnxarchive.files.filesystem import sync
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.replacement import (
     Replacement,
     partial_path,
     remove_unlocked,
     replacing,
 )
+from onnxarchive.remote.objects import RemoteFile, open_origin
+from onnxarchive.remote.stores import Options, Store, Version, origin_of
+from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
+from onnxarchive.remote.urls import shown_url
 
 # The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]

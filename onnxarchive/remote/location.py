@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.files.data import Buffer, as_bytes
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.random_access import BinaryFile, MemoryFile, RandomAccessFile, SupportsSeek
 from onnxarchive.remote.urls import beside, is_url, shown_url
-from onnxarchive.storage.binary_file import BinaryFile, MemoryFile, SupportsSeek
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:
     from onnxarchive.remote.listing import ListedObject

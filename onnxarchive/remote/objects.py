@@ -12,10 +12,10 @@ from time import monotonic
 from typing import ClassVar
 from weakref import ref
 
+from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.remote.background import as_arriving, in_order, run
 from onnxarchive.remote.failures import StalledError
 from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
-from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
 KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory

@@ -17,11 +17,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import needing, shown
 from onnxarchive.remote.failures import StalledError, asked, changed, failure, status_of
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
-from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
     from obstore import GetResult

@@ -18,13 +18,13 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
-from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import Progress, ProgressCounter
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.replacement import Replacement, partial_path
 from onnxarchive.remote.objects import Range, RemoteFile
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import require_space
-from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.replacement import Replacement, partial_path
 
 _MARK_SIZE = 32
 _LOGGED = struct.Struct("<QQ")  # begin and end of a piece

@@ -7,8 +7,10 @@ from contextlib import suppress
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
-from onnxarchive.buffers.data import Buffer, as_bytes, pieces
 from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.files.data import Buffer, as_bytes, pieces
+from onnxarchive.files.local_file import require_process
+from onnxarchive.files.random_access import Closing
 from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import (
@@ -20,8 +22,6 @@ from onnxarchive.remote.stores import (
     open_store,
 )
 from onnxarchive.remote.urls import shown_url
-from onnxarchive.storage.files import require_process
-from onnxarchive.storage.random_access import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,11 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown, without_traceback
+from onnxarchive.files import locking
+from onnxarchive.files.beneath import OutsideError
+from onnxarchive.files.data import Data
+from onnxarchive.files.file_data import FileData
 from onnxarchive.model import tensors, weights
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import ExternalData, TensorRef
@@ -26,9 +29,6 @@ from onnxarchive.sources.recognition import (
 )
 from onnxarchive.sources.serialized import Serialized
 from onnxarchive.sources.source import Source
-from onnxarchive.storage import locking
-from onnxarchive.storage.beneath import OutsideError
-from onnxarchive.storage.file_data import FileData
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.

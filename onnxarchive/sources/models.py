@@ -16,12 +16,14 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final, TypeAlias
 
-from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
     ArchiveFormatError,
     Report,
     with_path,
 )
+from onnxarchive.files.beneath import OutsideError, Root
+from onnxarchive.files.data import Data, Stored
+from onnxarchive.files.file_data import FileData
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
@@ -32,8 +34,6 @@ from onnxarchive.sources.recognition import is_model_name, is_zip
 from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.sources.source import Source, listing
 from onnxarchive.sources.zip_file import ZipPlace, read_zip
-from onnxarchive.storage.beneath import OutsideError, Root
-from onnxarchive.storage.file_data import FileData
 
 # A further directory into which symbolic links may lead; True for the model's folder `models--*`
 # of a Hugging Face cache; False for no further directory.

@@ -12,15 +12,14 @@ import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from onnxarchive.buffers.data import Data
-from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import ArchiveFormatError, shown
-from onnxarchive.model.keys import MODEL_PROTO, RESERVED_PREFIX
+from onnxarchive.files.beneath import OutsideError, Root
+from onnxarchive.files.data import Data
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.spooling import RandomAccessData
+from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, RESERVED_PREFIX, is_plain_path
 from onnxarchive.sources.other_files import is_hidden
-from onnxarchive.storage.beneath import OutsideError, Root
-from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.random_access import RandomAccessFile
-from onnxarchive.storage.spooling import RandomAccessData
 
 MAX_PATH_SIZE: Final = 4096  # bytes; the longest path on Linux
 

@@ -15,11 +15,11 @@ from onnxarchive.errors import (
     LockedError,
     without_traceback,
 )
+from onnxarchive.files.local_file import MappedFile, opened
+from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.sources.other_files import is_litter
-from onnxarchive.storage.files import MappedFile, opened
-from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
 HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.files.file_data import FileData
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
-from onnxarchive.storage.file_data import FileData
 
 MAX_HEADER_NBYTES: Final = 100_000_000  # limit of the library
 _SIZE_NBYTES: Final = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.files.data import Data
 from onnxarchive.model import proto, tensors, weights, wire
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.weights import Span, decode

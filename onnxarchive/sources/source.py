@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ChecksumError
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path

@@ -22,9 +22,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from threading import Lock
 
-from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Data, Stored, pieces
-from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import (
     INTERRUPTED,
     ArchiveError,
@@ -32,8 +29,11 @@ from onnxarchive.errors import (
     ChecksumError,
     UnsupportedFeatureError,
 )
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Data, Stored, pieces
+from onnxarchive.files.spooling import spool
+from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.sources.places import MAX_PATH_SIZE, plain
-from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (

@@ -13,9 +13,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from onnxarchive.buffers.checksums import crc32
-from onnxarchive.buffers.data import Buffer, SupportsWrite, add_name, as_bytes, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.files.checksums import crc32
+from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, pieces
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.layout import Placement
 

@@ -355,7 +355,7 @@ def cut_off(archive: Path) -> None:
     code = """
 import os, signal, sys
 import onnxarchive
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 def kill(done, total):
     os.kill(os.getpid(), signal.SIGKILL)

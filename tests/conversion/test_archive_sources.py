@@ -12,10 +12,10 @@ from written import converted
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
-from onnxarchive.archive import contents
-from onnxarchive.buffers.checksums import crc32
-from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import Report
+from onnxarchive.files.checksums import crc32
+from onnxarchive.files.data import Stored
+from onnxarchive.reading import contents
 from onnxarchive.zipformat.writer import ZipWriter
 
 ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": b""}

@@ -28,12 +28,12 @@ from written import files_below, write_model
 
 import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
-from onnxarchive.archive.options import WriteOptions
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.batch import find_models
+from onnxarchive.files import locking
+from onnxarchive.files.threads import require_jobs
 from onnxarchive.sources.zip_file import read_zip
-from onnxarchive.storage import locking
-from onnxarchive.storage.threads import require_jobs
+from onnxarchive.writing.options import WriteOptions
 
 MakeExecutor: TypeAlias = Callable[[], Any]
 

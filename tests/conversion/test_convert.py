@@ -44,7 +44,7 @@ from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
-from onnxarchive.archive import planning
+from onnxarchive.writing import plan as plan_module
 
 MIB = 1 << 20
 
@@ -359,7 +359,7 @@ def test_a_model_of_more_than_two_gib_is_exported_beside_its_data_alone(tmp_path
 
 def _write_sparse_archive(path: Path, nbytes: int) -> None:
     """An archive of one UINT8 tensor of zeros, whose CRC-32 is not stated."""
-    from onnxarchive.buffers import checksums
+    from onnxarchive.files import checksums
     from onnxarchive.zipformat import layout
 
     tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[nbytes])
@@ -822,7 +822,7 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
 def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
 ) -> None:
-    monkeypatch.setattr(planning, "MAPPED_SIZE", 64)
+    monkeypatch.setattr(plan_module, "MAPPED_SIZE", 64)
     tensors = [raw_tensor(f"w{index}", dims=(40 + index,), seed=index) for index in range(150)]
     model = model_of()
     for index, tensor in enumerate(tensors):

@@ -27,9 +27,9 @@ from written import files_below, saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError, ObjectChangedError
 from onnxarchive.cli import main
+from onnxarchive.files import beneath
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.remote import objects, transfers
-from onnxarchive.storage import beneath
-from onnxarchive.storage.files import MappedFile
 
 ARCHIVE = an_archive()
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files, links and locks")
@@ -514,7 +514,7 @@ def test_an_interrupted_command_says_if_something_has_arrived(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxarchive.archive.reading.Archive.verify", interrupted)
+    monkeypatch.setattr("onnxarchive.reading.archive.Archive.verify", interrupted)
     if not with_validator:
         without_etag(web)
     assert main(["download", url, str(folder / "m.onnxa")]) == 130
@@ -601,7 +601,7 @@ SLOW = """
 import sys
 from onnxarchive.cli import main
 from onnxarchive.remote import objects
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.files.local_file import MappedFile
 objects.PART_SIZE = objects.END_SIZE
 objects.GAP_SIZE = 0
 sys.exit(main(["download", *sys.argv[1:]]))

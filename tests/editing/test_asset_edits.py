@@ -15,7 +15,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import LockedError, TensorNotFoundError
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 ASSETS = {"b": b"cat", "deep/er": b"x" * 5000}
 

@@ -24,7 +24,7 @@ from models import copying_clone, model_of
 
 import onnxarchive
 from onnxarchive.editing.recovery import Recovery, recover
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 BROKEN_OFF: dict[str, Callable[..., None]] = {
     "replace_model": lambda path, progress: replace_model(

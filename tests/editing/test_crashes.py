@@ -22,12 +22,12 @@ import faults
 
 import onnxarchive
 from onnxarchive.editing import changes, commit, transaction
-from onnxarchive.storage import files, filesystem, locking, replacement, undo
+from onnxarchive.files import filesystem, local_file, locking, replacement, undo
 
 pytestmark = pytest.mark.sweep
 
 # Where files are written, locked and closed.
-MODULES = (changes, commit, transaction, files, filesystem, locking, replacement, undo)
+MODULES = (changes, commit, transaction, local_file, filesystem, locking, replacement, undo)
 
 
 @pytest.mark.parametrize("name", faults.EDITS)

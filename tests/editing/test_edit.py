@@ -42,7 +42,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.storage import files, filesystem
+from onnxarchive.files import filesystem, local_file
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is made")
 ASSETS = {"labels": b"cat"}
@@ -68,7 +68,7 @@ def test_all_changes_are_written_as_one_when_the_block_ends(
 ) -> None:
     written = []
 
-    def clone(source: files.MappedFile, target: int) -> bool:
+    def clone(source: local_file.MappedFile, target: int) -> bool:
         written.append(target)
         return copying_clone(source, target)
 

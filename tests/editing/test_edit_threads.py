@@ -30,9 +30,9 @@ from models import copying_clone, open_below
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive.contents import Contents
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.storage import files, filesystem
+from onnxarchive.files import filesystem, local_file
+from onnxarchive.reading.contents import Contents
 
 COUNT = 4  # weights
 WAIT = 60  # seconds before a test gives up
@@ -79,7 +79,7 @@ def edit_in_turns(path: Path, count: int) -> None:
                 edit.assets["labels"] = b"dog"
 
 
-def alternating_clones() -> Callable[[files.MappedFile, int], bool]:
+def alternating_clones() -> Callable[[local_file.MappedFile, int], bool]:
     ways = itertools.cycle([no_clone, copying_clone])
     return lambda source, target: next(ways)(source, target)
 

@@ -37,7 +37,7 @@ from written import saved
 import onnxarchive
 from onnxarchive.editing.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 CALLS: dict[str, Callable[[Path], object]] = {
     "replace_model": lambda path: replace_model(path, weights(1)),

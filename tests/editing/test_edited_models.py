@@ -29,7 +29,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ModelNotFoundError, TensorNotFoundError
-from onnxarchive.storage import filesystem, undo
+from onnxarchive.files import filesystem, undo
 
 D = raw_tensor("", dims=(300,), seed=7).raw_data
 ENCODER, DECODER = of(a=A, b=B), of(z=A, c=C)

@@ -35,10 +35,10 @@ from models import copying_clone, flip_byte, model_of, open_below, run_python
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive import writing
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveFormatError, ChecksumError
-from onnxarchive.storage import files, filesystem, locking
+from onnxarchive.files import filesystem, local_file, locking
+from onnxarchive.writing import write as write_module
 from onnxarchive.zipformat.records import LocalHeader
 
 # Weights are not read
@@ -136,7 +136,7 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
         require_space(*given)
 
     monkeypatch.setattr(LocalHeader, "pack", pack_and_change)
-    monkeypatch.setattr(writing, "require_space", require_space_and_change)
+    monkeypatch.setattr(write_module, "require_space", require_space_and_change)
     with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
         replace_tensor(path, "w1", array)
     monkeypatch.undo()
@@ -169,7 +169,7 @@ def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
 ) -> None:
     onnxarchive.save(weights(2), path)
     model, other = referring(path), changed(referring(path), documented("other" * 500))
-    opened = files.opened
+    opened = local_file.opened
     steps = ["edit", "edit back"]
 
     def edit_before_the_end(done: int, total: int) -> None:
@@ -184,7 +184,7 @@ def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
             replace_model(path, model)
         return opened(*arguments, **options)
 
-    monkeypatch.setattr(files, "opened", edit_back_and_open)
+    monkeypatch.setattr(local_file, "opened", edit_back_and_open)
     with onnxarchive.open(path) as archive:
         archive.verify(edit_before_the_end, jobs=1)
     assert not steps
@@ -314,7 +314,7 @@ def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(
 import sys
 import numpy as np
 import onnxarchive
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 filesystem.clone = lambda source, target: False
 path = sys.argv[1]

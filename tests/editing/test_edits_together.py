@@ -16,7 +16,7 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive.storage import locking
+from onnxarchive.files import locking
 
 pytest.importorskip("fcntl", reason="locks of POSIX")
 

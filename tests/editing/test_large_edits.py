@@ -23,9 +23,9 @@ from onnx import TensorProto
 from sparse_files import GIB
 
 import onnxarchive
-from onnxarchive.buffers.checksums import crc32
+from onnxarchive.files.checksums import crc32
+from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter
 

@@ -26,7 +26,7 @@ from models import copying_clone, raw_tensor, runnable_model
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 if sys.platform == "win32":
     pytest.skip("editors are stopped at flock", allow_module_level=True)

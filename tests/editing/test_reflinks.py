@@ -26,9 +26,9 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError
-from onnxarchive.storage import filesystem, undo
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import clone
+from onnxarchive.files import filesystem, undo
+from onnxarchive.files.filesystem import clone
+from onnxarchive.files.local_file import MappedFile
 
 MIB = 1 << 20
 WEIGHTS = 16  # of 4 MiB each

@@ -51,7 +51,7 @@ from outcomes import came, requires
 from written import saved
 
 import onnxarchive
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 
 # What is written is what `save` would write, if the entries lie as it would put them
 

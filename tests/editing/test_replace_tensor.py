@@ -35,7 +35,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import TensorNotFoundError
-from onnxarchive.storage import filesystem
+from onnxarchive.files import filesystem
 from onnxarchive.zipformat.writer import ZipWriter
 
 

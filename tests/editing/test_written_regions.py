@@ -23,9 +23,9 @@ from models import model_of, raw_tensor
 from onnx import TensorProto, helper
 
 import onnxarchive
-from onnxarchive.storage import undo
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import clone
+from onnxarchive.files import undo
+from onnxarchive.files.filesystem import clone
+from onnxarchive.files.local_file import MappedFile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")
 

@@ -26,7 +26,7 @@ from processes import is_running, started, wait_until
 import onnxarchive
 from conformance.make import __main__ as recipe
 from onnxarchive import Archive, ArchiveError
-from onnxarchive.archive.rules import rules
+from onnxarchive.reading.rules import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"

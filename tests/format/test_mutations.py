@@ -33,8 +33,8 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.archive.rules import rules
-from onnxarchive.buffers import checksums
+from onnxarchive.files import checksums
+from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 from tools.fuzz import run as fuzz

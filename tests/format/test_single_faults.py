@@ -19,7 +19,7 @@ from models import keys_of
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.archive.rules import rules
+from onnxarchive.reading.rules import rules
 
 pytestmark = pytest.mark.sweep
 

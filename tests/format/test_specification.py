@@ -20,8 +20,8 @@ import onnx
 import pytest
 
 import onnxarchive
-from onnxarchive.archive.rules import rules
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, schema, tensors, walking
+from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (

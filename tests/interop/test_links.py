@@ -32,9 +32,9 @@ from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
 
 import onnxarchive
-from onnxarchive.archive.linked_models import linked_model, may_give_shape
 from onnxarchive.interop.links import linked_archive
 from onnxarchive.model import proto, tensors
+from onnxarchive.reading.linked_models import linked_model, may_give_shape
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"

@@ -45,7 +45,7 @@ ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
 
 from onnx_ir.passes import common  # noqa: E402
 
-from onnxarchive.archive.onnx_ir import ArchiveTensor  # noqa: E402
+from onnxarchive.writing.onnx_ir import ArchiveTensor  # noqa: E402
 
 MIB = 1 << 20
 # Older versions of onnx_ir lack the types of 6 bits.
@@ -507,7 +507,7 @@ def test_load_pass_and_save_hold_no_weights(tmp_path: Path, number: int) -> None
     total = _save_large(path, number=number)
     code = f"""
 {MEASURE_MEMORY}
-import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.archive.onnx_ir
+import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.writing.onnx_ir
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 path = sys.argv[1]
 def work():
@@ -538,7 +538,7 @@ def test_attributes_that_come_back_into_the_model_are_not_copied(tmp_path: Path)
     onnxarchive.save(helper.make_model(graph), path, convert_attribute=True)
     code = f"""
 {MEASURE_MEMORY}
-import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.archive.onnx_ir
+import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.writing.onnx_ir
 def work():
     model = onnxarchive.ir.load(sys.argv[1])
     onnxarchive.save(model, sys.argv[1] + ".2", convert_attribute=False, progress=sample)
@@ -555,7 +555,7 @@ def test_writing_a_tensor_to_a_file_copies_a_few_mib_at_a_time(tmp_path: Path) -
     total = _save_large(path, count=1, nbytes=256 * MIB)
     code = f"""
 {MEASURE_MEMORY}
-import onnx_ir, onnxarchive.ir, onnxarchive.archive.onnx_ir
+import onnx_ir, onnxarchive.ir, onnxarchive.writing.onnx_ir
 tensor = onnxarchive.ir.load(sys.argv[1]).graph.initializers["w0"].const_value
 def write():
     with open(sys.argv[1] + ".bin", "wb") as file:

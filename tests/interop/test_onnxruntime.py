@@ -29,11 +29,11 @@ from web_server import WebServer
 from written import saved
 
 import onnxarchive
-from onnxarchive.archive.linked_models import linked_model
-from onnxarchive.archive.reading import Archive
+from onnxarchive.files.random_access import MemoryFile
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
-from onnxarchive.storage.binary_file import MemoryFile
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import linked_model
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -676,8 +676,8 @@ def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: byte
     code = """
 import gc, pathlib, sys
 import numpy as np, onnxarchive, onnxruntime
-from onnxarchive.archive.reading import Archive
-from onnxarchive.storage.binary_file import MemoryFile
+from onnxarchive.reading.archive import Archive
+from onnxarchive.files.random_access import MemoryFile
 cpu = ["CPUExecutionProvider"]
 x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 

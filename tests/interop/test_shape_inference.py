@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ChecksumError
-from onnxarchive.archive.linked_models import is_unread
 from onnxarchive.interop.onnx_functions import infer_shapes
 from onnxarchive.interop.transforming import transform
 from onnxarchive.model import tensors
+from onnxarchive.reading.linked_models import is_unread
 
 ASSETS = {"labels.txt": b"cat\ndog\n"}
 

@@ -78,7 +78,7 @@ def test_programs_are_saved_together_and_share_weights(tmp_path: Path) -> None:
 def test_weights_of_a_program_are_copied_one_at_a_time(tmp_path: Path) -> None:
     code = f"""
 {MEASURE_MEMORY}
-import logging, warnings, torch, onnxarchive, onnxarchive.archive.onnx_ir
+import logging, warnings, torch, onnxarchive, onnxarchive.writing.onnx_ir
 logging.disable()
 warnings.simplefilter("ignore")
 layers = [torch.nn.Linear(2048, 2048, bias=False) for _ in range(16)]

@@ -25,12 +25,12 @@ from models import (
 )
 from onnx import TensorProto
 
-from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, TensorRef, TensorRefs
+from onnxarchive.reading.rules import rules
 
 
 class Collected(Report):

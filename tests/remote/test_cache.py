@@ -29,12 +29,12 @@ from web_server import WebServer
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, LockedError
+from onnxarchive.files import locking
+from onnxarchive.files.beneath import open_own
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.replacement import partial_path
 from onnxarchive.remote import cache
 from onnxarchive.remote.cache import cached_archives, clear, directory_of_cache
-from onnxarchive.storage import locking
-from onnxarchive.storage.beneath import open_own
-from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.replacement import partial_path
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVE = an_archive()

@@ -30,8 +30,8 @@ from written import converted, write_model
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.local_file import MappedFile
 
 
 def _loaded(path: Path) -> onnx.ModelProto:

@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from outcomes import came, requires
 
-from onnxarchive.buffers.data import PIECE_SIZE
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
 )
+from onnxarchive.files.data import PIECE_SIZE
+from onnxarchive.files.spooling import spool
 from onnxarchive.sources import zip_file
 from onnxarchive.sources.zip_file import ZippedFile, read_zip
-from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 

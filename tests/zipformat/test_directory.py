@@ -27,8 +27,8 @@ from zip_image import (
     together,
 )
 
-from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Directory, Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate

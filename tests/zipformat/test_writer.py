@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from onnxarchive.buffers import checksums
-from onnxarchive.buffers.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.files import checksums
+from onnxarchive.files.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, pieces
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.layout import Placement

@@ -266,7 +266,7 @@ def _make_archive(place: Place) -> None:
 
 def _make_sparse_archive(place: Place) -> None:
     """Writes an archive of tensors of zeros, which are holes in the file."""
-    from onnxarchive.buffers import checksums
+    from onnxarchive.files import checksums
     from onnxarchive.model.keys import MODEL_PROTO
     from onnxarchive.zipformat import layout
 

@@ -39,8 +39,8 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.storage import undo
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.files import undo
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.zipformat.records import EndRecord
 from tools.crash.history import (
     DisagreementError,

@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.archive.reading import Archive
+from onnxarchive.reading.archive import Archive
 
 WEIGHTS: Final = 6
 WEIGHT_NBYTES: Final = 256 << 10

@@ -1,0 +1,213 @@
+"""Opens only files beneath a directory, even if names are changed at the same time; only own files.
+
+After a path was checked, anyone with write permission can replace a name in it by a symbolic link
+to another place. So a file is opened first, without waiting for a pipe or taking a terminal; then
+the path of the opened file decides, and a file outside the directory is closed unread. Links may
+also lead into a second directory, if the caller allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+
+from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files.filesystem import is_below, leads_out
+from onnxarchive.files.local_file import kind_of
+
+# The flags of `MappedFile`, and one that takes no terminal.
+_FILE = os.O_RDONLY | sum(getattr(os, f"O_{it}", 0) for it in ("NONBLOCK", "NOCTTY", "BINARY"))
+_LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+# With O_PATH, the directory need not be readable.
+_PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
+_NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
+HAS_DIR_FD = os.open in os.supports_dir_fd  # not on Windows
+_MAX_PATH_NBYTES = 1024  # of macOS
+
+
+class OutsideError(ArchiveFormatError):
+    """A symbolic link leads outside the directory."""
+
+
+class Root:
+    """A directory beneath which files are opened.
+
+    Windows lists a directory by its path: a list may contain names from outside, but no file
+    outside is opened.
+
+    Attributes:
+        path: The path of the directory, without symbolic links.
+        linked: The path, without symbolic links, of a further directory into which links may lead.
+    """
+
+    linked: str | None = None
+
+    def __init__(self, path: str) -> None:
+        """Resolves the links in the path of a directory.
+
+        Raises:
+            OSError: The directory cannot be opened.
+        """
+        self.path = os.path.realpath(path)
+        if HAS_DIR_FD:
+            descriptor = os.open(path, _PASSED)
+            try:
+                self.path = _final_path(descriptor, path)
+            finally:
+                os.close(descriptor)
+
+    def open(self, path: str, flags: int = _FILE) -> int:
+        """Opens a file for reading; returns a new descriptor.
+
+        Args:
+            path: Path of the file, relative to the directory, with slashes and without `..`.
+            flags: As for `os.open`.
+
+        Raises:
+            OutsideError: A symbolic link leads out of the directory.
+            ValueError: `path` is absolute or contains `..`.
+            OSError: The file cannot be opened.
+        """
+        whole = self._joined(path)
+        try:
+            descriptor = os.open(whole, flags)
+        except OSError:
+            self._require_inside(os.path.realpath(whole), path)  # a better reason
+            raise
+        try:
+            self._require_inside(_final_path(descriptor, whole), path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """Lists a directory, `""` for this one, as `open`; an entry is valid until the next one."""
+        if not HAS_DIR_FD:
+            resolved = os.path.realpath(self._joined(path))
+            self._require_inside(resolved, path)
+            with os.scandir(resolved) as entries:
+                yield from entries
+            return
+        descriptor = self.open(path, _LISTED)
+        try:
+            with naming(self._joined(path)), os.scandir(descriptor) as entries:
+                yield from entries
+        finally:
+            os.close(descriptor)
+
+    def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
+        """True if a name in the directory leads, even by links, to the file of an identity."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self._joined(name))
+            return (status.st_dev, status.st_ino) == identity
+        return False
+
+    def _joined(self, path: str) -> str:
+        if leads_out(path):
+            raise ValueError(f"expected a relative path without '..', found {path!r}")
+        return os.path.join(self.path, path)
+
+    def _require_inside(self, found: str, path: str) -> None:
+        """Refuses `found`, to which `path` leads, outside the allowed directories."""
+        allowed = [self.path] if self.linked is None else [self.path, self.linked]
+        if not any(is_below(_unprefixed(found), _unprefixed(it)) for it in allowed):
+            raise OutsideError(
+                f"expected a path inside {' or '.join(allowed)}, found {path!r}, a link to "
+                f"{found}; replace the link by a copy of its target"
+            )
+
+
+def open_own(path: str, mode: int) -> int:
+    """Opens a file for reading and writing, or creates it; never follows a link to another file.
+
+    For names that others can guess: they may put a link there, so that its target is overwritten.
+    Links in the path of the directory are followed. `mode` has the permission bits of a new file
+    before the umask. Returns a new descriptor.
+
+    Raises:
+        FileExistsError: `path` is not a regular file with one name, or belongs neither to this user
+            nor to the owner of the directory, who can replace each file there. In a sticky
+            directory, the owner's file is refused, too, except to root: this user could not rename
+            or remove it.
+        OSError: The file cannot be opened or created.
+    """
+    name, folder, directory = path, None, os.path.dirname(path) or os.curdir
+    flags = _FILE | os.O_RDWR
+    try:
+        if HAS_DIR_FD:
+            name, folder = os.path.basename(path), os.open(directory, _PASSED)
+        while True:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                _require_own(status, os.stat(directory if folder is None else folder), path)
+                descriptor = os.open(name, flags | _NOT_FOLLOWED, dir_fd=folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # made meanwhile
+                    return os.open(name, flags | os.O_CREAT | os.O_EXCL, mode, dir_fd=folder)
+                continue
+            if os.path.samestat(os.fstat(descriptor), status):
+                return descriptor
+            os.close(descriptor)  # another file has the name now
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -> None:
+    user = os.geteuid() if hasattr(os, "geteuid") else status.st_uid
+    users = {user} if user and directory.st_mode & stat.S_ISVTX else {user, directory.st_uid}
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = kind_of(status.st_mode)
+    elif status.st_uid not in users:
+        problem = f"a file of user {status.st_uid}"
+    elif status.st_nlink > 1:
+        problem = f"a file with {status.st_nlink} names"
+    if problem is not None:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"expected a regular file of this user with one name, found {problem}; remove it, or "
+            "choose another directory",
+            path,
+        )
+
+
+def _final_path(descriptor: int, path: str) -> str:
+    """The path of an open file, without links.
+
+    Linux without /proc, and other systems, resolve `path`, by which the file was opened; someone
+    who exchanges names at the same time may deceive them.
+    """
+    if not HAS_DIR_FD:
+        import ctypes
+        import msvcrt
+
+        buffer = ctypes.create_unicode_buffer(1 << 15)  # maximum length of a path
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(descriptor))  # type: ignore[attr-defined]
+        system = ctypes.windll.kernel32  # type: ignore[attr-defined]
+        if not system.GetFinalPathNameByHandleW(handle, buffer, len(buffer), 0):
+            raise ctypes.WinError()  # type: ignore[attr-defined]
+        return buffer.value
+    if sys.platform == "darwin":
+        import fcntl
+
+        found = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(_MAX_PATH_NBYTES))
+        return os.fsdecode(found.rstrip(b"\0"))
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return os.path.realpath(path)
+
+
+def _unprefixed(path: str) -> str:
+    """A Windows path without the prefix for long paths."""
+    if path.startswith("\\\\?\\UNC\\"):
+        return "\\\\" + path[len("\\\\?\\UNC\\") :]
+    return path.removeprefix("\\\\?\\")

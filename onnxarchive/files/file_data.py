@@ -1,0 +1,190 @@
+"""Bytes of a file as data of an entry; each access checks the file and opens it if needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.files.beneath import Root
+from onnxarchive.files.data import pieces
+from onnxarchive.files.local_file import MappedFile
+
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
+
+
+@dataclass(frozen=True, slots=True)
+class FileData:
+    """A range of bytes of a file, which is opened on access unless it is open already.
+
+    Attributes:
+        path: The path of the file, relative to `root` if there is one.
+        identity: The identity of the file; see `MappedFile`.
+        offset: Offset of the bytes in the file.
+        nbytes: Number of the bytes.
+        file: The open file; None to open it on access.
+        root: The directory beneath which the file is opened; None for no restriction.
+        crc32: None (unknown).
+    """
+
+    path: str
+    identity: tuple[int, int]
+    offset: int
+    nbytes: int
+    file: MappedFile | None = None
+    root: Root | None = None
+    crc32: int | None = None
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], root: Root | None = None) -> FileData:
+        """All bytes of a file, which is opened on access.
+
+        Args:
+            path: The path of the file, relative to `root` if there is one.
+            root: The directory that must contain the file; None for no restriction.
+
+        Raises:
+            ArchiveFormatError: The file is not regular, or not beneath `root`.
+            OSError: The file cannot be opened.
+        """
+        with _open_file(path, root) as file:
+            return cls(os.fsdecode(path), file.identity, 0, file.size, root=root)
+
+    @classmethod
+    def kept_open(
+        cls, path: str, resources: contextlib.ExitStack, root: Root | None = None
+    ) -> FileData:
+        """All bytes of a file that remains open until `resources` is closed; see `of`."""
+        file = resources.enter_context(_open_file(path, root))
+        return cls(path, file.identity, 0, file.size, file, root)
+
+    def state(self) -> tuple[int, int]:
+        """Size in bytes and time of the last write (ns) of the file; they tell whether it changed.
+
+        Raises:
+            ArchiveFormatError: Another file has the path.
+            OSError: The file cannot be opened any more.
+        """
+        with self._opened() as file:
+            status = file.status()
+            return status.st_size, status.st_mtime_ns
+
+    def part(self, offset: int, nbytes: int) -> FileData:
+        """A range of these bytes, not yet read."""
+        return FileData(
+            self.path, self.identity, self.offset + offset, nbytes, self.file, self.root
+        )
+
+    def __iter__(self) -> Iterator[memoryview]:
+        with self._opened() as file:
+            if file.is_mapped:
+                return pieces(self._all_of(file.view(self.offset, self.nbytes), file))
+        return self._read_pieces()
+
+    def _read_pieces(self) -> Iterator[memoryview]:
+        """Yields copies, for a file that the system refuses to map."""
+        with self._opened() as file:
+            nbytes = 0
+            for piece in file.pieces(self.offset, self.nbytes):
+                nbytes += len(piece)
+                yield memoryview(piece)
+            self._require_all(nbytes, file)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes as a view of a map, or of a copy if the system refuses to map the file.
+
+        Raises:
+            ArchiveFormatError: The file was truncated, or another file has its path.
+            OSError: The file cannot be opened any more.
+        """
+        with self._opened() as file:
+            return self._all_of(file.view(self.offset, self.nbytes), file)
+
+    def read(self) -> bytes:
+        """The bytes as a copy, read without a map.
+
+        Raises:
+            ArchiveFormatError: The file was truncated, or another file has its path.
+            OSError: The file cannot be opened or read any more.
+        """
+        with self._opened() as file:
+            return self._all_of(file.read(self.offset, self.nbytes), file)
+
+    def head(self, nbytes: int) -> bytes:
+        """The first `nbytes` bytes, or all if there are fewer; see `read`."""
+        return self.part(0, min(nbytes, self.nbytes)).read()
+
+    def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Ranges of the bytes as copies; see `read`.
+
+        The file is opened once. If all sizes together are at least half of the span from the first
+        range to the last, one read takes the complete span; otherwise each range is read by itself.
+
+        Args:
+            offsets: Offset of each range in these bytes.
+            sizes: Size of each range in bytes.
+        """
+        begin, end = min(offsets), max(map(operator.add, offsets, sizes))
+        ranges = zip(offsets, sizes, strict=True)
+        with self._opened() as file:
+            if end - begin <= 2 * sum(sizes):
+                whole = file.read(self.offset + begin, end - begin)
+                if len(whole) == end - begin:
+                    return [whole[start - begin : start - begin + size] for start, size in ranges]
+            return [
+                self.part(start, size)._all_of(file.read(self.offset + start, size), file)
+                for start, size in ranges
+            ]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[MappedFile]:
+        kept = None if self.file is None else contextlib.nullcontext(self.file)
+        with kept or _open_file(self.path, self.root) as file, with_path(file.path):
+            if file.identity != self.identity:
+                raise ArchiveFormatError("the file was replaced after it was opened")
+            yield file
+
+    def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
+        self._require_all(len(found), file)
+        return found
+
+    def _require_all(self, nbytes: int, file: MappedFile) -> None:
+        if nbytes != self.nbytes:
+            size = file.status().st_size
+            raise ArchiveFormatError(
+                f"expected {self.nbytes} bytes at offset {self.offset}, found a file truncated to "
+                f"{size} bytes"
+            )
+
+
+def read_all(parts: Sequence[FileData]) -> list[bytes]:
+    """Reads parts into copies, in order.
+
+    Successive parts of a file are read together; see `FileData.read_parts`.
+
+    Raises:
+        ArchiveFormatError: A file was truncated, or another file has its path.
+        OSError: A file cannot be opened or read any more.
+    """
+    contents: list[bytes] = []
+    for _, same in itertools.groupby(
+        parts, lambda part: (part.path, part.identity, id(part.file), id(part.root))
+    ):
+        together = list(same)
+        whole = replace(together[0], offset=0)
+        sizes = [part.nbytes for part in together]
+        contents += whole.read_parts([part.offset for part in together], sizes)
+    return contents
+
+
+def _open_file(path: str | os.PathLike[str], root: Root | None) -> MappedFile:
+    if root is None:
+        return MappedFile(path)
+    path = os.fsdecode(path)
+    return MappedFile(os.path.join(root.path, path), descriptor=root.open(path))

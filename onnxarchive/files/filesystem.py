@@ -1,0 +1,146 @@
+"""Sharing blocks, free space and syncing, which depend on the file system; checks of paths."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+
+from onnxarchive.errors import naming
+from onnxarchive.files.local_file import MappedFile
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+# Errors of a full disk.
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+# Errors of file systems that cannot sync files or directories.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+devices_without_clones: set[int] = set()  # devices on which a clone has failed in this process
+_CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
+
+
+def clone(source: MappedFile, target: int) -> bool:
+    """Clones a file into a new file that shares all blocks (reflinks), if the file system can.
+
+    Args:
+        source: The file.
+        target: Descriptor of the new file.
+
+    Returns:
+        True if the file was cloned; else the new file is unchanged.
+    """
+    try:
+        fcntl.ioctl(target, _CLONE, source.fileno())
+    except OSError:  # the errors for "not supported" differ
+        devices_without_clones.add(source.identity[0])
+        return False
+    return True
+
+
+def may_clone(source: MappedFile) -> bool:
+    """False if this system or the device of a file has no clones, as far as is known."""
+    return hasattr(fcntl, "ioctl") and source.identity[0] not in devices_without_clones
+
+
+def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:
+    """Refuses to begin to write more bytes than the disk has free, if the system tells this.
+
+    Args:
+        path: The file or directory to write, or its description.
+        nbytes: Number of the bytes to write.
+        directory: The directory that will contain the file; None for that of `path`.
+
+    Raises:
+        OSError: The disk has fewer free bytes; the error names `path`.
+    """
+    try:
+        disk = shutil.disk_usage(directory or os.path.dirname(os.path.realpath(path)))
+    except OSError:
+        return
+    if disk.total and disk.free < nbytes:  # a file system that counts no blocks has 0 in all
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {nbytes} bytes are needed, {disk.free} are free",
+            os.fspath(path),
+        )
+
+
+def sync(file: MappedFile, remedy: str | None = None) -> None:
+    """Syncs a file to its device, through the caches of the system and of the drive.
+
+    Args:
+        file: The file.
+        remedy: What to do, for the error of a file system that cannot sync; None to go on there,
+            where nothing can be done to survive a power failure.
+
+    Raises:
+        OSError: The device failed, or the file system cannot sync; the error names the file.
+    """
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
+    if full is not None:
+        with contextlib.suppress(OSError):  # a file system without it
+            fcntl.fcntl(file.fileno(), full)
+            return
+    try:
+        with naming(file.path, "cannot be synced to its device", f"; {remedy}" if remedy else ""):
+            os.fsync(file.fileno())
+    except OSError as error:
+        if remedy is not None or error.errno not in _NO_SYNC:
+            raise
+
+
+def sync_directory(directory: str) -> None:
+    """Syncs the entries of a directory, if the system can.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    if os.name == "nt":
+        return
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except PermissionError:  # a directory may be writable without being readable
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (*_NO_SYNC, errno.EBADF):
+            raise
+    finally:
+        with contextlib.suppress(OSError):  # nothing was written
+            os.close(descriptor)
+
+
+def is_below(path: str, directory: str) -> bool:
+    """True if `path` is `directory` or inside it; both must be absolute, with links resolved."""
+    try:
+        return os.path.commonpath([path, directory]) == directory
+    except ValueError:  # on another drive
+        return False
+
+
+def leads_out(path: str) -> bool:
+    """True if a path, joined to a directory, may lead out of it even without a symbolic link."""
+    return os.path.isabs(path) or os.pardir in path.split("/")
+
+
+def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None]) -> None:
+    """Refuses to overwrite an input.
+
+    Raises:
+        ValueError: `target` is one of the files `inputs`, perhaps by another path; None is no file.
+    """
+    for path in filter(None, inputs):
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(target, path):
+                raise ValueError(f"expected another file than the input {path}, found {target!s}")
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """The directory that contains the file at `path`, after links are resolved."""
+    return os.path.dirname(os.path.realpath(path))

@@ -1,0 +1,551 @@
+"""Opens, locks and maps regular files, and reads and writes them by position."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
+from onnxarchive.files import locking
+from onnxarchive.files.random_access import RandomAccessFile
+
+# How the system reads a mapped file ahead.
+Prefetch: TypeAlias = Literal["willneed", "populate"]
+
+# Errors of a file that is not writable.
+_NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
+# Flags of a map with all pages read in advance; None if the system has no such maps.
+POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
+# Without this, each map holds a descriptor of its own, until its last view is freed.
+_MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
+# What to do if the system refuses a map.
+_MAP_REMEDIES = {
+    errno.ENOMEM: "raise the limit of the address space ('ulimit -v')",
+    errno.EMFILE: "raise the limit of open files ('ulimit -n'), or close some",
+    errno.ENFILE: "close files, or raise the system's limit of open files",
+}
+_MAX_COPIED = 1 << 31  # bytes that are copied if they cannot be mapped
+_READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a symbolic link"),
+)
+
+
+class _Descriptor:
+    """A descriptor, closed with the last reference to this object.
+
+    A thread holds a reference while it reads, so the system cannot give the number to another file.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # see `MappedFile.flush`
+            os.close(self.number)
+
+
+class MappedFile(RandomAccessFile):
+    """A regular file, read, mapped, locked and written through one descriptor.
+
+    Attributes:
+        path: The path of the file as given.
+        absolute_path: The absolute path, independent of the working directory.
+        size: The size in bytes at the time of opening or locking.
+        identity: Device and inode, unique while the file is open.
+        lock_failure: Why the file was not locked by the last `locked` for reading; None if it was.
+    """
+
+    identity: tuple[int, int]
+    lock_failure: LockedError | OSError | None = None
+    _is_refused = False  # whether the system refuses to map the file
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rule: str | None = None,
+        is_writable: bool | None = False,
+        descriptor: int | None = None,
+    ) -> None:
+        """Opens the file.
+
+        Args:
+            path: The file.
+            rule: Id of the rule broken by a file that is not regular, or None.
+            is_writable: True to open for reading and writing, False for reading, None for writing
+                if permitted.
+            descriptor: A descriptor of the file, closed by this object; None opens `path`.
+
+        Raises:
+            ArchiveFormatError: The file is not a regular file.
+            OSError: The file cannot be opened.
+        """
+        self.set_path(path)
+        self._is_writable = True
+        if descriptor is None:
+            descriptor, self._is_writable = _open(self.path, rule, is_writable)
+        self._descriptor: _Descriptor | None = _Descriptor(descriptor)
+        with naming(self.path):
+            status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self._descriptor = None  # closes the file, even if the caller keeps the error
+            raise _not_regular(self.path, kind_of(status.st_mode), rule)
+        self.size = status.st_size
+        self.identity = (status.st_dev, status.st_ino)
+        self._view: memoryview | None = None
+        self._locking_process = os.getpid()
+
+    def status(self) -> os.stat_result:
+        """The present status of the file; an error names it."""
+        with naming(self.path):
+            return os.fstat(self.fileno())
+
+    def set_path(self, path: str | os.PathLike[str]) -> None:
+        """Sets `path` and `absolute_path`.
+
+        For its temporary file, `Replacement` sets the path of the target, so that errors name the
+        target.
+        """
+        self.path = os.fsdecode(path)
+        try:
+            self.absolute_path = os.path.abspath(self.path)
+        except OSError:  # the working directory is gone
+            self.absolute_path = self.path
+
+    @contextlib.contextmanager
+    def locked(
+        self, *, is_exclusive: bool, timeout: float | None = locking.TIMEOUT
+    ) -> Iterator[None]:
+        """Locks the file during a block, and updates `size`.
+
+        Args:
+            is_exclusive: True to exclude readers and editors. False to exclude editors if possible:
+                the block also runs without the lock, with the reason in `lock_failure`.
+            timeout: Maximum seconds to wait; None waits without limit.
+
+        Raises:
+            LockedError: The file remained locked for somebody who needs it exclusively, or this
+                thread has locked it.
+            OSError: The file system has no exclusive locks, or (NFS) the file is not open for
+                writing.
+        """
+        descriptor = self._require_open()  # this reference keeps the descriptor open
+        kind = locking.exclusive if is_exclusive else locking.shared
+        with contextlib.ExitStack() as lock:
+            try:
+                with with_path(self.path):
+                    self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
+                self.size = os.fstat(descriptor.number).st_size
+            except OSError as error:
+                error.filename = self.path
+                if error.errno == errno.EBADF:
+                    error.strerror = "cannot be locked for an edit without write permission (NFS)"
+                raise
+            self._locking_process = os.getpid()
+            yield
+
+    def require_locking_process(self) -> None:
+        """Refuses a fork of the process that opened or locked the file; forks share the lock.
+
+        Raises:
+            ArchiveError: This process is a fork.
+        """
+        require_process(self._locking_process)
+
+    def require_writable(self) -> None:
+        """Refuses a file without write permission.
+
+        Raises:
+            OSError: The file cannot be opened for writing, or is open only for reading.
+        """
+        _Descriptor(_open(self.absolute_path, None, is_writable=True)[0])
+        if not self._is_writable:
+            raise PermissionError(
+                errno.EACCES, "was not writable when it was opened; open it again", self.path
+            )
+
+    def reopened(self) -> MappedFile:
+        """A new object for the same open file, with the file's present size and a new map.
+
+        Both objects share one lock.
+        """
+        with naming(self.path):
+            file = MappedFile(self.path, descriptor=os.dup(self.fileno()))
+        file.absolute_path = self.absolute_path
+        return file
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
+
+        Raises:
+            OSError: The read failed; the error names the file.
+        """
+        try:
+            part = self._read_once(offset, min(size, _READ_SIZE))
+            if len(part) == size:
+                return part
+            copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
+            while part:
+                copy.write(part)
+                part = self._read_once(offset + copy.tell(), min(size - copy.tell(), _READ_SIZE))
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return copy.getvalue()
+
+    def has_zeros_alone(self, offset: int, size: int) -> bool:
+        """True if `size` bytes from `offset` are all zeros; on most systems, holes are not read."""
+        return not any(
+            bytes(piece).strip(b"\0")
+            for begin, end in self._written_parts(offset, offset + size)
+            for piece in self.pieces(begin, end - begin)
+        )
+
+    def _written_parts(self, offset: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields begin and end of each part that is no hole; one part if holes cannot be found."""
+        if not hasattr(os, "SEEK_DATA"):  # Windows
+            yield offset, end
+            return
+        descriptor = self._require_open()
+        while offset < end:
+            try:
+                begin = os.lseek(descriptor.number, offset, os.SEEK_DATA)
+                offset = os.lseek(descriptor.number, begin, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a file system that cannot find holes
+                    yield offset, end
+                return  # ENXIO: the rest is a hole, or beyond the end
+            yield begin, min(offset, end)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Writes all of `data` at `offset`, which may be beyond the end of the file.
+
+        Raises:
+            OSError: The write failed; the error names the file.
+        """
+        descriptor = self._require_open()  # this reference keeps the descriptor open
+        try:
+            write_at(descriptor.number, offset, data)
+        except OSError as error:
+            error.filename = self.path
+            raise
+        finally:
+            del descriptor  # else the traceback of a kept error would keep the file open
+
+    def flush(self) -> None:
+        """Reports writes that failed late, as NFS does when a descriptor is closed.
+
+        Raises:
+            OSError: Bytes were lost; the error names the file.
+        """
+        with naming(self.path):
+            os.close(os.dup(self.fileno()))
+
+    def truncate(self, size: int) -> None:
+        """Cuts or extends the file to `size` bytes, but not `self.size`.
+
+        Raises:
+            OSError: The size cannot be changed; the error names the file.
+        """
+        with naming(self.path):
+            os.ftruncate(self.fileno(), size)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True unless the system refuses to map the file, which the first use tries."""
+        if self._view is None and not self._is_refused:
+            try:
+                self.reaching(0)
+            except OSError:
+                self._is_refused = True
+        return not self._is_refused
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """A read-only view of bytes of the mapped file; the map is closed with the last view.
+
+        If the system refuses to map the file, the view is of a copy of up to 2 GiB.
+
+        Args:
+            offset: Offset of the bytes in the file.
+            nbytes: Number of the bytes; None for all up to the end.
+
+        Raises:
+            ArchiveFormatError: The file has been truncated since it was opened.
+            OSError: The file cannot be mapped, and the bytes are too many for a copy.
+        """
+        end = self.size if nbytes is None else offset + nbytes
+        if not self.is_mapped and end - offset <= _MAX_COPIED:
+            return memoryview(self.read(offset, end - offset))
+        return self.reaching(self.size)[offset:end]
+
+    def reaching(self, end: int) -> memoryview:
+        """A read-only view of the mapped file, with at least the bytes up to `end`.
+
+        The view is shorter than `size` if an edit truncated the file before it was mapped.
+
+        Raises:
+            ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
+            OSError: The system refuses to map the file; the error says what to do.
+        """
+        view = self._view
+        if view is None:
+            view = self._view = self._map()
+            if self._descriptor is None:  # closed by another thread meanwhile
+                self._view = None
+        if end > view.nbytes:
+            raise ArchiveFormatError(
+                f"the file was truncated after it was opened: expected {self.size} bytes, found "
+                f"{view.nbytes}",
+                path=self.path,
+            )
+        return view
+
+    def prefetch(self, how: Prefetch) -> None:
+        """Asks the system to read the mapped file ahead.
+
+        Args:
+            how: "willneed" to read in the background, "populate" to wait for all pages.
+        """
+        if how == "populate":
+            flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
+            self._view = self._map(**flags)
+            if POPULATED is None:
+                self._view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
+        elif hasattr(mmap, "MADV_WILLNEED"):
+            with contextlib.suppress(OSError):  # it is only advice
+                mapped = self.reaching(0).obj
+                if isinstance(mapped, mmap.mmap):
+                    mapped.madvise(mmap.MADV_WILLNEED)
+
+    def _map(self, **kind: int) -> memoryview:
+        """Maps the file up to `size`, or up to its end if it has been truncated."""
+        kind = kind or {"access": mmap.ACCESS_READ}
+        descriptor = self._require_open()
+        size = self.size
+        while size:
+            try:
+                return memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
+            except OSError as error:
+                remedy = _MAP_REMEDIES.get(error.errno or 0, "copy it to another file system")
+                reason = f"the file cannot be mapped ({error.strerror}); {remedy}"
+                raise OSError(error.errno, reason, self.path) from None
+            except ValueError:  # truncated, perhaps again
+                size = min(size - 1, self.status().st_size)
+        return memoryview(b"")
+
+    def paths(self) -> Iterator[str]:
+        """Possible paths of the file, without symbolic links.
+
+        The first path is the path given at the time of opening, with symbolic links resolved now.
+        On Linux, the second is the present path, even after a rename. Either may lead to another
+        file, so compare `identity`.
+        """
+        yield os.path.realpath(self.absolute_path)
+        descriptor = self._require_open()  # this reference keeps the descriptor open
+        with contextlib.suppress(OSError):  # no /proc
+            yield os.readlink(f"/proc/self/fd/{descriptor.number}")
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """True if `path` leads to this file."""
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: a path with a NUL
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def fileno(self) -> int:
+        """The descriptor, valid as long as the file is open."""
+        return self._require_open().number
+
+    def close(self) -> None:
+        """Drops descriptor and map; each is closed when nothing else refers to it."""
+        self._descriptor = None
+        self._view = None
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        descriptor = self._require_open()
+        if hasattr(os, "pread"):
+            return os.pread(descriptor.number, size, offset)
+        with locking.POSITION_LOCK:  # Windows
+            os.lseek(descriptor.number, offset, os.SEEK_SET)
+            return os.read(descriptor.number, size)
+
+    def _require_open(self) -> _Descriptor:
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise ValueError(f"{self.path}: the file is closed")
+        return descriptor
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str],
+    *,
+    rule: str | None = None,
+    is_exclusive: bool = False,
+    is_writable: bool | None = False,
+    timeout: float | None = locking.TIMEOUT,
+) -> Iterator[MappedFile]:
+    """Opens a file and locks it during a block.
+
+    If another file gets the path during the wait for the lock, the new file is opened. If the block
+    raises, the file is closed; otherwise it remains open.
+
+    Args:
+        path: The file.
+        rule: See `MappedFile`.
+        is_exclusive: See `MappedFile.locked`.
+        is_writable: See `MappedFile`.
+        timeout: See `MappedFile.locked`.
+
+    Raises:
+        ArchiveFormatError: The file is no regular file.
+        LockedError: See `MappedFile.locked`.
+        OSError: The file cannot be opened, or not locked exclusively.
+    """
+    while True:
+        file = MappedFile(path, rule=rule, is_writable=is_writable)
+        try:
+            with file.locked(is_exclusive=is_exclusive, timeout=timeout):
+                if file.is_at(path):
+                    yield file
+                    return
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # another file has the path now
+
+
+def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
+    """Opens a file; returns the descriptor and whether it is open for writing."""
+    # With O_NONBLOCK, opening a pipe does not block; `MappedFile` then refuses the pipe. With
+    # O_BINARY, Windows does not change line ends.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.path.isdir(path):  # some systems cannot open a directory
+        raise _not_regular(path, "a directory", rule)
+    try:
+        if is_writable is not False:
+            try:
+                return os.open(path, flags | os.O_RDWR), True
+            except OSError as error:
+                if is_writable or error.errno not in _NO_WRITING:
+                    raise
+        return os.open(path, flags | os.O_RDONLY), False
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _not_regular(path, "a socket", rule) from None
+        raise
+
+
+def make_file(path: str, mode: int = 0o666) -> MappedFile:
+    """Creates a file and opens it for reading and writing.
+
+    Args:
+        path: The file.
+        mode: Permission bits of the file before the umask.
+
+    Raises:
+        FileExistsError: The path exists.
+        OSError: The file cannot be created.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return MappedFile(path, descriptor=os.open(path, flags, mode))
+
+
+def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    """Writes all of `data` at `offset`, which may be beyond the end of the file."""
+    view = memoryview(data)
+    while view.nbytes:
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(descriptor, view, offset)
+        else:  # Windows
+            with locking.POSITION_LOCK:
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                written = os.write(descriptor, view)
+        offset += written
+        view = view[written:]
+
+
+class PositionalWriter:
+    """Writes successive pieces to a file from an offset, without a buffer.
+
+    A fork of the process cannot write.
+
+    Attributes:
+        offset: Offset of the next piece in the file, in bytes.
+    """
+
+    def __init__(self, file: MappedFile, offset: int = 0, end: int | None = None) -> None:
+        """Writes to a file.
+
+        Args:
+            file: The file, open for writing.
+            offset: Offset of the first piece in the file, in bytes.
+            end: Offset that no piece may exceed; None for no limit.
+        """
+        self.offset = offset
+        self._end = end
+        self._file = file
+        self._process = os.getpid()
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Writes all of `data`, and returns its size in bytes.
+
+        Raises:
+            ArchiveError: This process is a fork, or `data` exceeds the limit.
+        """
+        require_process(self._process)
+        nbytes = memoryview(data).nbytes
+        if self._end is not None and self.offset + nbytes > self._end:
+            raise ArchiveError(f"expected to write up to offset {self._end}, found more bytes")
+        self._file.write(self.offset, data)
+        self.offset += nbytes
+        return nbytes
+
+    def last(self, nbytes: int) -> bytes:
+        """The `nbytes` bytes of the file before the next piece, or all if there are fewer."""
+        nbytes = min(nbytes, self.offset)
+        return self._file.read(self.offset - nbytes, nbytes)
+
+
+def require_process(process: int) -> None:
+    """Refuses a fork of the process that began the work.
+
+    Args:
+        process: Id of the process that began the work.
+
+    Raises:
+        ArchiveError: This process has another id.
+    """
+    if os.getpid() != process:
+        raise ArchiveError(
+            f"process {os.getpid()} is a fork of {process}, which opened the file or began to "
+            "write it; open or write the file in the fork itself"
+        )
+
+
+def kind_of(mode: int) -> str:
+    """The kind of a file that is not regular, for messages.
+
+    Args:
+        mode: The file's `st_mode`.
+    """
+    return next((name for test, name in _KINDS if test(mode)), "another kind")
+
+
+def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
+    return ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule, path=path)

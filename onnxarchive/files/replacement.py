@@ -1,0 +1,517 @@
+"""Replaces a file or creates a directory in one step: the target is complete or unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import stat
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
+from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
+
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
+from onnxarchive.files import attributes, locking
+from onnxarchive.files.beneath import open_own
+from onnxarchive.files.filesystem import sync, sync_directory
+from onnxarchive.files.local_file import (
+    MappedFile,
+    PositionalWriter,
+    make_file,
+    opened,
+    require_process,
+)
+
+_NOT_RENAMED = (
+    "its new content is complete, but cannot be renamed into place",
+    "; it is unchanged; choose another path, such as one on another file system",
+)
+# Errors of a target that is missing, may not be opened, or (EBADF, NFS) may not be written.
+_NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LOCKS)
+_TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
+# Characters of the target's name in a temporary name. They take at most 200 bytes, and a file name
+# may have 255 bytes.
+_PREFIX_LENGTH = 50
+
+# Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
+# means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
+# opened or locked.
+Require: TypeAlias = Callable[[MappedFile | None], None]
+_Made = TypeVar("_Made")
+
+_serial_numbers = itertools.count()
+
+_temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
+
+
+def remove_temporaries() -> None:
+    """Removes the temporary files of this process; needed before `os._exit`."""
+    for temporary in list(_temporaries):
+        temporary.remove()
+
+
+class _Temporary(Generic[_Made]):
+    """A new file or directory beside a target, removed with this object unless it is kept.
+
+    The path is registered for removal before creation, so no interrupt leaves a file there.
+
+    Attributes:
+        path: Path of the new file or directory.
+        made: The return value of `make(path)`.
+    """
+
+    def __init__(
+        self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
+    ) -> None:
+        while True:
+            number = f"{os.getpid()}-{next(_serial_numbers)}"
+            self.path = f"{_temporary_prefix(target)}{number}.tmp"
+            self._finalizer = weakref.finalize(
+                self, _remove_in_process, os.getpid(), remove, self.path
+            )
+            _temporaries.add(self)
+            try:
+                self.made = make(self.path)
+                return
+            except FileExistsError:
+                # A killed process, or a process on another machine, had the same id.
+                self._finalizer.detach()
+            except OSError:
+                self.remove()  # what may have been created
+                raise
+
+    def keep(self) -> None:
+        """Keeps the file or directory."""
+        self._finalizer.detach()
+
+    def remove(self) -> None:
+        """Removes the file or directory, unless it was removed or kept before."""
+        found = self._finalizer.peek()
+        try:
+            self._finalizer()
+        except BaseException:
+            if found is not None:  # the interrupt may have come before the removal
+                _, remove, arguments, _ = found
+                remove(*arguments)
+            raise
+
+
+def _temporary_prefix(target: str) -> str:
+    directory, name = os.path.split(target)
+    return os.path.join(directory, f".{name[:_PREFIX_LENGTH]}.")
+
+
+def partial_path(target: str) -> str:
+    """The hidden file beside a target that keeps the bytes of an interrupted download."""
+    directory, name = os.path.split(target)
+    if len(name) > _PREFIX_LENGTH:
+        name = f"{name[:_PREFIX_LENGTH]}.{sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return os.path.join(directory, f".{name}.download")
+
+
+class _Partial:
+    """The partial file of a target, new or left by an interrupted download; locked while open.
+
+    Attributes:
+        path: Path of the file.
+        made: The file.
+        has_locks: False on a file system without locks, where downloads cannot take turns.
+        new_mode: Permission bits that the system gives to a new file beside the target. The partial
+            file has none for others, who could stop downloads by locking it.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.path = partial_path(target)
+        self._process = os.getpid()
+        probe = _Temporary(target, make_file, _unlink)
+        with probe.made:
+            self.new_mode = stat.S_IMODE(probe.made.status().st_mode)
+        with contextlib.suppress(OSError):
+            probe.remove()
+        while True:
+            self.made = MappedFile(self.path, descriptor=open_own(self.path, 0o600))
+            try:
+                self.has_locks = locking.keep_exclusive(self.made.fileno(), timeout=0)
+            except LockedError as error:
+                self.made.close()
+                problem = "another process or thread is downloading to this file; wait for it"
+                raise LockedError(problem) from error
+            if self.made.is_at(self.path):
+                break
+            self.made.close()  # another process has completed or removed it
+        attributes.set_mode(self.made.fileno(), self.path, 0o600)
+
+    def keep(self) -> None:
+        """Does nothing: only `close` removes the file."""
+
+    def close(self, *, keeps: bool) -> None:
+        """Closes the file; removes it before, still locked, if it is empty or `keeps` is False."""
+        if os.getpid() == self._process:  # a fork leaves the file to its parent
+            if os.name == "nt":  # Windows removes no open file
+                self.made.close()
+            with contextlib.suppress(OSError):  # the next download takes it
+                if self.made.is_at(self.path) and not (keeps and os.stat(self.path).st_size):
+                    os.unlink(self.path)
+            with contextlib.suppress(ValueError):  # it was closed before
+                locking.unlock(self.made.fileno())  # closing alone would leave the lock to forks
+        self.made.close()
+
+
+def remove_abandoned(
+    path: str | os.PathLike[str], is_leftover: Callable[[MappedFile], bool]
+) -> list[str]:
+    """Removes the temporary files of processes that were killed while writing `path`.
+
+    Locked files are in use and remain; so do directories, links, and all files of a directory
+    without read permission.
+
+    Args:
+        path: The target of the killed processes.
+        is_leftover: Returns True if a file has the content of a temporary file for `path`.
+
+    Returns:
+        The paths of the removed files.
+    """
+    above, own = os.path.split(os.path.abspath(path))
+    # If `path` is a symbolic link, the processes were replacing its target or the link itself.
+    targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
+    removed = []
+    for target in sorted(targets):
+        directory, prefix = os.path.split(_temporary_prefix(target))
+        names: list[str] = []
+        with contextlib.suppress(PermissionError):  # a writable directory may be unreadable
+            names = sorted(os.listdir(directory))
+        for name in names:
+            if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
+                continue
+            found = os.path.join(directory, name)
+            with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
+                if stat.S_ISREG(os.lstat(found).st_mode) and remove_unlocked(found, is_leftover):
+                    removed.append(found)
+    return removed
+
+
+def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambda _: True) -> bool:
+    """Removes a file if it is a leftover and not locked; returns True if it was removed."""
+    with MappedFile(path, is_writable=None) as file:
+        is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
+        if not (is_free and is_leftover(file)):
+            return False
+        if os.name != "nt":  # Windows removes no open file
+            os.unlink(path)
+    if os.name == "nt":
+        os.unlink(path)
+    return True
+
+
+def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
+    if os.getpid() == process:  # a fork inherits finalizers
+        remove(path)
+
+
+class Replacement:
+    """A new file that replaces its target when the new file is complete.
+
+    The new file is written beside the target under a temporary name. `commit` syncs it, renames it
+    over the target and syncs the directory: at any moment the target is the old file or the
+    complete new one. If the target is a symbolic link and `follow_links` is True, the link remains
+    and the file that the link points to is replaced. Owner and permissions are kept (see
+    `attributes.keep`). The new file is locked while it is written, unlike the leftover of a killed
+    process.
+
+    Attributes:
+        file: Writer of the new file.
+        written: The new file.
+        is_resumable: True if `discard` leaves the new file, unless it is empty, and a later
+            replacement of the target continues it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        follow_links: bool = True,
+        is_locked: bool = False,
+        resumes: bool = False,
+        timeout: float | None = locking.TIMEOUT,
+    ) -> None:
+        """Creates the temporary file.
+
+        Args:
+            path: The target.
+            follow_links: False to replace a symbolic link itself.
+            is_locked: True if the caller holds the lock of the target.
+            resumes: True to continue the file that an earlier replacement left, if there is one;
+                not on file systems without locks.
+            timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
+                without limit.
+
+        Raises:
+            LockedError: Another replacement is continuing the file.
+            OSError: The file cannot be created, or the target exists and is no regular file.
+        """
+        self._path = os.fspath(path)
+        self._is_locked = is_locked
+        self._timeout = timeout
+        self._process = os.getpid()
+        directory, name = os.path.split(self._path)
+        self._target = os.path.join(os.path.realpath(directory), name)
+        if follow_links:
+            self._target = os.path.realpath(path)
+        if os.path.isdir(self._path) or not name:  # a path that ends with a slash has no name
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path
+        # that does not exist.
+        old = _status(self._path)
+        if old is not None and not stat.S_ISREG(old.st_mode):
+            raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
+        mode = attributes.first_mode(old)
+        self.is_resumable = resumes
+        self._temporary: _Partial | _Temporary[MappedFile]
+        while True:
+            try:
+                with with_path(self._path):
+                    self._temporary = self._made(mode)
+            except OSError as error:
+                unfinished = partial_path(self._target)
+                if error.filename != unfinished or not os.path.lexists(unfinished):
+                    error.filename = self._path  # instead of a file that is not there
+                raise
+            self.written = self._temporary.made
+            self.written.set_path(self._path)
+            self.file = PositionalWriter(self.written)
+            if self.is_resumable:
+                break
+            with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
+                locking.keep_exclusive(self.written.fileno())
+            if os.path.lexists(self._temporary.path):
+                break
+            self.discard()  # `remove_abandoned` removed the file before this process locked it
+
+    def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
+        if self.is_resumable:
+            unfinished = _Partial(self._target)
+            if unfinished.has_locks:
+                return unfinished
+            self.is_resumable = False
+            unfinished.close(keeps=True)
+        return _Temporary(self._target, partial(make_file, mode=mode), _unlink)
+
+    def fileno(self) -> int:
+        """The descriptor of the new file."""
+        return self.written.fileno()
+
+    def complete(self, size: int) -> None:
+        """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
+        self.written.truncate(size)
+        self.is_resumable = False
+        sync(self.written)
+        self.file.offset = size
+
+    def commit(self, require: Require | None = None) -> None:
+        """Replaces the target with the new file; on failure, discards the new file.
+
+        Args:
+            require: Called before the rename; if `require` raises, the new file is discarded.
+
+        Raises:
+            LockedError: The target remained locked.
+            ArchiveError: Another process has changed the new file, or this process is a fork.
+            OSError: The new file cannot be synced or renamed, or the target not locked.
+        """
+        with self.commit_open(require) as file:
+            locking.unlock(file.fileno())  # closing alone would leave the lock to forks
+
+    def commit_open(self, require: Require | None = None) -> MappedFile:
+        """Commits like `commit`; returns the new file, still locked except on Windows."""
+        try:
+            require_process(self._process)
+            sync(self.written)
+            with contextlib.ExitStack() as lock:
+                target = None
+                if not self._is_locked:
+                    # Excludes editors during the rename (on Windows, only until the rename).
+                    target = self._lock_target(lock)
+                if require is not None:
+                    require(target)
+                with naming(self._path):
+                    old = _status(self._target)
+                    if old is not None:
+                        attributes.keep(self.fileno(), self._temporary.path, self._target, old)
+                    elif isinstance(self._temporary, _Partial):
+                        new_mode = self._temporary.new_mode
+                        attributes.set_mode(self.fileno(), self._temporary.path, new_mode)
+                    self._require_written()
+                if os.name == "nt":  # Windows renames and replaces no open file
+                    self.written.close()
+                    lock.close()
+                self._rename()
+                self._temporary.keep()
+                self.written.size = self.file.offset
+        except BaseException:
+            self.discard()
+            raise
+        with contextlib.suppress(OSError):  # the target is complete in any case
+            sync_directory(os.path.dirname(self._target))
+        return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
+
+    def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:
+        """Locks the target; None if it is missing or cannot be locked, and so not edited either."""
+        try:
+            target = lock.enter_context(
+                opened(self._target, is_exclusive=True, is_writable=None, timeout=self._timeout)
+            )
+        except ArchiveError as error:
+            error.path = self._path  # as the caller wrote it
+            raise
+        except OSError as error:
+            if error.errno in _NO_LOCK:
+                return None
+            error.filename = self._path
+            raise
+        lock.callback(target.close)
+        return target
+
+    def _require_written(self) -> None:
+        """Refuses a file that another process has changed."""
+        size = self.written.status().st_size
+        is_same = self.written.is_at(self._temporary.path)
+        if not is_same or size != self.file.offset:
+            raise ArchiveError(
+                f"expected the {self.file.offset} bytes that were written to "
+                f"{self._temporary.path}, found {size if is_same else 'another file or none'}; "
+                "another process has changed it",
+                path=self._path,
+            )
+
+    def _rename(self) -> None:
+        try:
+            with naming(self._path, *_NOT_RENAMED):
+                os.replace(self._temporary.path, self._target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise OSError(
+                errno.EBUSY,
+                "is a mount point and cannot be replaced; choose another path",
+                self._path,
+            ) from error
+
+    def discard(self) -> None:
+        """Removes the new file, or leaves it if it can be resumed; the target is unchanged."""
+        if isinstance(self._temporary, _Partial):
+            self._temporary.close(keeps=self.is_resumable)
+        else:
+            self.written.close()
+            self._temporary.remove()
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | os.PathLike[str],
+    require: Require | None = None,
+    *,
+    timeout: float | None = locking.TIMEOUT,
+) -> Iterator[Replacement]:
+    """Commits a `Replacement` when the block ends, or discards it if the block raises.
+
+    Args:
+        path: The target.
+        require: See `Replacement.commit`.
+        timeout: See `Replacement`.
+    """
+    replacement = Replacement(path, timeout=timeout)
+    try:
+        yield replacement
+    except BaseException:
+        replacement.discard()
+        raise
+    replacement.commit(require)
+
+
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Creates a directory, or fills an empty one, when the block ends; an error leaves nothing.
+
+    The block fills a temporary directory. A new directory appears with all its files at once. An
+    empty one, which may be a mount point or the working directory, stays, and gets the files one
+    by one.
+
+    Yields:
+        The path of the temporary directory.
+
+    Raises:
+        OSError: A directory cannot be created or filled, or `path` exists and is not an empty
+            directory.
+    """
+    process = os.getpid()
+    with naming(path):
+        target = os.path.realpath(path)
+        is_there = os.path.exists(target)
+        if is_there and os.listdir(target):
+            raise FileExistsError(errno.EEXIST, "the directory is not empty")
+        beside = os.path.join(target, "new") if is_there else target
+        temporary = _Temporary(beside, _make_directory, _remove_tree)
+    try:
+        with temporary.made:
+            yield temporary.path
+        require_process(process)
+        with naming(path, *_NOT_RENAMED):
+            if is_there:
+                _move_all(temporary.path, target)
+            else:
+                os.rename(temporary.path, target)
+                temporary.keep()
+    except BaseException as error:
+        temporary.remove()
+        if isinstance(error, OSError) and str(error.filename).startswith(temporary.path):
+            error.filename = os.fspath(path) + error.filename[len(temporary.path) :]
+        raise
+    temporary.remove()
+
+
+def _make_directory(path: str) -> BinaryIO:
+    """Creates a directory; returns a file to close before `_remove_tree`, for its descriptor."""
+    os.mkdir(path)
+    return open(os.devnull, "rb")
+
+
+def _remove_tree(path: str) -> None:
+    """Removes a directory without links; unlike `shutil.rmtree`, with one descriptor at a time."""
+    for folder, folders, files in os.walk(path, topdown=False):
+        for remove, removed in ((os.unlink, files), (os.rmdir, folders)):
+            for name in removed:
+                with contextlib.suppress(OSError):
+                    remove(os.path.join(folder, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def _move_all(source: str, target: str) -> None:
+    """Moves the content of a directory in `target` to `target`; an error moves all of it back."""
+    names = os.listdir(source)
+    try:
+        if os.listdir(target) != [os.path.basename(source)]:
+            raise FileExistsError(errno.EEXIST, "the directory is no longer empty")
+        for name in names:
+            os.rename(os.path.join(source, name), os.path.join(target, name))
+    except BaseException:
+        for name in set(names).difference(os.listdir(source)):
+            os.rename(os.path.join(target, name), os.path.join(source, name))
+        raise

@@ -1,0 +1,160 @@
+"""Maps functions over items in several threads, with the same results as in one thread."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from itertools import accumulate, pairwise
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar
+
+from onnxarchive.files.local_file import require_process
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+AHEAD_SIZE = 96 << 20  # limit in bytes for items that `in_order` begins before their turn
+
+# Least size in bytes for which threads are used: in `in_order`, the size of an item; in `for_each`,
+# the average size of all items. For smaller items, most of the work is Python's overhead.
+_LEAST_SIZE = 1 << 17
+
+
+def require_jobs(jobs: int | None) -> int:
+    """The number of threads: `jobs`, or one for each core available to this process.
+
+    Raises:
+        ValueError: `jobs` is less than 1.
+    """
+    if jobs is None:
+        return (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+    if jobs < 1:
+        raise ValueError(f"jobs must be 1 or more, got {jobs}")
+    return jobs
+
+
+def for_each(
+    items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
+) -> None:
+    """Calls a function for each item; raises the error of the failed item with the lowest index.
+
+    Each thread takes a run of successive items. Once the error to raise is known, no further items
+    are begun.
+
+    Args:
+        items: The items.
+        sizes: Size of each item in bytes; threads get items of about equal total size.
+        work: The function, called in several threads.
+        jobs: Maximum number of threads.
+    """
+    total = sum(sizes)
+    count = min(jobs, len(items))
+    if count > 1 and total >= _LEAST_SIZE * len(items):
+        executor, count = _executor(count)
+    else:
+        executor = None
+    if executor is None:
+        for item in items:
+            work(item)
+        return
+    starts = [0, *accumulate(sizes)]
+    bounds = [bisect_left(starts, total * number // count) for number in range(count)]
+    bounds.append(len(items))
+    has_failed = Event()
+
+    def run(start: int, stop: int) -> None:
+        for item in items[start:stop]:
+            if has_failed.is_set():
+                return
+            work(item)
+
+    with executor:
+        try:
+            runs = [executor.submit(run, *share) for share in pairwise(bounds)]
+            for each in runs:
+                each.result()
+        except BaseException:
+            has_failed.set()
+            raise
+
+
+def in_order(
+    items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], _Made], jobs: int
+) -> Generator[_Made, None, None]:
+    """Maps a function over items in order, with bounded look-ahead in threads.
+
+    The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items above
+    `AHEAD_SIZE`, are mapped in the caller's thread. An error is raised in place of the item's
+    result. Closing the iterator cancels pending items and waits for running ones.
+
+    Args:
+        items: The items.
+        sizes: Size of each item in bytes.
+        work: The function, called in several threads.
+        jobs: Maximum number of threads, including the caller's.
+    """
+    coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
+    # Starts no thread that would be idle: the allocator keeps memory for every thread.
+    most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
+    executor, _ = _executor(min(jobs - 1, len(coming), most))
+    if executor is None:
+        yield from map(work, items)
+        return
+    begun: deque[tuple[int, Future[_Made]]] = deque()
+    nbytes = 0  # of the items in `begun`
+    process = os.getpid()
+    try:
+        for number, item in enumerate(items):
+            due: Future[_Made] | None = None
+            if begun and begun[0][0] == number:
+                _, due = begun.popleft()
+                nbytes -= sizes[number]
+            elif coming and coming[0] == number:
+                coming.popleft()
+            while coming and len(begun) < jobs and nbytes + sizes[coming[0]] <= AHEAD_SIZE:
+                following = coming.popleft()
+                nbytes += sizes[following]
+                begun.append((following, executor.submit(work, items[following])))
+            yield work(item) if due is None else due.result()
+            require_process(process)  # a fork has no threads
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
+    """An executor with up to `count` started threads, and their number.
+
+    The system may permit fewer threads. If it permits none, as when Python exits, the executor is
+    None.
+    """
+    if not count:
+        return None, 0
+    try:
+        # This import takes as long as opening an archive.
+        from concurrent.futures import ThreadPoolExecutor
+    except RuntimeError:  # Python exits
+        return None, 0
+    executor = ThreadPoolExecutor(count)
+    are_started = Event()
+    started = 0
+    try:
+        while started < count:
+            executor.submit(are_started.wait)
+            started += 1
+    except RuntimeError:
+        pass  # the system permits no more threads
+    finally:
+        are_started.set()
+    if started == count:
+        return executor, count
+    executor.shutdown()
+    return _executor(started)

@@ -1,0 +1,221 @@
+"""Edits the end of a file completely or not at all, with an undo log in the file itself.
+
+During an edit of a file of `old_size` bytes, the file consists of:
+
+- the bytes before `offset`, which do not change,
+- at `offset` the old end, which the new end overwrites,
+- at max(`old_size`, new size) the log: a copy of the old end with all bits inverted, so that no
+  zip reader finds records in the copy,
+- and the trailer of the log, in the last bytes.
+
+The log is complete and synced before the new end is written. The new end is synced before the file
+is truncated to its new size. The truncation completes the edit; until then, the log restores the
+old file. While the log is incomplete, the bytes of the old file are unchanged. A file is rolled
+back only if a complete or incomplete log is at the end of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.files.filesystem import require_space, sync
+from onnxarchive.files.local_file import MappedFile, PositionalWriter
+
+# Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer consists of these four
+# fields and their SHA-256.
+_SIGNED: Final = struct.Struct("<16sQQ32s")
+_MAGIC: Final = b"onnxa undo log 1"
+TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
+# Largest old end (models, directory and end records) that has an undo log, in bytes. A forged
+# trailer in a sparse file could state a larger end, and `find` would hash all bytes of this end.
+MAX_END_NBYTES: Final = 3 << 30
+_INVERTED: Final = bytes(range(255, -1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedEdit:
+    """An interrupted edit.
+
+    Attributes:
+        offset: Offset of the old end's first byte in the file, in bytes.
+        old_size: Size of the old file in bytes.
+        copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete and
+            the old end unchanged.
+    """
+
+    offset: int
+    old_size: int
+    copy_offset: int | None = None
+
+    @property
+    def end_nbytes(self) -> int:
+        """Size of the old end in bytes."""
+        return self.old_size - self.offset
+
+
+class FileBefore(MappedFile):
+    """Reads the file's state before an unfinished edit; the file is not changed."""
+
+    is_mapped = False
+
+    def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
+        self.path = file.path
+        self.size = edit.old_size
+        self.identity = file.identity
+        self._file = file
+        self._edit = edit
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        begin, copy_offset = self._edit.offset, self._edit.copy_offset
+        size = max(min(size, self.size - offset), 0)
+        if copy_offset is None:
+            return self._file.read(offset, size)
+        if offset < begin:
+            return self._file.read(offset, min(size, begin - offset))
+        return self._file.read(copy_offset + offset - begin, size).translate(_INVERTED)
+
+
+def find(file: MappedFile) -> UnfinishedEdit | None:
+    """The edit with a complete log at the end of the file; None if there is none."""
+    position = file.size - TRAILER_SIZE
+    trailer = file.read(max(position, 0), TRAILER_SIZE)
+    if position < 0 or len(trailer) != TRAILER_SIZE:
+        return None
+    signed = trailer[: _SIGNED.size]
+    magic, offset, old_size, checksum = _SIGNED.unpack(signed)
+    if magic != _MAGIC or trailer != signed + hashlib.sha256(signed).digest():
+        return None
+    copy_offset = position - (old_size - offset)
+    if not (offset <= old_size <= copy_offset and old_size - offset <= MAX_END_NBYTES):
+        return None
+    found = hashlib.sha256()
+    for piece in file.pieces(copy_offset, old_size - offset):
+        found.update(piece)
+    return UnfinishedEdit(offset, old_size, copy_offset) if found.digest() == checksum else None
+
+
+def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
+    """The edit with an incomplete log at the end of the file; None if there is none.
+
+    Bytes of the log that did not reach the disk are zeros.
+
+    Args:
+        file: The file.
+        offset: Offset of the old end's first byte in the file, in bytes.
+        old_size: Size of the old file in bytes.
+    """
+    edit = UnfinishedEdit(offset, old_size)
+    position = file.size - TRAILER_SIZE - edit.end_nbytes
+    if position < old_size or edit.end_nbytes > MAX_END_NBYTES:
+        return None
+    if not file.has_zeros_alone(old_size, position - old_size):
+        return None
+    for piece in _log(file, edit):
+        found = np.frombuffer(file.read(position, len(piece)), np.uint8)
+        expected = np.frombuffer(piece, np.uint8)
+        if len(found) != len(piece) or (found * (found != expected)).any():
+            return None
+        position += len(piece)
+    return edit
+
+
+def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
+    """Yields pieces of the log of an edit; called before the old end is overwritten."""
+    checksum = hashlib.sha256()
+    for piece in file.pieces(edit.offset, edit.end_nbytes):
+        inverted = bytes(piece).translate(_INVERTED)
+        checksum.update(inverted)
+        yield inverted
+    signed = _SIGNED.pack(_MAGIC, edit.offset, edit.old_size, checksum.digest())
+    yield signed + hashlib.sha256(signed).digest()
+
+
+def change_end(
+    file: MappedFile, offset: int, new_size: int, write: Callable[[PositionalWriter], object]
+) -> None:
+    """Replaces the end of a file completely or not at all.
+
+    After an error, the old end is restored. After a crash, `restore` can restore the old end.
+
+    Args:
+        file: The file, open for writing and locked.
+        offset: Offset of the first byte to replace, in bytes.
+        new_size: The new size of the file in bytes.
+        write: Writes the new end.
+
+    Raises:
+        ArchiveError: `write` wrote too few or too many bytes, this process is a fork, or both the
+            edit and the rollback failed.
+        OSError: The file cannot be written. The file is unchanged, unless only the last sync
+            failed. In that case the file has the new end, but a power failure may undo the edit.
+    """
+    edit = UnfinishedEdit(offset, file.size)
+    copy_offset = max(edit.old_size, new_size)
+    logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
+    descriptor, process = file.fileno(), os.getpid()
+    try:
+        directory = os.path.dirname(file.absolute_path)
+        require_space(file.path, logged_size - file.size, directory)
+        file.truncate(logged_size)
+        log = PositionalWriter(file, copy_offset, logged_size)
+        for piece in _log(file, edit):
+            log.write(piece)
+        sync(file, "copy=True (--copy) writes a new file instead of changing this one")
+        edit = replace(edit, copy_offset=copy_offset)
+        target = PositionalWriter(file, offset, new_size)
+        write(target)
+        if target.offset != new_size:
+            raise ArchiveError(f"expected to write up to offset {new_size}, found {target.offset}")
+        sync(file)
+        file.truncate(new_size)
+        sync(file)
+    except BaseException as error:
+        is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
+        if os.getpid() == process and not is_made:  # a fork does not end the edit of its parent
+            _roll_back_after(error, file, edit)
+        raise
+
+
+def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdit) -> None:
+    try:
+        restore(file, edit)
+    except OSError as second:
+        raise UnfinishedEditError(
+            f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
+            f"remove the cause, then run 'onnxarchive recover'",
+            path=file.path,
+        ) from error
+
+
+def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
+    """Restores the old end and size of a file; an interrupted restore can be repeated.
+
+    Args:
+        file: The file, open for writing and locked.
+        edit: The edit, as returned by `find` or `find_torn`.
+
+    Raises:
+        ArchiveError: Another process has truncated the file meanwhile.
+        OSError: The file cannot be written; the log remains.
+    """
+    if edit.copy_offset is not None:
+        offset = edit.offset
+        for piece in FileBefore(file, edit).pieces(offset, edit.end_nbytes):
+            file.write(offset, piece)
+            offset += len(piece)
+        if offset != edit.old_size:
+            raise ArchiveError(
+                f"expected {edit.end_nbytes} bytes of an undo log, found {offset - edit.offset}"
+            )
+        sync(file)
+    file.truncate(edit.old_size)
+    sync(file)
+    file.size = edit.old_size

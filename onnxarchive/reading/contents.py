@@ -1,0 +1,387 @@
+"""Reads the directory and the models of an archive, and on request the data of entries.
+
+End records, directory and models are read by position, not from a map: if the file is truncated
+meanwhile, reading raises an error instead of SIGBUS.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import onnx
+
+from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
+from onnxarchive.files import checksums
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.progress import ProgressCounter
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.model import keys, proto, tensors
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.zipformat import directory
+from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE, check_false_ends, locate
+from onnxarchive.zipformat.layout import MIN_ALIGNMENT
+from onnxarchive.zipformat.local_header import check_local_header
+
+MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+
+
+class Contents:
+    """An archive at the time it was opened: directory, models, and ways to the bytes of entries.
+
+    The file is closed when nothing refers to this object any more.
+
+    Attributes:
+        file: The open file.
+        size: The size of the file in bytes, when it was read.
+        directory: The central directory.
+        models: The readable models by id. The default model (`""`) is first; the others are in the
+            order of their ids.
+        first_model: Index of the first model's entry, if no rule is broken; the models are last.
+        entries: The entries by name, if no rule is broken.
+    """
+
+    def __init__(
+        self, file: RandomAccessFile, directory: Directory, models: Mapping[str, CheckedModel]
+    ) -> None:
+        self.file = file
+        self.size = file.size
+        self.directory = directory
+        self.models = models
+        self.first_model = len(directory.entries) - len(models)
+        self.entries = NamedEntries(directory.entries)
+        # For each entry 1 if its local header was found to match the directory, else 0.
+        self._verified = bytearray(len(directory.entries))
+
+    def has_model(self, model: onnx.ModelProto) -> bool:
+        """True if this object is one of the archive's models."""
+        return any(found.model is model for found in self.models.values())
+
+    def given_model(self, id: str) -> onnx.ModelProto:
+        """A model for a caller, who may change it: its `refs` still give the old tensors."""
+        self.models[id].refs.keep()
+        return self.models[id].model
+
+    def refs(self, key: str) -> Sequence[TensorRef]:
+        """The tensors with this key; at most one from each model."""
+        if len(self.models) == 1:
+            (found,) = self.models.values()
+            return [found.refs[key]] if key in found.refs else []
+        return self._refs.get(key, [])
+
+    @cached_property
+    def _refs(self) -> Mapping[str, list[TensorRef]]:
+        refs: defaultdict[str, list[TensorRef]] = defaultdict(list)
+        for found in self.models.values():
+            for key, ref in found.refs.items():
+                refs[key].append(ref)
+        return refs
+
+    def require_header(self, number: int) -> None:
+        """Compares an entry's local header with its directory record, unless that was done.
+
+        Raises:
+            ArchiveFormatError: They do not match.
+        """
+        if not self._verified[number]:
+            with with_path(self.file.path):
+                check_header(self.file, self.directory, number, Report())
+            self._verified[number] = 1
+
+    def view(self, number: int) -> memoryview:
+        """The data of an entry: a view; if the file is not mapped, a copy verified by its CRC-32.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: The CRC-32 of a copy does not match.
+            ValueError: The archive is closed.
+        """
+        if not self.file.is_mapped:
+            (copy,) = self._copies([number])
+            return copy
+        _, _, offset, nbytes, _ = self.directory.entries[number]
+        view = self.file.reaching(offset + nbytes)
+        if not self._verified[number]:
+            self.require_header(number)
+        return view[offset : offset + nbytes]
+
+    def views(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """As `view` for many entries; a remote file is read by several requests at a time."""
+        return map(self.view, numbers) if self.file.is_mapped else self._copies(numbers)
+
+    def pieces(self, number: int) -> Iterator[memoryview]:
+        """Yields the data of an entry in pieces, read from the file and verified.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: The CRC-32 does not match; raised after the last piece.
+            ValueError: The archive is closed.
+        """
+        with with_path(self.file.path):
+            check_header(self.file, self.directory, number, Report())
+            yield from _checked_pieces(self.file, self.directory.entries[number], Report())
+
+    def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
+
+        Each range that is read begins up to 63 bytes before the header, so that the data is aligned
+        in its copy.
+        """
+        entries = [self.directory.entries[number] for number in numbers]
+        paddings = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
+        ranges = (
+            (it.header_offset - padding, it.data_offset + it.nbytes - it.header_offset + padding)
+            for it, padding in zip(entries, paddings, strict=True)
+        )
+        with with_path(self.file.path):
+            copies = self.file.read_ranges(ranges)
+            for number, entry, begin, copy in zip(numbers, entries, paddings, copies, strict=True):
+                end = begin + entry.data_offset - entry.header_offset
+                data, record = copy[end:].toreadonly(), self.directory.records[number]
+                check_local_header(bytes(copy[begin:end]), entry, record, Report())
+                check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
+                yield data
+
+    def not_found(self, message: str) -> TensorNotFoundError:
+        """The error for a name that is not in the archive."""
+        return TensorNotFoundError(message, path=self.file.path)
+
+
+class NamedEntries(Mapping[str, Entry]):
+    """The entries of an archive by name.
+
+    Attributes:
+        names: The names, in the order of the archive.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """Wraps `entries`; their names must be distinct."""
+        self.names = [entry.name for entry in entries]
+        self._entries = entries
+
+    @cached_property
+    def index_of(self) -> Mapping[str, int]:
+        """The index of each entry by its name."""
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self.index_of[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} entries>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ([shown(entry.name), f"{entry.data_offset:,}"], entry.nbytes) for entry in self._entries
+        )
+        from onnxarchive.reading import html  # only notebooks need it
+
+        return html.table(repr(self), ["name", "data offset"], rows, len(self))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.names)
+
+
+def read_contents(
+    file: RandomAccessFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
+) -> Contents:
+    """Reads all of an archive except local headers and the data of tensors and assets.
+
+    Args:
+        file: The archive.
+        report: Receives each broken rule.
+        max_model_nbytes: Limit in bytes on all models together; above it, no model is read
+            and MODEL-2 is reported.
+    """
+    end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
+    bounds = locate(end, file.size, report)
+    if bounds is None:
+        return Contents(file, EMPTY, {})
+    listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
+    named = keys.check_names(listed.names, report, are_all=listed.is_whole)
+    entries, directory_end = listed.entries, bounds.offset + bounds.size
+    check_false_ends(
+        end,
+        file.size,
+        bounds.offset,
+        directory_end,
+        [entry.name for entry in entries],
+        [entry.header_offset for entry in entries],
+        report,
+    )
+    data = _read_models(file, entries, report, max_model_nbytes)
+    return Contents(file, listed, _models(data, listed, named, report))
+
+
+def _read_models(
+    file: RandomAccessFile,
+    entries: Sequence[Entry],
+    report: Report,
+    max_model_nbytes: int,
+) -> dict[str, bytes]:
+    """The bytes of each model by entry name, the default model first; {} if MODEL-2 is broken."""
+    first = len(entries)
+    while first and keys.is_model(entries[first - 1].name):
+        first -= 1
+    # By name, so the default model is first: its name is a prefix of the others.
+    found = {entry.name: entry for entry in sorted(entries[first:])}
+    sizes = {name: entry.nbytes for name, entry in found.items()}
+    if not check_model_sizes(sizes, max_model_nbytes, report):
+        return {}
+    # Read from the end, since a remote file keeps bytes that lead to its end.
+    data = {
+        entry.name: file.read(entry.data_offset, entry.nbytes)
+        for entry in reversed(entries[first:])
+        if found[entry.name] is entry
+    }
+    for name, entry in found.items():
+        check_crc32(entry, len(data[name]), checksums.crc32(data[name]), report)
+    return {name: data[name] for name in found}
+
+
+def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
+    """Compares model sizes with the limits of the format and of the caller (MODEL-2).
+
+    Args:
+        sizes: Size of each model in bytes, by its entry's name.
+        max_model_nbytes: The caller's limit in bytes, for all models together.
+        report: Receives the broken rule.
+
+    Returns:
+        True if all sizes are within both limits.
+    """
+    too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
+    for name in too_large:
+        report.broken(
+            "MODEL-2",
+            f"expected at most {MAX_MODEL_NBYTES} bytes, found {sizes[name]} bytes",
+            entry=name,
+        )
+    total = sum(sizes.values())
+    if total <= max_model_nbytes or too_large:
+        return not too_large
+    report.broken(
+        "MODEL-2",
+        f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
+        f"{total} bytes",
+        entry=MODEL_PROTO,
+    )
+    return False
+
+
+def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+    """Checks models before they are written, as a reader of the archive will.
+
+    Args:
+        data: The bytes of each model by entry name, the default model first.
+        sizes: Size in bytes of each tensor's entry, by key.
+
+    Raises:
+        ArchiveFormatError: A model breaks a rule, or does not fit the entries.
+    """
+    names, nbytes = list(sizes), list(sizes.values())
+    _models(data, EMPTY._replace(names=names, sizes=nbytes), names, Report())
+
+
+def _models(
+    data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
+) -> dict[str, CheckedModel]:
+    """Parses models and compares their tensors with the entries whose names are in `named`."""
+    if len(data) > 1 and not proto.check_messages_together(data.values(), report):
+        return {}
+    models: dict[str, onnx.ModelProto] = {}
+    for name, serialized in data.items():
+        model = proto.parse(serialized, report, name)
+        if model is None:
+            # If a model is malformed, `check_messages_together` returns True without counting all
+            # messages. So the later models are not parsed: they may have too many messages.
+            break
+        models[name] = model
+    size_of = dict(zip(listed.names, listed.sizes, strict=True))
+    checked = proto.check_all_references(
+        models,
+        {key: size_of[key] for key in named},
+        report,
+        are_all=listed.is_whole,
+        are_all_models=len(models) == len(data) > 0,
+    )
+    return {keys.model_id(name): found for name, found in checked.items()}
+
+
+def check_header(
+    file: RandomAccessFile, listed: Directory, number: int, report: Report
+) -> int | None:
+    """Compares an entry's local header with its directory record; see `check_local_header`."""
+    entry = listed.entries[number]
+    header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    return check_local_header(header, entry, listed.records[number], report)
+
+
+def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
+    """Compares the size and CRC-32 of an entry's data with the central directory (ZIP-15)."""
+    if (nbytes, crc32) != (entry.nbytes, entry.crc32):
+        report.broken(
+            "ZIP-15",
+            f"expected {entry.nbytes} bytes with CRC-32 {entry.crc32:#010x}, found {nbytes} with "
+            f"{crc32:#010x}",
+            entry=entry.name,
+        )
+
+
+def check_data(
+    file: RandomAccessFile,
+    entry: Entry,
+    refs: Sequence[TensorRef],
+    report: Report,
+    counter: ProgressCounter,
+) -> None:
+    """Reads the data of an entry once, in pieces, and checks the rules about the data.
+
+    Args:
+        file: The archive.
+        entry: The entry.
+        refs: The tensors whose location is this entry; at most one from each model.
+        report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
+        counter: Counts the bytes read.
+    """
+    pieces = _checked_pieces(file, entry, report)
+    # By DATA-8, the tensor has the same type in all models.
+    if refs and tensors.array_type(refs[0].tensor) is not None:
+        pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
+    stated = [
+        (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None
+    ]
+    import hashlib  # opening an archive does not need it
+
+    sha1 = hashlib.sha1(usedforsecurity=False)
+    for piece in counter(pieces):
+        if stated:
+            sha1.update(piece)
+    for ref, checksum in stated:
+        if checksum != sha1.hexdigest():
+            report.broken(
+                "DATA-6",
+                f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+                entry=entry.name,
+            )
+
+
+def _checked_pieces(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+    """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
+    found = Crc32()
+    for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
+        yield memoryview(piece)
+    check_crc32(entry, found.nbytes, found.value, report)

@@ -1,0 +1,260 @@
+"""The model of an archive with its large tensors as external data in one file.
+
+The file is the archive itself for `link`, sessions, the checker, shape inference and `transform`,
+and a data file for `export`. So all of them keep the same tensors in the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeAlias
+
+import onnx
+
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    UnsupportedFeatureError,
+    shown,
+)
+from onnxarchive.model import prepacked, proto, tensors, walking, weights
+from onnxarchive.model.copying import copied
+from onnxarchive.model.keys import model_entry
+from onnxarchive.model.prepacked import PackedSet
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive import Archive, read_verified
+
+_SMALL_NBYTES: Final = 1024
+_LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
+_MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
+_INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+
+# Takes a tensor and the tensor's size in bytes; returns True if the tensor stays outside the model.
+StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
+# Pairs for the `external_data` of tensors, by key of their entry.
+Pairs: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
+
+
+def stays_outside(ref: TensorRef, nbytes: int) -> bool:
+    """True if tools can read the tensor from external data.
+
+    True for dense initializers of the main graph and of subgraphs, unless their values may be a
+    shape (`may_give_shape`). False for tensors of attributes, functions, sparse tensors and
+    training_info, since some tools cannot read them: onnx.load and ONNX Runtime 1.24 cannot read
+    external sparse tensors, and ONNX Runtime 1.24 and 1.27 cannot read an external value of a
+    ConstantOfShape. Only archives made with `convert_attribute` store such tensors outside the
+    model.
+
+    Args:
+        ref: A tensor that an archive stores outside its model.
+        nbytes: The tensor's size in bytes.
+    """
+    return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
+
+
+def may_give_shape(
+    tensor: onnx.TensorProto, nbytes: int, large_vector_nbytes: int = _LARGE_VECTOR_NBYTES
+) -> bool:
+    """True if shape inference may need the values of a tensor of this type and size.
+
+    True for tensors below 1024 bytes, and for INT32 and INT64 vectors below 64 KiB, such as the
+    shape of a Reshape. Shape inference does not read external data: ONNX Runtime fails with "Cannot
+    parse data from external tensors", since 1.27 also for tensors of 0 bytes.
+
+    Vectors of 64 KiB or more count as weights. Only Split and SplitToSequence with 8192 parts or
+    more need the values of such a vector; ONNX Runtime then fails with the error above. To run such
+    a model, keep the vector in the archive's model with a larger `size_threshold`.
+
+    Args:
+        tensor: The tensor. Its data is not read.
+        nbytes: The tensor's size in bytes.
+        large_vector_nbytes: Vectors of this many bytes or more count as weights.
+    """
+    is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
+    return nbytes < (large_vector_nbytes if is_vector else _SMALL_NBYTES)
+
+
+def is_unread(ref: TensorRef, nbytes: int) -> bool:
+    """True if onnx can check the model and infer shapes without the tensor's data.
+
+    False for tensors that may give a shape (`may_give_shape`), here with vectors below 16 MiB:
+    `data_prop` computes with index tables. False for indices and values of sparse tensors: onnx
+    reads the indices.
+
+    Args:
+        ref: A tensor that an archive stores outside its model.
+        nbytes: The tensor's size in bytes.
+    """
+    is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
+    return not is_sparse and not may_give_shape(ref.tensor, nbytes, _MAX_INFERRED_NBYTES)
+
+
+def linked_model(
+    archive: Archive,
+    location: str | None,
+    is_outside: StaysOutside = stays_outside,
+    *,
+    offsets: Mapping[str, int] | None = None,
+    pairs: Pairs | None = None,
+    in_place: bool = False,
+) -> onnx.ModelProto:
+    """The model of an archive with its large tensors as external data in one file.
+
+    Compares local headers with the central directory. Reads and verifies the tensors that become
+    part of the model, and no others.
+
+    Args:
+        archive: The archive.
+        location: Location of the file for `external_data`. None keeps the keys as locations, and
+            does not compare the local headers of external tensors.
+        is_outside: Called for each tensor outside the archive's model; True if the tensor becomes
+            external data.
+        offsets: The offsets of the external tensors in another file than the archive, by key; the
+            local headers of these tensors are not compared. None for the archive itself.
+        pairs: Further pairs for `external_data` by key, such as those of `packed_pairs`.
+        in_place: Whether to change and return `archive.model` instead of a copy.
+
+    Raises:
+        ArchiveFormatError: A local header does not match the central directory.
+        ChecksumError: The bytes of a tensor that is read do not match their CRC-32.
+        UnsupportedFeatureError: The model would take 2 GiB or more.
+        ValueError: The archive is closed.
+    """
+    model = archive.model if in_place else copied(archive.model)
+    encoded_external_data = None if location is None else weights.external_data_encoder(location)
+    held: list[tuple[str, onnx.TensorProto]] = []
+    nbytes = archive.entries[model_entry(archive.model_id)].nbytes
+    for entry in archive.entries.values():
+        ref = archive._refs.get(entry.name)
+        if ref is None:
+            continue
+        tensor = ref.tensor if in_place else walking.at(model, ref.path)
+        if not is_outside(ref, entry.nbytes):
+            held.append((entry.name, tensor))
+            nbytes += entry.nbytes
+            continue
+        if encoded_external_data is not None:
+            if offsets is None:
+                archive._require_header(entry.name)
+            offset = entry.data_offset if offsets is None else offsets[entry.name]
+            # Opening the archive has checked that the tensor holds no data of its own.
+            tensor.ClearField("external_data")
+            tensor.MergeFromString(encoded_external_data(offset, entry.nbytes))
+            for name, value in pairs.get(entry.name, ()) if pairs else ():
+                tensor.external_data.add(key=name, value=value)
+    if nbytes >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
+            "model and the tensors that runtimes do not read from external data, found "
+            f"{nbytes} bytes"
+        )
+    read = read_verified(archive, [key for key, _ in held])
+    for (_, tensor), data in zip(held, read, strict=True):
+        tensors.set_raw_data(tensor, bytes(data))
+    return model
+
+
+def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
+    """Key, name, size in bytes and CRC-32 of the initializers that sessions read from the archive.
+
+    Without those of subgraphs.
+    """
+    for key, ref in archive._refs.items():
+        entry = archive.entries[key]
+        if len(ref.path) == 2 and stays_outside(ref, entry.nbytes):
+            yield key, ref.name, entry.nbytes, entry.crc32
+
+
+def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]:
+    """The sets of packed weights in an archive; warns if one cannot be read.
+
+    Args:
+        archive: The archive.
+        machine: The kind of machine whose sets are read; None for all.
+    """
+    end = f"/{prepacked.INDEX}" if machine is None else f"-{machine}/{prepacked.INDEX}"
+    sets, faults = [], []
+    for name in archive.entries:
+        if not (name.startswith(prepacked.PREFIX) and name.endswith(end)):
+            continue
+        try:
+            nbytes = archive.entries[name].nbytes
+            if nbytes > prepacked.MAX_INDEX_NBYTES:
+                limit = prepacked.MAX_INDEX_NBYTES
+                raise ValueError(f"expected at most {limit} bytes, found {nbytes}")
+            found = PackedSet.of_json(bytes(archive.read(name)))
+            if found.folder + prepacked.INDEX != name:
+                raise ValueError(f"expected the index of this folder, found that of {found.folder}")
+        except ArchiveFormatError as error:
+            faults.append(error.message)
+        except ValueError as error:
+            faults.append(f"entry {shown(name)}: {error}")
+        else:
+            sets.append(found)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" * (len(faults) > 1)
+        warnings.warn(
+            f"{archive.path}: {faults[0]}{more}; its packed weights are not used, "
+            "onnxarchive.prepack replaces them",
+            stacklevel=3,
+        )
+    return sets
+
+
+def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
+    """The pairs for `external_data` by key that lead ONNX Runtime to packed weights.
+
+    They are those of the given version of ONNX Runtime, or else of the last other one.
+
+    Args:
+        archive: The archive, in a local file.
+        machine: The kind of machine.
+        version: The version of ONNX Runtime that will read the pairs, if it is known.
+    """
+    sets = [found for found in packed_sets(archive, machine) if archive.model_id in found.weights]
+    if not sets:
+        return {}
+    chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.version))
+    offsets: dict[str, int] = {}
+    for weight in chosen.weights[archive.model_id].values():
+        for file, nbytes in chain.from_iterable(weight.buffers.values()):
+            entry = archive.entries.get(chosen.folder + file)
+            if entry is not None and entry.nbytes == nbytes:
+                with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
+                    archive._require_header(entry.name)
+                    offsets[file] = entry.data_offset
+    weights = {name: (key, nbytes, crc32) for key, name, nbytes, crc32 in packable(archive)}
+    tensors = ((name, nbytes, crc32) for name, (_, nbytes, crc32) in weights.items())
+    pairs = chosen.pairs(archive.model_id, tensors, offsets)
+    return {weights[name][0]: found for name, found in pairs}
+
+
+def real_path(archive: Archive) -> str:
+    """The current path of an open archive, without symbolic links.
+
+    On Linux, a file that was renamed while it was open is found, too.
+
+    Raises:
+        ArchiveError: The file was replaced or removed.
+    """
+    for candidate in archive._local_file.paths():
+        if archive._local_file.is_at(candidate):
+            return candidate
+    raise ArchiveError(
+        "the file was replaced or removed after it was opened; open it again", path=archive.path
+    )
+
+
+def require_utf8(path: str) -> None:
+    """Refuses a path that is not UTF-8, since a model's strings must be UTF-8.
+
+    Raises:
+        ValueError: The path is not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected the archive's path in UTF-8, found {path!r}") from None

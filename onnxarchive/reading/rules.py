@@ -1,0 +1,220 @@
+"""`check` finds rules of the specification that an archive breaks."""
+
+from __future__ import annotations
+
+import collections
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Unpack
+
+from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.files import threads
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import Progress, ProgressCounter
+from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.model.keys import is_model
+from onnxarchive.reading.contents import (
+    MAX_MODEL_NBYTES,
+    Contents,
+    check_data,
+    check_header,
+    read_contents,
+)
+from onnxarchive.reading.locked_file import opened
+from onnxarchive.reading.unfinished import require_finished
+from onnxarchive.remote.location import Access, Location, Openable
+from onnxarchive.zipformat.local_header import check_local_header
+
+MAX_FINDINGS = 1000  # of one rule
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the specification.
+
+    Attributes:
+        id: Its id, such as `"ZIP-6"`.
+        seen: The stage at which a reader can check the rule: `"open"`, `"header"` (local header) or
+            `"data"`.
+        text: The rule as a sentence.
+        mended: True if `convert` accepts other tools' zips that break the rule, and writes a valid
+            archive.
+    """
+
+    id: str
+    seen: str
+    text: str
+    mended: bool = False
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """The rules of `spec/rules.toml` by id."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.path.join(package, "rules.toml")  # of an installed package
+    if not os.path.exists(path):
+        path = os.path.join(os.path.dirname(package), "spec", "rules.toml")
+    with open(path, "rb") as file:
+        table = tomllib.load(file)
+    return MappingProxyType({id: Rule(id, **fields) for id, fields in table.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that `check`, `check_link` or `check_model` found; `str` formats it as one line.
+
+    Attributes:
+        rule: Id of the broken rule in `spec/rules.toml`; None from `check_link` and `check_model`.
+        entry: Name of the entry at fault, or None.
+        message: Description of the fault.
+
+    Example:
+        for finding in onnxarchive.check("model.onnx"):
+            print(finding.rule, finding.message)
+    """
+
+    rule: str | None
+    entry: str | None
+    message: str
+
+    def __str__(self) -> str:
+        entry = None if self.entry is None else f"entry {shown(self.entry)}"
+        return ": ".join(part for part in (self.rule, entry, self.message) if part is not None)
+
+
+class _Findings(Report):
+    """Collects findings instead of raising errors; keeps the first `MAX_FINDINGS` of each rule."""
+
+    def __init__(self) -> None:
+        self._kept: list[Finding] = []
+        self._counts: collections.Counter[str | None] = collections.Counter()
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        self._take(Finding(rule, entry, message))
+
+    def take(self, others: _Findings) -> None:
+        """Adds other findings."""
+        for finding in others._kept:
+            self._take(finding)
+
+    def _take(self, finding: Finding) -> None:
+        # A model's CRC-32 is compared before the model is parsed, and again with all entries.
+        is_of_model = finding.entry is not None and is_model(finding.entry)
+        if finding.rule == "ZIP-15" and is_of_model and finding in self._kept:
+            return
+        self._counts[finding.rule] += 1
+        if self._counts[finding.rule] <= MAX_FINDINGS:
+            self._kept.append(finding)
+
+    @property
+    def list(self) -> list[Finding]:
+        """The findings, then one for each rule with more findings than the limit."""
+        more = (
+            Finding(
+                rule,
+                None,
+                f"{count - MAX_FINDINGS} more findings of this rule are not listed",
+            )
+            for rule, count in self._counts.items()
+            if count > MAX_FINDINGS
+        )
+        return [*self._kept, *more]
+
+
+def check(
+    source: Openable,
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+    **access: Unpack[Access],
+) -> list[Finding]:
+    """Checks an archive against the rules of the specification.
+
+    Args:
+        source: The archive, as in `onnxarchive.open`.
+        full: Whether to read all data and also check CRC-32, SHA-1 checksums, unused bits and
+            booleans.
+        progress: With `full`, called with the bytes done and the bytes in all, by one thread at a
+            time; True shows a bar.
+        jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
+            are read by one thread.
+        max_model_nbytes: Limit in bytes on all models together. If they exceed it, that is a
+            finding, and no model is read.
+        access: Options for a remote archive; see `onnxarchive.open`.
+
+    Returns:
+        The faults, in the order in which a reader finds them; empty for a valid archive. There are
+        at most 1,000 findings per rule, and one that counts the rest. Long names and values are cut
+        to about 100 characters.
+
+    Raises:
+        UnfinishedEditError: An edit of the archive was interrupted.
+        OSError: The file cannot be opened or read.
+
+    Example:
+        for finding in onnxarchive.check("model.onnxa", full=True):
+            print(finding)
+    """
+    findings = _Findings()
+    jobs = threads.require_jobs(jobs)
+    location = Location.of(source, **access)
+    if location.path is not None:
+        try:
+            MappedFile(location.path, rule="FILE-1").close()
+        except ArchiveFormatError as error:
+            return [Finding("FILE-1", None, error.message)]
+    with opened(location) as file:
+        if isinstance(file, MappedFile):
+            require_finished(file)
+        contents = read_contents(file, findings, max_model_nbytes)
+        counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
+        if full:
+            _check_entries(file, contents, findings, counter, jobs)
+        else:
+            _check_headers(file, contents, findings)
+    file.close()
+    return findings.list
+
+
+def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findings) -> None:
+    """Compares all local headers with their directory records."""
+    entries, records = contents.directory.entries, contents.directory.records
+    ranges = ((it.header_offset, it.data_offset - it.header_offset) for it in entries)
+    for header, entry, record in zip(file.read_ranges(ranges), entries, records, strict=True):
+        check_local_header(bytes(header), entry, record, findings)
+
+
+def _check_entries(
+    file: RandomAccessFile,
+    contents: Contents,
+    findings: _Findings,
+    counter: ProgressCounter,
+    jobs: int,
+) -> None:
+    """Checks local headers and data of all entries; findings about data come last.
+
+    A file that is not mapped is read by one thread, from its beginning to its end.
+    """
+    entries = contents.directory.entries
+    of_headers: dict[int, _Findings] = {}
+    of_data: dict[int, _Findings] = {}
+
+    def check_entry(number: int) -> None:
+        header, data = _Findings(), _Findings()
+        check_header(file, contents.directory, number, header)
+        check_data(file, entries[number], contents.refs(entries[number].name), data, counter)
+        if header.list:
+            of_headers[number] = header
+        if data.list:
+            of_data[number] = data
+
+    sizes = [entry.nbytes for entry in entries]
+    threads.for_each(range(len(entries)), sizes, check_entry, jobs if file.is_mapped else 1)
+    for _, found in [*sorted(of_headers.items()), *sorted(of_data.items())]:
+        findings.take(found)

@@ -1,0 +1,314 @@
+"""`Mapping` classes: tensors (views of an archive's file), assets (copies) and models."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import onnx
+
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    shown,
+    shown_names,
+    with_path,
+)
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.contents import Contents
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
+
+
+class _Index(NamedTuple):
+    """The initializers of a model by name.
+
+    Attributes:
+        found: The initializers without ambiguous names: each the index of its entry, or its ref if
+            the model itself holds the data.
+        inner: The refs of the initializers of subgraphs.
+        ambiguous: The names of several initializers.
+    """
+
+    found: dict[str, int | TensorRef]
+    inner: dict[str, TensorRef]
+    ambiguous: frozenset[str]
+
+
+class Tensors(Mapping[str, "NDArray[Any]"]):
+    """Initializers by name, as read-only arrays; each is made when it is looked up.
+
+    The mapping has the initializers of the main graph and of its subgraphs, including small and
+    string initializers, whose data is in the model itself. Several graphs, such as the branches of
+    an If, may define the same name. Iteration skips such a name, and looking it up raises an error
+    that says where these initializers are found.
+    """
+
+    def __init__(self, contents: Contents, model: str) -> None:
+        self._contents = contents
+        self._found = contents.models[model]
+
+    @cached_property
+    def _index(self) -> _Index:
+        refs, index_of = self._found.refs, self._contents.entries.index_of
+        walked = tensors.walk_others(self._found.model) if self._found.has_inner else ()
+        inner = [ref for ref in walked if ref.is_initializer]
+        names = tensors.names(refs.initializers)
+        numbers: list[int | None] = [None] * len(names)
+        for entry, index in refs.index_of.items():
+            numbers[index] = index_of[entry]
+        found: dict[str, int | TensorRef] = {}
+        for index, (name, number) in enumerate(zip(names, numbers, strict=True)):
+            found[name] = refs.initializer(index) if number is None else number
+        keys = {id(ref.tensor): key for key, ref in refs.others.items()}
+        for ref in inner:
+            key = keys.get(id(ref.tensor))
+            found[ref.name] = ref if key is None else index_of[key]
+        ambiguous: frozenset[str] = frozenset()
+        if len(found) < len(names) + len(inner):
+            counts = Counter([*names, *(ref.name for ref in inner)])
+            ambiguous = frozenset(name for name, count in counts.items() if count > 1)
+            found = {name: value for name, value in found.items() if name not in ambiguous}
+        return _Index(found, {ref.name: ref for ref in inner}, ambiguous)
+
+    def _number(self, name: str) -> int | None:
+        """Index of the entry of an initializer; None if the model itself holds it.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        found = self._index.found.get(name)
+        if found is None:
+            raise self._contents.not_found(self._why_not(name))
+        return found if isinstance(found, int) else None
+
+    def _why_not(self, name: str) -> str:
+        """The message for the name of an initializer that is missing or ambiguous."""
+        if name not in self._index.ambiguous:
+            given = shown(name) if isinstance(name, str) else repr(name)
+            return f"expected the name of an initializer, found {given}"
+        refs = tensors.walk(self._found.model)
+        found = [ref for ref in refs if ref.is_initializer and ref.name == name]
+        keys = {ref.path: key for key, ref in self._found.refs.items()}
+        owners = ", ".join(
+            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
+            for ref in found[:_MAX_SHOWN_OWNERS]
+        )
+        more = f" or another one of the {len(found)}" if len(found) > _MAX_SHOWN_OWNERS else ""
+        return f"several initializers have the name {shown(name)}; take {owners}{more}"
+
+    def _array(self, number: int, data: memoryview) -> NDArray[Any]:
+        """The array over the data of an entry that has this index."""
+        data_type, shape = self._found.kinds[self._contents.entries.names[number]]
+        return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
+
+    def ref(self, name: str) -> TensorRef:
+        """The tensor of an initializer and its path in the model.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        number = self._number(name)
+        if number is None:
+            ref = self._index.found[name]
+            assert isinstance(ref, TensorRef)
+            return ref
+        key = self._contents.entries.names[number]
+        return self._index.inner.get(name) or self._found.refs[key]
+
+    def key(self, name: str) -> str | None:
+        """The key of an initializer; None if the initializer's data is in the model itself.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        number = self._number(name)
+        return None if number is None else self._contents.entries.names[number]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The initializer of this name.
+
+        Returns:
+            A view of the file; a copy if the file is not mapped, the type has less than 8 bits, or
+            the model itself holds the data.
+
+        Raises:
+            ArchiveFormatError: Data in the model does not fit type and shape, or the local header
+                of an entry does not match the directory.
+            ChecksumError: Bytes from a file object or a remote archive do not match their CRC-32.
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        number = self._number(name)
+        if number is not None:
+            return self._array(number, self._contents.view(number))
+        with with_path(self._contents.file.path):
+            return array_in_model(self.ref(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index.found)
+
+    def __len__(self) -> int:
+        return len(self._index.found)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._index.found
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors of {self._contents.file.path!r}>"
+
+    def _repr_html_(self) -> str:
+        from onnxarchive.reading import html  # only notebooks need it
+
+        header = ["name", "type", "shape"]
+        return html.table(repr(self), header, map(self._row, self), len(self))
+
+    def _row(self, name: str) -> tuple[list[str], int | None]:
+        """Name, data type, shape and size of an initializer; the data is not read."""
+        tensor = self.ref(name).tensor
+        texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
+        key = self.key(name)
+        if key is not None:
+            return texts, self._contents.entries[key].nbytes
+        data_type = tensors.stored_type(tensor)
+        return texts, None if data_type is None else data_type.nbytes(tensor.dims)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+def array_in_model(ref: TensorRef) -> NDArray[Any]:
+    """The array of a tensor that the model itself holds, as a copy.
+
+    Raises:
+        ArchiveFormatError: The data does not fit type and shape.
+    """
+    tensor = ref.tensor
+    stored_type = tensors.stored_type(tensor)
+    if stored_type is not None:
+        return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
+    try:
+        strings = tensors.strings(tensor)
+    except ValueError as error:
+        found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+        if tensor.HasField("segment"):
+            found = "a segment of a tensor"
+        elif tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
+            found += f" with wrong string_data: {error}"
+        raise ArchiveFormatError(
+            f"{ref}: expected a tensor that an array can hold, found {found}"
+        ) from None
+    strings.flags.writeable = False
+    return strings
+
+
+class Assets(Mapping[str, bytes]):
+    """The assets of an archive by path; each is read when it is looked up."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def __getitem__(self, path: str) -> bytes:
+        """The asset with this path, as a copy.
+
+        If the file is mapped, `Archive.read("assets/" + path)` gives a view.
+
+        Raises:
+            ChecksumError: Its bytes do not match their CRC-32.
+            TensorNotFoundError: There is no such asset.
+        """
+        copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
+        copy.writelines(self._pieces(path))
+        return copy.getvalue()
+
+    def _pieces(self, path: str) -> Iterator[memoryview]:
+        """An asset in pieces; as one copy if the file is not mapped.
+
+        Raises:
+            ChecksumError: Its bytes do not match their CRC-32; raised before the first or after the
+                last piece.
+            TensorNotFoundError: There is no such asset.
+        """
+        number = self._contents.entries.index_of.get(ASSET_PREFIX + path)
+        if number is None:
+            raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
+        if not self._contents.file.is_mapped:
+            return iter([self._contents.view(number)])
+        return self._contents.pieces(number)
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and ASSET_PREFIX + path in self._contents.entries.index_of
+
+    def __iter__(self) -> Iterator[str]:
+        return (
+            name.removeprefix(ASSET_PREFIX)
+            for name in self._contents.entries
+            if name.startswith(ASSET_PREFIX)
+        )
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} assets of {self._contents.file.path!r}>"
+
+    def _repr_html_(self) -> str:
+        entries = self._contents.entries
+        names = [name for name in entries if name.startswith(ASSET_PREFIX)]
+        rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
+        from onnxarchive.reading import html  # only notebooks need it
+
+        return html.table(repr(self), ["name"], rows, len(names))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+class Models(Mapping[str, onnx.ModelProto]):
+    """The models of an archive by id, as they were when this object was made.
+
+    Args:
+        contents: The archive.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def __getitem__(self, id: str) -> onnx.ModelProto:
+        return self._contents.given_model(id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents.models)
+
+    def __len__(self) -> int:
+        return len(self._contents.models)
+
+    def __repr__(self) -> str:
+        return f"<models {shown_names(self)} of {self._contents.file.path!r}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+def require_model(models: Collection[str], model: str) -> None:
+    """Checks that an archive has a model with this id.
+
+    Args:
+        models: The ids of the archive's models.
+        model: The id.
+
+    Raises:
+        ModelNotFoundError: There is no model of this id.
+    """
+    if model not in models:
+        raise ModelNotFoundError(
+            f"expected the id of a model, one of {shown_names(models)}, found "
+            f"{shown(model) if isinstance(model, str) else repr(model)}"
+        )

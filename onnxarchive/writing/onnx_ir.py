@@ -1,0 +1,362 @@
+"""Loads models of archives into onnx_ir; for `save`, splits models into proto and large tensors.
+
+Neither loading nor splitting reads the large tensors. This module is not in interop, because
+`save` uses it, and modules of this room must not import from interop.
+Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir
+
+from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
+from onnxarchive.files.data import Data, Stored, SupportsWrite, pieces
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.opening import open
+from onnxarchive.writing.plan import refuse_external
+from onnxarchive.writing.stored_entries import verified_data
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ORIGIN = "onnxarchive.origin"  # key in the `meta` of a model's graph
+_PLACEHOLDER = "\0onnxarchive/"  # no file has a name with a NUL character
+
+
+# Loading
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Elements of a tensor, read from the archive on request."""
+
+    archive: Archive
+    key: str
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
+
+
+class ArchiveTensor(onnx_ir.Tensor[Any]):
+    """A tensor of onnx_ir whose bytes are in an archive; the tensor keeps the file open and mapped.
+
+    Nothing is read before the first access, which compares the entry's local header with the
+    directory. `onnxarchive.save` also compares the CRC-32 when it writes the tensor. The method
+    `numpy` gives a read-only view of the file; for types of less than 8 bits, an unpacked copy.
+
+    Attributes:
+        archive: The archive.
+        key: Name of the tensor's entry.
+    """
+
+    __slots__ = ("archive", "key")
+
+    def __init__(
+        self,
+        archive: Archive,
+        key: str,
+        *,
+        name: str | None = None,
+        doc_string: str | None = None,
+        metadata_props: dict[str, str] | None = None,
+    ) -> None:
+        """Makes the tensor with this key.
+
+        Args:
+            archive: The archive. It must not be closed while the tensor is used.
+            key: Name of the tensor's entry.
+            name: Name of the tensor.
+            doc_string: As in a TensorProto.
+            metadata_props: As in a TensorProto.
+        """
+        proto = archive._refs[key].tensor
+        super().__init__(
+            _Elements(archive, key),
+            onnx_ir.DataType(proto.data_type),
+            shape=onnx_ir.Shape(proto.dims),
+            name=name,
+            doc_string=doc_string,
+            metadata_props=metadata_props,
+        )
+        self.archive = archive
+        self.key = key
+
+    @property
+    def raw(self) -> memoryview:
+        """The bytes of `raw_data`, as a read-only view of the file."""
+        return self.archive.read(self.key)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def tobytes(self) -> bytes:
+        """The bytes of `raw_data`, as a copy."""
+        return bytes(self.raw)
+
+    def tofile(self, file: SupportsWrite) -> None:
+        """Writes the bytes of `raw_data` to a binary file, a few MiB at a time."""
+        for piece in pieces(self.raw):
+            while piece.nbytes:  # an unbuffered file may write fewer bytes than given
+                written = file.write(piece)
+                piece = piece[written if isinstance(written, int) else len(piece) :]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
+        """A new tensor over the same read-only bytes, which are not copied."""
+        return _with_names_of(self, self.archive, self.key)
+
+    def __repr__(self) -> str:
+        return f"{self._repr_base()}({self.archive.path!r}, key={self.key!r}, name={self.name!r})"
+
+
+def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
+    return ArchiveTensor(
+        archive,
+        key,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The archive of a model; copies of the model share this object.
+
+    This is the archive that the model was loaded from. If a save of the model has replaced an
+    archive with tensors of the model, this is the new archive.
+    """
+
+    archive: Archive
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
+        return self
+
+
+def load(path: str | os.PathLike[str], model: str = "") -> onnx_ir.Model:
+    """Loads a model of an archive; see `onnxarchive.ir.load`."""
+    archive = open(path, model=model)
+    try:
+        with with_path(path):
+            return _load(archive)
+    except BaseException:
+        archive.close()
+        raise
+
+
+def _load(archive: Archive) -> onnx_ir.Model:
+    _require_no_loss(archive.model)
+    try:
+        model = onnx_ir.from_proto(archive.model)
+    except onnx_ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while (before := cause.__cause__ or cause.__context__) is not None:
+            cause = before
+        raise UnsupportedFeatureError(
+            f"onnx_ir cannot hold this model: {type(cause).__name__}: {cause}"
+        ) from error
+    missing = dict(archive._refs)
+
+    def mapped(tensor: Any) -> Any:
+        if not isinstance(tensor, onnx_ir.ExternalTensor):
+            return tensor
+        key = os.fspath(tensor.location)
+        missing.pop(key, None)
+        return _with_names_of(tensor, archive, key)
+
+    _replace_tensors(model, mapped)
+    model.graph.meta[_ORIGIN] = _Origin(archive)
+    for ref in missing.values():
+        raise UnsupportedFeatureError(f"{ref}: onnx_ir cannot hold this tensor")
+    return model
+
+
+def _require_no_loss(model: onnx.ModelProto) -> None:
+    """Refuses models with sparse tensors or training_info.
+
+    onnx_ir drops training_info and sparse initializers without an error. For a sparse tensor in an
+    attribute, onnx_ir raises an error that does not name the tensor.
+    """
+    for ref in tensors.walk(model):
+        if any(field.startswith("sparse_") for field, _ in ref.path):
+            raise UnsupportedFeatureError(
+                f"{ref}: onnx_ir has no sparse tensors; make this tensor dense, or edit the "
+                "model that onnxarchive.load gives"
+            )
+    if model.training_info:
+        raise UnsupportedFeatureError(
+            "onnx_ir has no training_info and would lose it; clear it, or edit the model that "
+            "onnxarchive.load gives"
+        )
+
+
+# Saving
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModel:
+    """A model, split into a proto without the data of large tensors, and the large tensors.
+
+    Attributes:
+        model: The model.
+        proto: The proto; its large tensors are external, each with its own placeholder as location.
+        large: The large tensors by their path in the proto.
+        archives: The archives that hold tensors of the model.
+    """
+
+    model: onnx_ir.Model
+    proto: onnx.ModelProto
+    large: dict[Path, onnx_ir.TensorProtocol]
+    archives: tuple[Archive, ...]
+
+    def resolve(self, ref: TensorRef) -> Data:
+        """Reads a large tensor: a view if it is mapped from an archive, else a copy."""
+        if ref.path not in self.large:
+            return refuse_external(ref)
+        return data_of(self.large[ref.path])
+
+    def entry(self, ref: TensorRef) -> tuple[Archive, str] | None:
+        """The archive and the key of a large tensor that an archive holds; else None."""
+        tensor = self.large[ref.path]
+        return (tensor.archive, tensor.key) if isinstance(tensor, ArchiveTensor) else None
+
+    @property
+    def origin(self) -> Archive | None:
+        """The archive of the model, as in `_Origin`, or None."""
+        found = self.model.graph.meta.get(_ORIGIN)
+        return None if found is None else found.archive
+
+    def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
+        """Those of the model's archives that a save to `path` would replace."""
+        # After a save to `path`, the model's tensors still refer to the archive that the save
+        # replaced, but the origin is the new archive.
+        if self.origin is not None and self.origin._is_at(path):
+            return [self.origin]
+        return [archive for archive in self.archives if archive._is_at(path)]
+
+    def saved_as(self, file: MappedFile, model: str) -> None:
+        """Sets the origin to `file`, locked by the caller; `model` is the model's id in it."""
+        self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
+
+
+def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
+    """Splits a model into a proto and its large tensors.
+
+    onnx_ir would read all tensors to serialize a model. So this function clones the model
+    without copying tensors, replaces the large tensors of the clone by external placeholders, and
+    serializes the clone.
+
+    Args:
+        model: The model. It is not changed.
+        size_threshold: Tensors of this many bytes or more are large; external tensors always are,
+            string tensors never.
+    """
+    clone = model.clone()
+    large: list[onnx_ir.TensorProtocol] = []
+    archives: dict[int, Archive] = {}
+
+    def placeholder(tensor: Any) -> Any:
+        if isinstance(tensor, ArchiveTensor):
+            archives[id(tensor.archive)] = tensor.archive
+        if tensor.dtype.value not in dtypes.BY_NUMBER:  # strings
+            return tensor
+        if not isinstance(tensor, onnx_ir.ExternalTensor) and tensor.nbytes < size_threshold:
+            return tensor
+        large.append(tensor)
+        return onnx_ir.ExternalTensor(
+            f"{_PLACEHOLDER}{len(large) - 1}",
+            None,
+            None,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    _replace_tensors(clone, placeholder)
+    proto = onnx_ir.to_proto(clone)
+    by_path: dict[Path, onnx_ir.TensorProtocol] = {}
+    for ref in tensors.walk(proto):
+        location = tensors.location(ref.tensor)
+        if location is not None and location.startswith(_PLACEHOLDER):
+            by_path[ref.path] = large[int(location.removeprefix(_PLACEHOLDER))]
+    return SplitModel(model, proto, by_path, tuple(archives.values()))
+
+
+def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
+    """The bytes of `raw_data`: a verified view for an `ArchiveTensor`, else a copy."""
+    if isinstance(tensor, ArchiveTensor):
+        return verified_data(tensor.archive, tensor.key)
+    if isinstance(tensor, onnx_ir.ExternalTensor):
+        # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
+        copy = io.BytesIO()
+        try:
+            tensor.tofile(copy)
+        except FileNotFoundError as error:
+            advice = (
+                ""
+                if tensor.base_dir
+                else "; if onnx_ir.from_proto made the model of a model of an archive, assign or "
+                "save what onnx_ir.to_proto makes of it"
+            )
+            raise FileNotFoundError(
+                error.errno,
+                f"tensor {shown(tensor.name or '')}: expected its external data, found no such file"
+                f"{advice}",
+                str(tensor.path),
+            ) from error
+        return Stored(copy.getbuffer())
+    return Stored(memoryview(tensor.tobytes()))
+
+
+# Tensors of a model
+
+
+def _replace_tensors(model: onnx_ir.Model, replacement: Callable[[Any], Any]) -> None:
+    """Replaces every initializer and every tensor of an attribute, also in functions."""
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = replacement(value.const_value)
+    for attributes in _attributes(model):
+        for name, attribute in list(attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type == onnx_ir.AttributeType.TENSOR:
+                tensor = replacement(attribute.as_tensor())
+                attributes[name] = onnx_ir.AttrTensor(attribute.name, tensor, attribute.doc_string)
+            elif attribute.type == onnx_ir.AttributeType.TENSORS:
+                several = [replacement(tensor) for tensor in attribute.as_tensors()]
+                attributes[name] = onnx_ir.AttrTensors(
+                    attribute.name, several, attribute.doc_string
+                )
+
+
+def _graphs(model: onnx_ir.Model) -> Iterator[Any]:
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield from function.subgraphs()
+
+
+def _attributes(model: onnx_ir.Model) -> Iterator[Any]:
+    for node in model.graph.all_nodes():
+        yield node.attributes
+    for function in model.functions.values():
+        yield function.attributes
+        for node in function.all_nodes():
+            yield node.attributes

@@ -1,0 +1,67 @@
+"""The options of `save` and of all other functions that write an archive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from onnxarchive.files import locking, threads
+from onnxarchive.files.data import Buffer
+from onnxarchive.files.progress import Progress
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.zipformat import layout
+
+# An asset is given as its bytes, or as the path of a file.
+Asset: TypeAlias = Buffer | str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Options of the functions that write an archive.
+
+    Attributes:
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
+            Smaller ones stay in it, since runtimes need them to infer shapes.
+        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
+            from 64 to 32768. With 4096 every tensor begins on a page of its own.
+        convert_attribute: Whether to store sparse tensors and tensors of attributes, functions and
+            training_info outside the model, too, like initializers. `load` reads all of them;
+            `onnx.load`, on the unzipped directory, reads only those of nodes' attributes.
+        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+            They replace assets of the source that have the same path.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+        jobs: Number of threads; None for one per core. The archive's bytes do not depend on it.
+        timeout: Seconds to wait if another process has locked the file to replace; None waits
+            without limit.
+
+    Raises:
+        ValueError: `size_threshold`, `alignment`, `jobs` or `timeout` is not allowed.
+    """
+
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD
+    alignment: int = layout.MIN_ALIGNMENT
+    convert_attribute: bool = False
+    assets: Mapping[str, Asset] | None = field(default=None, repr=False)  # perhaps many bytes
+    progress: Progress | None = None
+    jobs: int | None = None
+    timeout: float | None = locking.TIMEOUT
+
+    def __post_init__(self) -> None:
+        if self.size_threshold < 0:
+            raise ValueError(f"size_threshold must not be negative, got {self.size_threshold}")
+        layout.require_alignment(self.alignment)
+        threads.require_jobs(self.jobs)
+        locking.require_timeout(self.timeout)
+
+    @property
+    def asset_files(self) -> list[str]:
+        """The paths of the files among `assets`."""
+        given = (self.assets or {}).values()
+        return [os.fspath(asset) for asset in given if isinstance(asset, str | os.PathLike)]
+
+    @property
+    def thread_count(self) -> int:
+        """The number of threads: `jobs`, or one per core for None."""
+        return threads.require_jobs(self.jobs)

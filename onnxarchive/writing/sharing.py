@@ -1,0 +1,156 @@
+"""Finds equal tensors of an archive's models, which are then stored once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Data, Stored, are_equal
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.spooling import RandomAccessData
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive import StreamedEntry
+
+# Different data rarely has the same CRC-32, but an attacker can give any number of different
+# tensors the same CRC-32. To avoid comparing all pairs, data is compared with at most this many
+# contents of the same CRC-32; further contents are not shared.
+_MAX_COLLISIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """Data of one entry, or of several equal entries.
+
+    Attributes:
+        keys: The keys of the entries, in their order.
+        data: Gives the data.
+        crc32: CRC-32 of the data.
+    """
+
+    keys: list[str]
+    data: Callable[[], Data]
+    crc32: int
+
+
+class _Alike:
+    """Entries with equal data type and dims; no data is read before `find` is called."""
+
+    def __init__(self) -> None:
+        self._unread: list[tuple[str, Callable[[], Data]]] = []
+        self._by_crc32: defaultdict[int, list[_Content]] = defaultdict(list)
+
+    def add(self, key: str, data: Callable[[], Data]) -> None:
+        """Adds an entry."""
+        self._unread.append((key, data))
+
+    def find(self, data: Callable[[], Data]) -> _Content | None:
+        """The entries that hold this data, or None."""
+        for key, unread in self._unread:
+            crc32, content = self._find(unread)
+            contents = self._by_crc32[crc32]
+            if content is not None:
+                content.keys.append(key)
+            elif len(contents) < _MAX_COLLISIONS:
+                contents.append(_Content([key], unread, crc32))
+        self._unread.clear()
+        return self._find(data)[1]
+
+    def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
+        """The CRC-32 of this data, and the `_Content` of equal data (None if there is none)."""
+        given = data()
+        crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
+        equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
+        return crc32, next(equal, None)
+
+
+class SharedEntries:
+    """Finds entries of earlier models with the same data as a tensor of a later model.
+
+    A tensor is read only if another model has a tensor of the same data type and dims: once to
+    compute an unknown CRC-32, and again to compare the data with other data of this CRC-32.
+
+    Attributes:
+        crc32s: CRC-32 of the data that models share, by key.
+        saved_nbytes: Number of bytes saved by sharing.
+    """
+
+    def __init__(self) -> None:
+        self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
+        self._known: set[str] = set()
+        self._taken: set[str] = set()
+        # By `id()` of a `_Content`: number of its keys that `find` has tried for the present model.
+        self._tried: dict[int, int] = {}
+        self.crc32s: dict[str, int] = {}
+        self.saved_nbytes = 0
+
+    def begin_model(self, taken: Iterable[str] = ()) -> None:
+        """Begins another model, which may share all entries that were added before.
+
+        Args:
+            taken: Keys of entries that this model already uses; no other tensor of the model gets
+                these keys.
+        """
+        self._taken = {*taken}
+        self._tried.clear()
+
+    def add(self, planned: Iterable[tuple[str, TensorRef, Callable[[], Data]]]) -> None:
+        """Adds the entries of a model: the key, the tensor and a function that gives its data."""
+        for key, ref, data in planned:
+            if key not in self._known:
+                self._known.add(key)
+                self._alike[type_and_dims(ref)].add(key, data)
+
+    def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
+        """The key of an entry to share for this tensor; None if there is none.
+
+        Tensors of one model have different entries (DATA-3), so a model gets no key twice.
+
+        Args:
+            ref: The tensor.
+            nbytes: Size of its data in bytes.
+            data: Gives its data; only called if a tensor of the same type and dims was added.
+        """
+        alike = self._alike.get(type_and_dims(ref))
+        content = None if alike is None else alike.find(data)
+        if content is None:
+            return None
+        first = self._tried.get(id(content), 0)
+        for number in range(first, len(content.keys)):
+            self._tried[id(content)] = number + 1
+            key = content.keys[number]
+            if key not in self._taken:
+                self._taken.add(key)
+                self.crc32s[key] = content.crc32
+                self.saved_nbytes += nbytes
+                return key
+        return None
+
+
+def type_and_dims(ref: TensorRef) -> object:
+    """Data type and dims of a tensor: equal in all models that share the tensor (DATA-8)."""
+    return ref.tensor.data_type, tuple(ref.tensor.dims)
+
+
+def _are_same(first: Data, second: Data) -> bool:
+    """True if the data is equal; data at the same place is not read."""
+    if first.nbytes != second.nbytes:
+        return False
+    place = _place(first)
+    return (place is not None and place == _place(second)) or are_equal(first, second)
+
+
+def _place(data: Data) -> object:
+    """Identity of the data's file and offset in the file, or address in memory; None if unknown."""
+    if isinstance(data, FileData):
+        return data.identity, data.offset
+    if isinstance(data, RandomAccessData):
+        return data.file.identity, data.offset
+    if isinstance(data, StreamedEntry):
+        return data.place
+    if isinstance(data, Stored):
+        return np.frombuffer(data.view, np.uint8).ctypes.data
+    return None

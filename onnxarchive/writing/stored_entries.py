@@ -1,0 +1,192 @@
+"""Models that refer to an archive: the locations of external tensors are keys of the archive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+
+import onnx
+
+from onnxarchive.errors import ArchiveFormatError, Report, with_path
+from onnxarchive.files import locking
+from onnxarchive.files.data import Stored
+from onnxarchive.files.filesystem import directory_of
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
+from onnxarchive.model.keys import ASSET_PREFIX, is_key
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive import Archive, read_verified
+from onnxarchive.writing.options import WriteOptions
+from onnxarchive.writing.plan import Item, ModelToStore, plan_archive
+from onnxarchive.writing.write import write_file
+
+
+class EntryData(Stored):
+    """The bytes of an entry of an archive, with the CRC-32 from the directory.
+
+    Attributes:
+        name: The entry's name.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, view: memoryview, crc32: int, name: str) -> None:
+        super().__init__(view, crc32)
+        self.name = name
+
+
+def entry_data(archive: Archive, name: str) -> EntryData:
+    """The bytes of an entry as `Archive.read` gives them, with the CRC-32 from the directory."""
+    return EntryData(archive.read(name), archive.entries[name].crc32, name)
+
+
+def verified_data(archive: Archive, name: str) -> EntryData:
+    """As `entry_data`, after comparing the CRC-32; errors name the archive.
+
+    Raises:
+        ChecksumError: The bytes have changed.
+    """
+    with with_path(archive.path):
+        (data,) = read_verified(archive, [name])
+        return EntryData(data, archive.entries[name].crc32, name)
+
+
+def entry_items(
+    archive: Archive,
+    names: Iterable[str],
+    read: Callable[[Archive, str], EntryData] = entry_data,
+) -> list[Item]:
+    """Entries of an archive as items of a plan, with the same data, read by `read`."""
+
+    def item(name: str) -> Item:
+        return Item(name, archive.entries[name].nbytes, lambda _: read(archive, name))
+
+    return [item(name) for name in names]
+
+
+def asset_items(
+    archive: Archive, read: Callable[[Archive, str], EntryData] = entry_data
+) -> list[Item]:
+    """The assets of an archive as items of a plan; see `entry_items`."""
+    return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets), read)
+
+
+def archive_options(
+    archive: Archive,
+    models: Iterable[str],
+    size_threshold: int | None = None,
+    convert_attribute: bool | None = None,
+) -> WriteOptions:
+    """Options that keep the archive's alignment, and tensors outside its models or in them.
+
+    Args:
+        archive: The archive.
+        models: Ids of the models whose tensors count.
+        size_threshold: Another threshold. None means a threshold that moves no tensor out of a
+            model, and as few as possible into models.
+        convert_attribute: Another value. None means True if one of the models has an external
+            tensor other than an initializer.
+    """
+    models = list(models)
+    # The other refs are those of the main graph's initializers.
+    refs = chain.from_iterable(archive._refs_of(model).others.values() for model in models)
+    outside_attributes = any(not ref.is_initializer for ref in refs)
+    if size_threshold is None:
+        inside, outside = -1, DEFAULT_SIZE_THRESHOLD
+        for ref in chain.from_iterable(tensors.walk(archive._model_of(model)) for model in models):
+            if not (ref.is_initializer or outside_attributes):
+                continue
+            key = tensors.location(ref.tensor)
+            if key is not None:
+                outside = min(outside, archive.entries[key].nbytes)
+            elif (data_type := tensors.stored_type(ref.tensor)) is not None:
+                inside = max(inside, data_type.nbytes(ref.tensor.dims))
+        size_threshold = max(inside + 1, outside)
+    return WriteOptions(
+        size_threshold=size_threshold,
+        alignment=archive.alignment,
+        convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
+    )
+
+
+def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
+    """The bytes of an external tensor whose location is a key of the archive.
+
+    Raises:
+        ArchiveFormatError: As for `referred_key`.
+    """
+    return entry_data(archive, referred_key(archive, ref))
+
+
+def referred_key(archive: Archive, ref: TensorRef) -> str:
+    """The location of an external tensor, which must be a key of the archive.
+
+    Raises:
+        ArchiveFormatError: The archive has no such key, the tensor also has data itself, or it does
+            not use the whole entry (by offset and length, or by type and shape).
+    """
+    nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
+    reference = tensors.external_data(ref, Report())
+    assert reference is not None  # else `Report` has raised an error
+    key = reference.location
+    if not (is_key(key) and key in archive.entries):
+        raise ArchiveFormatError(
+            f"{ref}: expected a key of the archive as the location of external data, found "
+            f"{key!r}; store a new tensor's bytes in raw_data"
+        )
+    stored = archive.entries[key].nbytes
+    length = nbytes if reference.length is None else reference.length
+    if (reference.offset or 0, length, nbytes) != (0, stored, stored):
+        raise ArchiveFormatError(
+            f"{ref}: expected all {stored} bytes of entry {key!r}, found offset "
+            f"{reference.offset} and length {reference.length}, and {nbytes} bytes by shape and "
+            "data type"
+        )
+    return key
+
+
+def require_referring(model: onnx.ModelProto, archive: Archive) -> None:
+    """Refuses a model with an external tensor that does not fit an entry of the archive.
+
+    Raises:
+        ArchiveFormatError: As for `referred_key`.
+    """
+    for ref in tensors.walk(model):
+        if ref.tensor.data_location == tensors.EXTERNAL:
+            referred_key(archive, ref)
+
+
+def save_referring(
+    model: onnx.ModelProto,
+    archive: Archive,
+    path: str | os.PathLike[str],
+    options: WriteOptions,
+) -> None:
+    """Saves a model that refers to an archive, with the archive's other models and assets.
+
+    Args:
+        model: The model. It is not changed.
+        archive: The archive.
+        path: The archive to write; if it is the path of `archive`, `archive` is replaced.
+        options: The options of the archive to write.
+
+    Raises:
+        ArchiveFormatError: As for `referred_key`, or the new archive would break a rule.
+        ChecksumError: Bytes of the archive have changed.
+        ArchiveError: `path` is the path of `archive`, and another object or process has edited
+            `archive` since it was opened.
+        OSError: The new archive cannot be written.
+    """
+    require_referring(model, archive)
+    resolve = partial(referred_data, archive)
+    models = {**archive.models, archive.model_id: model}
+    plan = plan_archive(
+        {identifier: ModelToStore(found, resolve) for identifier, found in models.items()},
+        options,
+        kept_assets=asset_items(archive),
+        temporary=directory_of(path),
+    )
+    require = partial(archive._require_current, path)
+    with write_file(plan, path, options, require=require) as file:
+        locking.unlock(file.fileno())

@@ -1,0 +1,206 @@
+"""Writes planned archives in one pass over the entries; threads fetch data ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeAlias, cast
+
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.files import locking, threads
+from onnxarchive.files.checksums import crc32
+from onnxarchive.files.data import Data, Pieces, Stored, SupportsWrite, copied
+from onnxarchive.files.file_data import FileData, read_all
+from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import ProgressCounter
+from onnxarchive.files.random_access import READ_SIZE
+from onnxarchive.files.replacement import Replacement, Require
+from onnxarchive.files.spooling import RandomAccessData
+from onnxarchive.model import tensors
+from onnxarchive.model.prepacked import least_alignment
+from onnxarchive.remote.location import Location
+from onnxarchive.writing.options import WriteOptions
+from onnxarchive.writing.plan import Item, Plan
+from onnxarchive.zipformat.writer import ZipWriter
+
+# With several threads, data of up to this many bytes is read once, into memory. Larger data of a
+# file is read twice through a map: once for the CRC-32, and once by the writer. One read into
+# memory would take as long.
+COPIED_SIZE = 1 << 25
+SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched with that of others
+_BATCH_COUNT: Final = 1 << 10
+_BATCH_SIZE: Final = 1 << 18
+
+_Fetched: TypeAlias = tuple[int, Iterable[memoryview], bool]  # see `fetch_item`
+
+
+def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
+    """Writes a planned archive; gives its size in bytes.
+
+    Args:
+        plan: The plan.
+        target: A path or URL, where the archive appears when it is complete; or a binary file,
+            which is written sequentially.
+        options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
+    """
+    if target.path is not None:
+        with write_file(plan, target.path, options) as written:
+            locking.unlock(written.fileno())
+            return written.size
+    if target.url is None:
+        return _stream_all(plan, cast(SupportsWrite, target.source), options)
+    nbytes = plan.size(options.alignment)
+    with target.create(nbytes) as written_object:
+        _stream_all(plan, written_object, options)
+        written_object.commit()
+    return nbytes
+
+
+def write_file(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    options: WriteOptions,
+    *,
+    require: Require | None = None,
+    is_locked: bool = False,
+) -> MappedFile:
+    """Writes a planned archive like `write_archive`; returns it, still locked except on Windows.
+
+    Args:
+        plan: The plan.
+        path: The archive.
+        options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
+        require: Called before the file is renamed; an error discards the file.
+        is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
+            replaced, not its target.
+    """
+    replacement = Replacement(
+        path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
+    )
+    try:
+        require_space(path, plan.nbytes)
+        _stream_all(plan, replacement.file, options)
+    except BaseException:
+        replacement.discard()
+        raise
+    return replacement.commit_open(require)
+
+
+def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
+    zip_writer = ZipWriter(target, alignment=options.alignment)
+    counter = ProgressCounter(options.progress, plan.nbytes)
+    return stream(plan, zip_writer, counter, options.thread_count)
+
+
+def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 1) -> int:
+    """Writes entries, directory and end records; gives the size of the archive in bytes.
+
+    Args:
+        plan: The plan.
+        target: The writer; only the caller's thread uses it.
+        counter: Counts the bytes that are written.
+        jobs: Largest number of threads that fetch data, including the caller's.
+    """
+    copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
+    batches = [*_batches(plan.entries)]
+    sizes = [batch[0].nbytes if len(batch) == 1 else 0 for batch in batches]
+    fetch = partial(_fetched, copied_size=copied_size)
+    with contextlib.closing(threads.in_order(batches, sizes, fetch, jobs)) as fetched:
+        for batch in batches:
+            parts = next(fetched)
+            for item, (crc, pieces, is_constant) in zip(batch, parts, strict=True):
+                write_item(item, crc, counter(pieces), is_constant, target)
+            del parts, pieces  # frees their data before further entries are fetched
+    return target.finish()
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Divides entries into lists of successive small entries, and lists of one large entry."""
+    batch: list[Item] = []
+    nbytes = 0
+    for item in items:
+        nbytes += item.nbytes
+        is_full = nbytes > _BATCH_SIZE or len(batch) == _BATCH_COUNT
+        if batch and (is_full or item.nbytes > SMALL_SIZE or batch[-1].nbytes > SMALL_SIZE):
+            yield batch
+            batch, nbytes = [], item.nbytes
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _fetched(batch: Sequence[Item], copied_size: int) -> list[_Fetched]:
+    """Fetches one entry, or several small ones; successive parts of a file are read together."""
+    found = [item.resolve(item.ref) for item in batch]
+    parts = [data for data in found if isinstance(data, FileData)]
+    if parts and len(batch) > 1:
+        contents = iter(read_all(parts))
+        found = [
+            Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
+            for data in found
+        ]
+    return [fetch_item(*pair, copied_size) for pair in zip(batch, found, strict=True)]
+
+
+def fetch_item(item: Item, data: Data, copied_size: int = READ_SIZE) -> _Fetched:
+    """Gets an item's data and CRC-32; computes the CRC-32 unless the data states it.
+
+    Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
+    compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
+    may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
+    have changed in between, the writer compares the CRC-32. If the data is remote, it is first
+    copied to a temporary file.
+
+    Args:
+        item: The item.
+        data: Its data.
+        copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
+            that cannot change is never copied.
+
+    Returns:
+        The CRC-32, the data in pieces, and True if the data cannot have changed since the CRC-32
+        was computed from it.
+
+    Raises:
+        ArchiveFormatError: Data that states no CRC-32 has another size than the item, or an element
+            of the tensor breaks a rule.
+    """
+    stated = data.crc32
+    is_constant = isinstance(data, Stored | Pieces) and data.is_constant
+    if not is_constant and data.nbytes <= copied_size:
+        copy = data.read() if isinstance(data, FileData) else copied(data)
+        if copy is not None:  # else the data has more bytes than it states
+            data, is_constant = Stored(memoryview(copy)), True
+    elif stated is None and isinstance(data, RandomAccessData):
+        data = data.local()
+    stream = [*data] if isinstance(data, Stored | Pieces) else data
+    checked: Iterable[memoryview] = stream
+    if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
+        checked = tensors.checked(item.ref, stream, Report(), entry=item.name)
+    if stated is not None and not is_constant:  # compared while it is written
+        return stated, checked, False
+    found_crc32 = found_nbytes = 0
+    for piece in checked:
+        found_crc32 = crc32(piece, found_crc32)
+        found_nbytes += len(piece)
+    if stated is not None:  # if the CRC-32s differ, the writer raises
+        return stated, stream, found_crc32 == stated
+    if found_nbytes != item.nbytes:
+        raise ArchiveFormatError(
+            f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
+            f"need, found {found_nbytes}"
+        )
+    return found_crc32, stream, is_constant
+
+
+def write_item(
+    item: Item, crc: int, stream: Iterable[memoryview], is_constant: bool, target: ZipWriter
+) -> None:
+    """Writes an item with the results of `fetch_item`."""
+    alignment = least_alignment(item.name)
+    target.add_stream(
+        item.name, item.nbytes, crc, stream, is_constant=is_constant, alignment=alignment
+    )

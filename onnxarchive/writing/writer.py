@@ -1,0 +1,351 @@
+"""`Writer` writes an archive tensor by tensor, for a model that does not fit in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import onnx
+
+from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, with_path
+from onnxarchive.files.progress import ProgressCounter
+from onnxarchive.files.random_access import Closing
+from onnxarchive.files.replacement import Replacement
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
+from onnxarchive.model.keys import Keys, model_entry
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
+from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
+from onnxarchive.writing.elements import Elements, elements_of
+from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.plan import (
+    Item,
+    Plan,
+    PlannedModel,
+    model_items,
+    open_assets,
+    plan_model,
+    refuse_external,
+    require_model_ids,
+    require_names,
+    with_further_models,
+)
+from onnxarchive.writing.sharing import SharedEntries
+from onnxarchive.writing.write import fetch_item, stream, write_item
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.writer import ZipWriter
+
+if TYPE_CHECKING:
+    from onnxarchive.writing.elements import Tensor
+
+
+class Writer(Closing):
+    """Writes an archive tensor by tensor, for a model that does not fit in memory.
+
+    The archive appears at its path when `finish` returns. If the `with` block ends without
+    `finish`, nothing is kept, and an older file at the path is unchanged.
+
+    Args:
+        path: The archive, usually `name.onnxa`.
+        size_threshold: Initializers in the models given to `finish` are stored outside if they have
+            this many bytes or more. Tensors given to `add` are always stored outside.
+        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
+            from 64 to 32768.
+
+    Example:
+        with onnxarchive.Writer("new.onnxa") as writer:
+            writer.add("layer.0/weight", np.zeros((64, 32), np.float32))
+            writer.finish(model)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+        alignment: int = layout.MIN_ALIGNMENT,
+    ) -> None:
+        """Begins an archive.
+
+        Raises:
+            ValueError: `size_threshold` or `alignment` is not allowed.
+            OSError: The file cannot be created.
+        """
+        self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
+        self._replacement = Replacement(path)
+        self._is_open = True
+        self._zip = ZipWriter(self._replacement.file, alignment=alignment)
+        self._keys = Keys()
+        self._key_of: dict[str, str] = {}  # by name
+        self._added: dict[str, onnx.TensorProto] = {}  # by key
+        self._nbytes: dict[str, int] = {}  # by key
+        self._assets: list[str] = []
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        """Writes a tensor.
+
+        Args:
+            name: Name of the initializer.
+            tensor: The data: an array or anything that numpy converts to one, a PyTorch tensor on
+                any device, a TensorProto (its name and doc_string are not used), or an onnx_ir
+                tensor. The data type is kept, including bfloat16, float8 and int4.
+
+        Returns:
+            The key under which the tensor is stored.
+
+        Raises:
+            ValueError: The name is empty or was added before, or the writer is closed.
+            UnsupportedFeatureError: ONNX cannot store the data type outside a model, or the tensor
+                is sparse or on the device `meta`.
+            ArchiveFormatError: The data of a TensorProto is external or does not fit its shape.
+            OSError: The archive cannot be written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                key = writer.add("layer.0/weight", np.zeros((64, 32), np.float32))
+                writer.finish(model)
+        """
+        self._require_new([name])
+        return self._write(name, elements_of(name, tensor))
+
+    def add_from(
+        self,
+        path: str | os.PathLike[str],
+        names: Iterable[str] | Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """Writes tensors of a safetensors file, which is mapped and not loaded.
+
+        Args:
+            path: The file.
+            names: Names of the tensors to write, or a mapping from these names to the names of
+                initializers; None for all tensors of the file.
+
+        Returns:
+            The key of each tensor, by name of the initializer.
+
+        Raises:
+            ArchiveFormatError: The file is not a safetensors file, or changes while it is read.
+            TensorNotFoundError: The file lacks a tensor.
+            TypeError: `names` is a string.
+            UnsupportedFeatureError: ONNX lacks the data type of a tensor.
+            ValueError: A name is empty, given twice or was added before, or the writer is closed.
+            OSError: The file cannot be read, or the archive cannot be written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.add_from("model.safetensors", {"weight": "layer.0/weight"})
+                writer.finish(model)
+        """
+        if isinstance(names, str):
+            raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
+        with with_path(path):
+            stored = read_safetensors(path)
+            if names is None:
+                names = stored.keys()
+            pairs = [*names.items()] if isinstance(names, Mapping) else [(it, it) for it in names]
+            self._require_new(name for _, name in pairs)
+            given = [(name, _given(stored, stored_name)) for stored_name, name in pairs]
+            return {name: self._write(name, tensor) for name, tensor in given}
+
+    def _require_new(self, names: Iterable[str]) -> None:
+        """Refuses names that are empty, were added before, or are given twice."""
+        self._require_open()
+        new: set[str] = set()
+        for name in names:
+            if not name:
+                raise ValueError("expected the name of an initializer, found ''")
+            if name in self._key_of or name in new:
+                raise ValueError(f"expected each tensor once, found {name!r} again")
+            new.add(name)
+
+    def _write(self, name: str, given: Elements) -> str:
+        tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
+        ref = TensorRef((("given", None),), tensor)
+        item = Item(name, given.data.nbytes, lambda _: given.data, ref)
+        fetched = fetch_item(item, given.data)
+        key = self._keys.assign(name)
+        tensors.set_location(tensor, key)
+        with self._closing_on_failure():
+            write_item(item._replace(name=key), *fetched, self._zip)
+            self._key_of[name] = key
+            self._added[key] = tensor
+            self._nbytes[key] = item.nbytes
+        return key
+
+    def add_asset(self, name: str, data: Asset) -> None:
+        """Writes an asset.
+
+        Args:
+            name: Its path in the archive, without the prefix `assets/`.
+            data: Its bytes, or the path of a file.
+
+        Raises:
+            ValueError: The path is taken or not allowed, or the writer is closed.
+            ArchiveFormatError: The file is not a regular file.
+            OSError: The file cannot be read, or the archive cannot be written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.add_asset("labels.txt", b"cat, dog")
+                writer.finish(model)
+        """
+        self._require_open()
+        (item,) = open_assets({name: data})
+        require_names([*self._assets, item.name])
+        with self._closing_on_failure():
+            write_item(item, *fetch_item(item, item.data()), self._zip)
+            self._assets.append(item.name)
+
+    def finish(
+        self, model: onnx.ModelProto, models: Mapping[str, onnx.ModelProto] | None = None
+    ) -> None:
+        """Writes the models and completes the archive.
+
+        In each model, an added tensor is the data of the initializer of the same name. The
+        initializer may lack data, shape and data type; if it has a data type, type and shape must
+        match the added tensor. The location of an external tensor in a model must be the key of an
+        added tensor; the external tensor then has the data of that added tensor. An added tensor
+        that no model uses becomes an initializer of the default model's main graph. Tensors in the
+        models themselves are stored as by `save`.
+
+        Args:
+            model: The default model. It is not changed.
+            models: Other models by id, such as `{"decoder": model}`.
+
+        Raises:
+            ArchiveFormatError: An added tensor does not fit a model, or a model breaks a rule.
+            ValueError: The writer is closed, or the id of a model is not allowed.
+            LockedError: The file that is to be replaced stayed locked for 30 seconds.
+            OSError: The archive cannot be written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.finish(model, {"decoder": decoder})
+        """
+        self._require_open()
+        given = with_further_models(model, models)
+        require_model_ids(given)
+        with self._closing_on_failure():
+            plan = self._plan(given)
+            stream(plan, self._zip, ProgressCounter(None, plan.nbytes))
+            self._is_open = False
+            self._replacement.commit()
+
+    def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
+        """Plans the models and the tensors in them; refuses models that a reader would refuse."""
+        items: list[Item] = []
+        planned: dict[str, PlannedModel] = {}
+        unused = dict(self._added)
+        shared = SharedEntries() if len(models) > 1 else None
+        for identifier, model in sorted(models.items()):
+            stored = self._find_added(model)
+            planned[identifier] = plan_model(
+                model,
+                refuse_external,
+                self._options,
+                stored=stored,
+                assigned=self._keys,
+                shared=shared,
+            )
+            self._fill_in(planned[identifier].model)
+            for key in stored.values():
+                unused.pop(key, None)
+            items += planned[identifier].items
+        planned[""].model.graph.initializer.extend(unused.values())
+        sizes = self._nbytes | {item.name: item.nbytes for item in items}
+        by_entry = {model_entry(id): found.model for id, found in planned.items()}
+        proto.check_all_references(by_entry, sizes, Report())
+        return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        """Discards the archive if the block fails, since the archive is then incomplete."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Discards the archive, unless `finish` has completed it.
+
+        Example:
+            writer = onnxarchive.Writer("new.onnxa")
+            writer.close()
+        """
+        if self._is_open:
+            self._is_open = False
+            self._replacement.discard()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("the writer is closed")
+
+    def _find_added(self, model: onnx.ModelProto) -> dict[Path, str]:
+        """The keys of the model's tensors that were added, by path."""
+        refs: dict[str, TensorRef] = {}
+        for ref in tensors.walk(model):
+            key = self._key_of_added(ref)
+            if key is None:
+                continue
+            if key in refs:
+                raise ArchiveFormatError(
+                    f"expected one tensor with the data of {self._added[key].name!r}, found "
+                    f"{refs[key]} and {ref}"
+                )
+            refs[key] = ref
+        return {ref.path: key for key, ref in refs.items()}
+
+    def _key_of_added(self, ref: TensorRef) -> str | None:
+        """The key of the added tensor that a tensor of the model uses, or None."""
+        if ref.tensor.data_location != tensors.EXTERNAL:
+            return self._key_of.get(ref.name) if ref.is_initializer else None
+        fault = tensors.misplaced(ref.tensor)
+        if fault is not None:
+            raise ArchiveFormatError(f"{ref}: {fault}")
+        reference = tensors.external_data(ref, Report())
+        assert reference is not None  # else `Report` has raised an error
+        key = reference.location
+        if reference.offset or reference.length not in (None, self._nbytes.get(key)):
+            raise ArchiveFormatError(
+                f"{ref}: expected all of an added tensor as its external data, found offset "
+                f"{reference.offset} and length {reference.length}"
+            )
+        if key not in self._added:
+            raise ArchiveFormatError(
+                f"{ref}: expected the key of an added tensor as its location, found {key!r}"
+            )
+        return key
+
+    def _fill_in(self, model: onnx.ModelProto) -> None:
+        """Copies missing data types and shapes from added tensors.
+
+        Raises:
+            ArchiveFormatError: An existing data type or shape differs from the added tensor's.
+        """
+        for ref in tensors.walk(model):
+            key = tensors.location(ref.tensor)
+            added = self._added.get(key) if key is not None else None
+            if added is None:
+                continue
+            tensor = ref.tensor
+            if not tensor.data_type:
+                tensor.data_type = added.data_type
+                tensor.dims[:] = added.dims
+            if (tensor.data_type, list(tensor.dims)) != (added.data_type, list(added.dims)):
+                raise ArchiveFormatError(
+                    f"{ref}: expected the added tensor to be {_describe(tensor)} as in the model, "
+                    f"found {_describe(added)}"
+                )
+
+
+def _given(stored: Mapping[str, SafetensorsTensor], name: str) -> Elements:
+    if name not in stored:
+        raise TensorNotFoundError(f"expected the name of a tensor of the file, found {name!r}")
+    return Elements(stored[name].data_type, stored[name].dims, stored[name].data)
+
+
+def _describe(tensor: onnx.TensorProto) -> str:
+    return f"{dtypes.name_of(tensor.data_type)} of shape {list(tensor.dims)}"

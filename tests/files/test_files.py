@@ -1,0 +1,779 @@
+"""Files read by position and through a map, locked, and written at positions."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from models import open_below
+
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
+from onnxarchive.files import filesystem, locking, random_access
+from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
+from onnxarchive.files.local_file import (
+    MappedFile,
+    PositionalWriter,
+    opened,
+    write_at,
+)
+from onnxarchive.files.random_access import MemoryFile
+from onnxarchive.files.replacement import replacing
+from onnxarchive.files.spooling import spool
+
+CONTENT = bytes(range(256)) * 64
+
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and permissions")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture(params=["pread", "no pread"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Reads with os.pread, and without it as on Windows."""
+    if request.param == "no pread":
+        monkeypatch.delattr(os, "pread", raising=False)
+    elif not hasattr(os, "pread"):
+        pytest.skip("this system has no pread")
+    return str(request.param)
+
+
+# Reading
+
+
+def test_a_file_is_read_by_position(source: Path, reading: str) -> None:
+    with MappedFile(source) as file:
+        assert file.size == len(CONTENT)
+        assert file.read(0, len(CONTENT)) == CONTENT
+        assert file.read(300, 5) == CONTENT[300:305]
+        assert file.read(7, 0) == b""
+        assert file.read(0, 1) == CONTENT[:1]
+
+
+def test_reading_past_the_end_gives_what_is_there(source: Path, reading: str) -> None:
+    with MappedFile(source) as file:
+        assert file.read(len(CONTENT) - 3, 10) == CONTENT[-3:]
+        assert file.read(len(CONTENT), 10) == b""
+        assert file.read(len(CONTENT) + 1000, 10) == b""
+        assert b"".join(file.pieces(len(CONTENT) - 3, 10)) == CONTENT[-3:]
+        assert list(file.pieces(len(CONTENT), 10)) == []
+
+
+@given(st.integers(0, 70), st.integers(0, 70))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_span_is_read_as_it_is(source: Path, reading: str, offset: int, size: int) -> None:
+    with MappedFile(source) as file:
+        assert file.read(offset, size) == CONTENT[offset : offset + size]
+        assert bytes(file.view()[offset : offset + size]) == CONTENT[offset : offset + size]
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_a_read_that_gives_less_is_continued(
+    source: Path, reading: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pread" if reading == "pread" else "read"
+    original: Callable[..., bytes] = getattr(os, name)
+    # As Linux reads at most 2 GiB at a time.
+    monkeypatch.setattr(
+        os, name, lambda descriptor, size, *offset: original(descriptor, min(size, limit), *offset)
+    )
+    with MappedFile(source) as file:
+        assert file.read(100, 50) == CONTENT[100:150]
+        assert file.read(len(CONTENT) - 50, 100) == CONTENT[-50:]
+
+
+def test_a_read_in_several_parts_holds_one_copy(
+    tmp_path: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, limit = 1 << 27, 1 << 24
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(size)
+    name = "pread" if reading == "pread" else "read"
+    original: Callable[..., bytes] = getattr(os, name)
+    monkeypatch.setattr(
+        os, name, lambda descriptor, size, *offset: original(descriptor, min(size, limit), *offset)
+    )
+    with MappedFile(tmp_path / "sparse") as mapped:
+        tracemalloc.start()
+        try:
+            assert len(mapped.read(0, size)) == size
+            assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+        finally:
+            tracemalloc.stop()
+
+
+def test_pieces_are_no_larger_than_they_should_be(
+    source: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_access, "READ_SIZE", 100)
+    with MappedFile(source) as file:
+        pieces = list(file.pieces(10, 250))
+        assert [len(piece) for piece in pieces] == [100, 100, 50]
+        assert b"".join(pieces) == CONTENT[10:260]
+        assert list(file.pieces(10, 0)) == []
+
+
+@pytest.mark.parametrize("holes", ["found", "not known to the file system", "found by no call"])
+def test_zeros_are_told_from_other_bytes_in_and_between_holes(
+    source: Path, holes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 1 << 20
+    with source.open("wb") as target:
+        target.seek(2 * mib)
+        target.write(b"1" + bytes(4095))
+        target.truncate(4 * mib)
+    if holes == "found by no call":
+        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    elif holes == "not known to the file system":
+
+        def refuse(*_: int) -> int:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+        monkeypatch.setattr(os, "lseek", refuse)
+    with MappedFile(source) as file:
+        for offset, size, expected in (
+            (0, 0, True),
+            (0, 2 * mib, True),
+            (0, 2 * mib + 1, False),
+            (2 * mib, 0, True),
+            (2 * mib, 1, False),
+            (2 * mib + 1, 4 * mib, True),
+            (0, 4 * mib, False),
+            (3 * mib, mib, True),
+            (5 * mib, mib, True),
+        ):
+            assert file.has_zeros_alone(offset, size) == expected, (offset, size)
+
+
+def test_threads_that_read_at_once_get_their_own_bytes(source: Path, reading: str) -> None:
+    wrong: list[int] = []
+
+    def read(file: MappedFile, start: int) -> None:
+        for offset in range(start, len(CONTENT), 97):
+            if file.read(offset, 8) != CONTENT[offset : offset + 8]:
+                wrong.append(offset)
+
+    with MappedFile(source) as file:
+        threads = [threading.Thread(target=read, args=(file, start)) for start in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_view_is_the_whole_file_and_cannot_be_written(source: Path) -> None:
+    with MappedFile(source) as file:
+        view = file.view()
+        assert view == CONTENT
+        assert view.readonly
+        assert file.view().obj is view.obj, "a file is mapped once"
+        with pytest.raises(TypeError):
+            view[0] = 1
+
+
+def test_a_view_outlives_the_file(source: Path) -> None:
+    file = MappedFile(source)
+    view = file.view()
+    file.close()
+    del file
+    source.unlink()
+    assert view == CONTENT
+
+
+def test_a_closed_file_is_read_no_more(source: Path, reading: str) -> None:
+    file = MappedFile(source)
+    file.close()
+    file.close()
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.read(0, 1)
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.view()
+
+
+def test_a_file_is_closed_where_its_block_ends(source: Path) -> None:
+    with MappedFile(source) as file:
+        pass
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.read(0, 1)
+
+
+def test_a_file_that_is_forgotten_is_closed(source: Path) -> None:
+    file = MappedFile(source)
+    descriptor = file.fileno()
+    os.fstat(descriptor)
+    del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_an_empty_file_has_no_bytes(tmp_path: Path, reading: str) -> None:
+    (tmp_path / "empty").touch()
+    with MappedFile(tmp_path / "empty") as file:
+        assert file.size == 0
+        assert len(file.view()) == 0
+        assert file.read(0, 10) == b""
+        assert list(file.pieces(0, 10)) == []
+
+
+def test_the_path_is_kept_as_it_was_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    with MappedFile("source") as file:
+        assert file.path == "source"
+    with MappedFile(Path("source")) as file:
+        assert file.path == "source"
+
+
+@posix
+def test_a_file_that_became_shorter_gives_less_and_is_not_mapped(
+    source: Path, reading: str
+) -> None:
+    with MappedFile(source) as file:
+        os.truncate(source, 100)
+        assert file.read(90, 50) == CONTENT[90:100]
+        assert b"".join(file.pieces(90, 50)) == CONTENT[90:100]
+        with pytest.raises(ArchiveFormatError, match=f"expected {len(CONTENT)} bytes.*found 100"):
+            file.view()
+
+
+def test_a_file_that_became_longer_is_mapped_as_it_was(source: Path) -> None:
+    with MappedFile(source) as file:
+        with open(source, "ab") as appended:
+            appended.write(b"more")
+        assert file.view() == CONTENT
+
+
+@posix
+def test_a_file_that_was_replaced_is_read_and_mapped_as_it_was(source: Path) -> None:
+    with MappedFile(source) as file:
+        with replacing(source) as replacement:
+            replacement.file.write(bytes(len(CONTENT)))
+        assert file.read(0, 300) == CONTENT[:300]
+        assert file.view() == CONTENT
+
+
+def test_bytes_in_memory_are_read_as_a_file_and_not_copied() -> None:
+    data = bytearray(b"0123456789")
+    file = MemoryFile(memoryview(data))
+    assert (file.size, file.read(2, 3), file.read(8, 9), file.read(99, 1)) == (
+        10,
+        b"234",
+        b"89",
+        b"",
+    )
+    assert list(file.pieces(0, 10)) == [b"0123456789"]
+    view = file.reaching(10)
+    data[0] = ord("x")
+    assert bytes(view[:1]) == b"x"
+    with pytest.raises(TypeError):
+        view[0] = 1
+    file.close()
+    assert bytes(view[1:3]) == b"12"
+    for read in (lambda: file.reaching(1), lambda: file.read(0, 1)):
+        with pytest.raises(ValueError, match="closed"):
+            read()
+
+
+def test_a_file_says_where_it_was_opened_and_where_it_is_by_now(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    moved = source.with_name("moved")
+    with MappedFile("source") as file:
+        opened = os.path.realpath(source)
+        assert set(file.paths()) == {opened}
+        if os.name == "nt":  # which renames no open file
+            return
+        source.rename(moved)
+        source.write_bytes(b"another")
+        paths = list(file.paths())
+        assert paths[0] == opened
+        if sys.platform == "linux":
+            assert paths[1:] == [os.path.realpath(moved)]
+            status = os.stat(paths[1])
+            assert file.identity == (status.st_dev, status.st_ino)
+        moved.unlink()
+        assert next(file.paths()) == opened
+
+
+@posix
+def test_a_file_says_where_it_is_without_symbolic_links(source: Path) -> None:
+    (source.parent / "link").symlink_to("source")
+    with MappedFile(source.parent / "link") as file:
+        assert file.path == str(source.parent / "link")
+        assert set(file.paths()) == {os.path.realpath(source)}
+
+
+def test_an_open_file_gives_its_descriptor(source: Path) -> None:
+    with MappedFile(source) as file:
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat(source))
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.fileno()
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        MappedFile(tmp_path / "missing")
+
+
+def require_refused(path: Path | str, kind: str) -> None:
+    with pytest.raises(ArchiveFormatError, match=f"expected a regular file, found {kind}") as got:
+        MappedFile(path, rule="FILE-1")
+    assert got.value.rule == "FILE-1"
+    assert got.value.path == str(path)
+    with pytest.raises(ArchiveFormatError) as got:
+        MappedFile(path)
+    assert got.value.rule is None
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    require_refused(tmp_path, "a directory")
+
+
+@posix
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    require_refused(tmp_path / "pipe", "a pipe")
+
+
+@posix
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+def test_a_device_is_refused(path: str) -> None:
+    require_refused(path, "a device")
+
+
+@posix
+def test_a_file_that_is_open_already_is_taken_over_whatever_has_its_path(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(CONTENT)
+    descriptor = os.open(tmp_path / "source", os.O_RDONLY)
+    (tmp_path / "source").unlink()
+    with MappedFile(tmp_path / "source", descriptor=descriptor) as file:
+        assert (file.path, bytes(file.view())) == (str(tmp_path / "source"), CONTENT)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@posix
+def test_a_directory_that_is_open_already_is_refused_and_closed(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(ArchiveFormatError, match="expected a regular file, found a directory"):
+        MappedFile(tmp_path, descriptor=descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@posix
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is at most some 100 bytes
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        require_refused(Path("socket"), "a socket")
+
+
+@posix
+def test_a_link_to_a_pipe_is_refused_as_the_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    require_refused(tmp_path / "link", "a pipe")
+
+
+def next_descriptor() -> int:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
+@posix
+def test_what_is_refused_is_not_left_open_while_the_error_is_kept(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = next_descriptor()
+    with pytest.raises(ArchiveFormatError) as caught:
+        MappedFile(tmp_path / "pipe")
+    assert next_descriptor() == before
+    del caught
+
+
+# Locking
+
+
+def is_free(path: Path) -> bool:
+    with MappedFile(path, is_writable=True) as file:
+        return locking.try_exclusive(file.fileno())
+
+
+def test_a_locked_file_knows_the_size_that_it_has_then(source: Path) -> None:
+    with MappedFile(source) as file, open(source, "r+b") as changed:
+        changed.truncate(100)
+        assert file.size == len(CONTENT)
+        with file.locked(is_exclusive=False):
+            assert file.size == 100
+            with pytest.raises(LockedError), locking.exclusive(changed.fileno(), timeout=0):
+                raise AssertionError("it was changed meanwhile")
+        with locking.exclusive(changed.fileno(), timeout=0):
+            pass
+
+
+@posix
+def test_a_file_that_is_closed_while_it_is_locked_unlocks_no_other_file(source: Path) -> None:
+    other = source.with_name("other")
+    other.touch()
+    file = MappedFile(source, is_writable=True)
+    with file.locked(is_exclusive=True):
+        number = file.fileno()
+        file.close()
+        taken = MappedFile(other, is_writable=True)
+        assert taken.fileno() != number
+        assert locking.try_exclusive(taken.fileno())
+    assert not is_free(other)
+    assert is_free(source)
+    taken.close()
+
+
+def test_a_reopened_file_shares_the_lock_and_has_a_size_and_a_map_of_its_own(source: Path) -> None:
+    with MappedFile(source, is_writable=True) as file, file.locked(is_exclusive=False):
+        view = file.view()
+        os.ftruncate(file.fileno(), 2 * len(CONTENT))
+        with file.reopened() as again:
+            assert (again.path, again.identity) == (file.path, file.identity)
+            assert (file.size, again.size) == (len(CONTENT), 2 * len(CONTENT))
+            assert bytes(again.view()) == CONTENT + bytes(len(CONTENT))
+            assert not is_free(source)
+            locking.unlock(again.fileno())
+            assert is_free(source)
+    assert view == CONTENT
+
+
+def test_an_opened_file_is_locked_in_the_block_and_stays_open(source: Path) -> None:
+    with opened(source, is_exclusive=True, is_writable=True) as file:
+        assert not is_free(source)
+    assert is_free(source)
+    assert file.read(0, 3) == CONTENT[:3]
+    file.close()
+
+
+@posix
+def test_an_opened_file_is_closed_where_the_block_raises(source: Path) -> None:
+    with pytest.raises(ZeroDivisionError), opened(source) as file:
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.fileno()
+
+
+@linux
+def test_the_file_that_has_the_path_when_it_is_locked_is_the_one_that_is_opened(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locking.shared
+    other = source.with_name("other")
+    other.write_bytes(b"another")
+
+    def late(descriptor: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
+        if other.exists():
+            other.replace(source)
+        return lock(descriptor, timeout)
+
+    monkeypatch.setattr(locking, "shared", late)
+    with opened(source) as file, file:
+        assert file.read(0, 9) == b"another"
+        assert file.is_at(source)
+    assert open_below(source.parent) == []
+
+
+@posix
+def test_a_file_that_goes_while_its_lock_is_waited_for_is_missing(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> contextlib.AbstractContextManager[None]:
+        source.unlink()
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(locking, "shared", late)
+    with pytest.raises(FileNotFoundError), opened(source):
+        raise AssertionError("it is not there")
+
+
+@posix
+@pytest.mark.parametrize("is_writable", [True, None])
+def test_a_file_is_opened_for_writing_where_that_is_wanted(
+    source: Path, is_writable: bool | None
+) -> None:
+    with MappedFile(source, is_writable=is_writable) as file:
+        write_at(file.fileno(), 1, b"new")
+    assert source.read_bytes()[:5] == CONTENT[:1] + b"new" + CONTENT[4:5]
+
+
+@posix
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY])
+def test_a_file_that_may_not_be_written_is_opened_for_reading_where_that_is_enough(
+    source: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def refuse(path: str, flags: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(code, os.strerror(code), path)
+        return open_file(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with MappedFile(source, is_writable=None) as file:
+        assert file.read(0, 3) == CONTENT[:3]
+    with pytest.raises(OSError, match=os.strerror(code)):
+        MappedFile(source, is_writable=True)
+
+
+@pytest.mark.parametrize("is_exclusive", [True, False])
+def test_a_lock_that_cannot_be_had_names_the_file(source: Path, is_exclusive: bool) -> None:
+    with (
+        MappedFile(source, is_writable=True) as holding,
+        holding.locked(is_exclusive=True),
+        MappedFile(source, is_writable=True) as file,
+        pytest.raises(LockedError) as caught,
+        file.locked(is_exclusive=is_exclusive, timeout=0),
+    ):
+        raise AssertionError("it was locked twice")
+    assert caught.value.path == str(source)
+
+
+# The last user closes
+
+
+@posix
+def test_a_file_that_is_closed_while_a_thread_reads_it_gives_that_thread_its_own_bytes(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source.parent / "other").write_bytes(bytes(len(CONTENT)))
+    read = os.pread
+    others: list[MappedFile] = []
+
+    def late(descriptor: int, size: int, offset: int) -> bytes:
+        file.close()
+        others.append(MappedFile(source.parent / "other"))
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", late)
+    file = MappedFile(source)
+    assert file.read(0, 300) == CONTENT[:300]
+    assert others
+
+
+# Writing
+
+
+@pytest.fixture(params=["pwrite", "no pwrite"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Writes with os.pwrite, and without it as on Windows."""
+    if request.param == "no pwrite":
+        monkeypatch.delattr(os, "pwrite", raising=False)
+    elif not hasattr(os, "pwrite"):
+        pytest.skip("this system has no pwrite")
+    return str(request.param)
+
+
+def test_bytes_are_written_at_their_position(source: Path, writing: str) -> None:
+    with MappedFile(source, is_writable=True) as file:
+        write_at(file.fileno(), 3, b"new")
+        write_at(file.fileno(), len(CONTENT) + 2, memoryview(b"beyond"))
+        write_at(file.fileno(), 0, b"")
+    assert source.read_bytes() == CONTENT[:3] + b"new" + CONTENT[6:] + b"\0\0beyond"
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_a_write_that_takes_less_is_continued(
+    source: Path, writing: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pwrite" if writing == "pwrite" else "write"
+    original: Callable[..., int] = getattr(os, name)
+    monkeypatch.setattr(
+        os, name, lambda descriptor, data, *offset: original(descriptor, data[:limit], *offset)
+    )
+    with MappedFile(source, is_writable=True) as file:
+        write_at(file.fileno(), 100, CONTENT[:50])
+    assert source.read_bytes() == CONTENT[:100] + CONTENT[:50] + CONTENT[150:]
+
+
+def test_pieces_are_written_one_after_another_and_at_once(source: Path) -> None:
+    with MappedFile(source, is_writable=True) as file:
+        writer = PositionalWriter(file, 10)
+        assert writer.write(b"one") == 3
+        assert source.read_bytes()[10:13] == b"one"
+        assert writer.write(memoryview(b"two")) == 3
+        assert writer.offset == 16
+        writer.offset = 2
+        writer.write(b"!")
+    assert source.read_bytes() == CONTENT[:2] + b"!" + CONTENT[3:10] + b"onetwo" + CONTENT[16:]
+
+
+@posix
+def test_what_is_written_when_the_file_was_closed_goes_to_no_other_file(source: Path) -> None:
+    other = source.with_name("other")
+    other.write_bytes(CONTENT)
+    with MappedFile(source, is_writable=True) as file:
+        writer = PositionalWriter(file)
+        number = file.fileno()
+    with MappedFile(other, is_writable=True) as taken:
+        assert taken.fileno() == number
+        with pytest.raises(ValueError, match="the file is closed"):
+            writer.write(b"new")
+    assert other.read_bytes() == CONTENT == source.read_bytes()
+
+
+@posix
+def test_a_file_that_is_closed_while_a_thread_writes_it_is_the_one_that_is_written(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = source.with_name("other")
+    other.write_bytes(CONTENT)
+    write = os.pwrite
+    others: list[MappedFile] = []
+
+    def late(descriptor: int, data: memoryview, offset: int) -> int:
+        file.close()
+        others.append(MappedFile(other, is_writable=True))
+        return write(descriptor, data[:1], offset)
+
+    monkeypatch.setattr(os, "pwrite", late)
+    file = MappedFile(source, is_writable=True)
+    PositionalWriter(file).write(b"new")
+    assert source.read_bytes() == b"new" + CONTENT[3:]
+    assert other.read_bytes() == CONTENT
+
+
+@posix
+def test_an_error_of_writing_names_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with (
+        MappedFile(source, is_writable=True) as file,
+        pytest.raises(OSError, match="broken") as caught,
+    ):
+        file.write(0, b"new")
+    assert caught.value.filename == str(source)
+
+
+@linux
+def test_a_file_that_could_not_be_written_is_closed_while_the_error_is_kept(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Windows removes no open file.
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    file = MappedFile(source, is_writable=True)
+    with pytest.raises(OSError, match="broken") as caught:
+        file.write(0, b"new")
+    file.close()
+    assert open_below(source.parent) == []
+    assert caught.tb is not None
+
+
+def test_nothing_is_written_beyond_the_end_that_was_given(source: Path) -> None:
+    with MappedFile(source, is_writable=True) as file:
+        writer = PositionalWriter(file, 10, 15)
+        writer.write(b"12345")
+        with pytest.raises(ArchiveError, match="expected to write up to offset 15, found more"):
+            writer.write(b"6")
+        writer.write(b"")
+    assert source.read_bytes() == CONTENT[:10] + b"12345" + CONTENT[15:]
+
+
+# Inputs
+
+
+@posix
+def test_an_input_is_no_target_under_whatever_name(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = source.parent
+    (directory / "link").symlink_to("source")
+    os.link(source, directory / "hard")
+    monkeypatch.chdir(directory)
+    for target in (source, "source", "./source", directory / "link", "hard"):
+        with pytest.raises(ValueError, match="expected another file than the input"):
+            require_no_input(target, ["/dev/null", str(source)])
+
+
+def test_another_file_is_a_target_and_a_missing_one_too(source: Path) -> None:
+    other = source.parent / "other"
+    require_no_input(other, [str(source)])
+    other.write_bytes(CONTENT)
+    require_no_input(other, [str(source)])
+    require_no_input(other, [str(source.parent / "missing")])
+    require_no_input(other, [])
+
+
+# Syncing, and temporary files
+
+
+def test_a_file_is_synced_as_far_as_the_system_can(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    fails = False
+
+    def full_sync(descriptor: int, command: int) -> None:
+        calls.append((descriptor, command))
+        if fails:
+            raise OSError(errno.ENOTSUP, "not on this file system")
+
+    monkeypatch.setattr(os, "fsync", calls.append)
+    with MappedFile(source, is_writable=True) as file:
+        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace())
+        sync(file)
+        assert calls == [file.fileno()]
+        calls.clear()
+        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
+        sync(file)
+        assert calls == [(file.fileno(), 51)]
+        calls.clear()
+        fails = True
+        sync(file)
+        assert calls == [(file.fileno(), 51), file.fileno()]
+
+
+@posix
+def test_a_directory_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = errno.EINVAL
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    sync_directory(str(tmp_path))
+    before = next_descriptor()
+    monkeypatch.setattr(os, "fsync", fail)
+    sync_directory(str(tmp_path))
+    code = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_directory(str(tmp_path))
+    assert next_descriptor() == before
+
+
+def test_an_error_of_what_is_spooled_names_what_is_read_and_not_the_temporary_file(
+    tmp_path: Path,
+) -> None:
+    def pieces() -> Iterator[memoryview]:
+        yield memoryview(b"some")
+        raise OSError(errno.EIO, "broken", "weights.data")
+
+    with pytest.raises(OSError, match=r"broken: 'weights\.data'"):
+        spool(pieces(), 8, os.fspath(tmp_path))
+    assert list(tmp_path.iterdir()) == []

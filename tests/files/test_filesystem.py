@@ -1,0 +1,103 @@
+"""Calls that depend on the file system: shared blocks, and free space."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from onnxarchive.files import filesystem
+from onnxarchive.files.filesystem import clone, may_clone, require_space
+from onnxarchive.files.local_file import MappedFile
+
+CONTENT = bytes(range(256)) * 64
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    """A new file, open for writing."""
+    with open(tmp_path / "file", "xb") as file:
+        yield file.fileno()
+
+
+# Clones
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[MappedFile]:
+    (tmp_path / "source").write_bytes(CONTENT)
+    with MappedFile(tmp_path / "source") as file:
+        yield file
+
+
+def test_a_clone_has_all_bytes_or_there_is_none(
+    source: MappedFile, descriptor: int, tmp_path: Path
+) -> None:
+    is_cloned = clone(source, descriptor)
+    assert (tmp_path / "file").read_bytes() == (CONTENT if is_cloned else b"")
+
+
+def test_there_is_no_clone_on_a_system_without_ioctl(
+    source: MappedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "fcntl", None)
+    assert not may_clone(source)
+
+
+def test_a_device_without_clones_is_tried_once(
+    source: MappedFile, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr("onnxarchive.files.filesystem.fcntl.ioctl", refuse)
+    assert may_clone(source)
+    assert not clone(source, descriptor)
+    assert not may_clone(source)
+
+
+# Free space
+
+
+def test_more_than_a_disk_has_free_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(
+        OSError, match=rf"No space left on device: {1 << 62} bytes are needed, \d+ are"
+    ) as raised:
+        require_space(path, 1 << 62)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
+    require_space(path, min(free, 1))
+
+
+def test_the_free_space_is_that_of_the_target_of_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    asked: list[str] = []
+
+    def usage(path: str) -> Any:
+        asked.append(path)
+        return SimpleNamespace(total=10, free=5)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    require_space(tmp_path / "link", 5)
+    with pytest.raises(OSError, match="6 bytes are needed, 5 are free"):
+        require_space("the temporary file", 6, "temporary")
+    assert asked == [str(tmp_path / "elsewhere"), "temporary"]
+
+
+@pytest.mark.parametrize("usage", [SimpleNamespace(total=0, free=0), OSError(errno.ENOSYS, "none")])
+def test_where_the_free_space_is_unknown_writing_goes_on(
+    usage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", Mock(side_effect=[usage]))
+    require_space(tmp_path / "file", 1 << 62)

@@ -1,0 +1,922 @@
+"""Locks: waiting, timeouts, and file systems without locks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import mmap
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import edits
+import lock_calls
+import numpy as np
+import onnx
+import pytest
+from byte_locks import LOCKED_BYTE, lock_bytes_alone
+from edits import replace_model
+from models import documented_model, run_python
+from processes import started
+
+import onnxarchive
+from onnxarchive.editing.recovery import recover
+from onnxarchive.errors import LockedError
+from onnxarchive.files import locking
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.replacement import Replacement, remove_abandoned
+
+if sys.platform != "win32":
+    import fcntl
+
+flock = pytest.mark.skipif(sys.platform == "win32", reason="flock is taken away")
+TIMEOUTS = (0, 0.2)
+
+_Result = TypeVar("_Result")
+
+# Takes a lock, says so, and lets go of it when it is told to.
+HOLDER = """
+    import os, sys
+    from onnxarchive.files import locking
+
+    kind, path = sys.argv[1:]
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    with getattr(locking, kind)(descriptor):
+        print("held", flush=True)
+        sys.stdin.readline()
+    print("let go", flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Holder:
+    """A process that holds a lock on a file until it is asked to release it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._expect("held")
+
+    def let_go(self) -> None:
+        """Lets go of the lock, and waits until it has."""
+        self.tell()
+        self._expect("let go")
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _expect(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+
+@contextlib.contextmanager
+def held(kind: str, path: Path) -> Iterator[Holder]:
+    """The lock of another process."""
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, path]
+    with started(command, stdin=subprocess.PIPE) as process:
+        yield Holder(process)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+@pytest.fixture
+def descriptor(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def another(path: Path) -> Iterator[int]:
+    """The file, opened once more: with locks of its own, even in one process."""
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def elsewhere(act: Callable[[], _Result]) -> _Result:
+    """Calls a function in another thread, which has locks of its own."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(act).result()
+
+
+def is_free(path: Path) -> bool:
+    def is_locked_by_us() -> bool:
+        with another(path) as descriptor:
+            return locking.try_exclusive(descriptor)
+
+    return elsewhere(is_locked_by_us)
+
+
+def require_locked(act: Callable[[], object]) -> LockedError:
+    with pytest.raises(LockedError, match="the file is locked by a process") as caught:
+        act()
+    return caught.value
+
+
+def take(descriptor: int, timeout: float | None) -> None:
+    with locking.exclusive(descriptor, timeout):
+        pass
+
+
+# Two processes
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_an_exclusive_lock_is_not_had_beside_another_lock(
+    path: Path, descriptor: int, kind: str, timeout: float
+) -> None:
+    with held(kind, path) as holder:
+        require_locked(lambda: take(descriptor, timeout))
+        assert not locking.try_exclusive(descriptor)
+        holder.let_go()
+        take(descriptor, timeout)
+        assert locking.try_exclusive(descriptor)
+
+
+@flock
+def test_readers_share_a_lock(path: Path, descriptor: int) -> None:
+    with held("shared", path), locking.shared(descriptor), another(path) as third:
+        with locking.shared(third):
+            pass
+        assert not is_free(path)
+
+
+class Waiting(threading.Thread):
+    """Calls a function that must wait; keeps its result."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self.result: list[Any] = []
+        self.start()
+
+    def run(self) -> None:
+        self.result.append(self._act())
+
+    def require_waiting(self) -> None:
+        self.join(0.2)
+        assert self.is_alive()
+        assert self.result == []
+
+    def require_done(self) -> Any:
+        self.join(30)
+        assert not self.is_alive()
+        return self.result[0]
+
+
+def shared_once(descriptor: int) -> str:
+    with locking.shared(descriptor):
+        return "had"
+
+
+def exclusive_once(descriptor: int, timeout: float | None) -> str:
+    with locking.exclusive(descriptor, timeout):
+        return "had"
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_an_exclusive_lock_is_waited_for(
+    path: Path, descriptor: int, kind: str, timeout: float | None
+) -> None:
+    with held(kind, path) as holder:
+        waiting = Waiting(lambda: exclusive_once(descriptor, timeout))
+        waiting.require_waiting()
+        holder.let_go()
+        assert waiting.require_done() == "had"
+    assert is_free(path)
+
+
+def test_a_shared_lock_waits_for_an_exclusive_one(path: Path, descriptor: int) -> None:
+    with held("exclusive", path) as holder:
+        waiting = Waiting(lambda: shared_once(descriptor))
+        waiting.require_waiting()
+        holder.let_go()
+        assert waiting.require_done() == "had"
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_the_lock_of_a_process_that_is_killed_is_free(
+    path: Path, descriptor: int, kind: str
+) -> None:
+    with held(kind, path) as holder:
+        require_locked(lambda: take(descriptor, 0))
+        waiting = Waiting(lambda: exclusive_once(descriptor, None))
+        waiting.require_waiting()
+        holder.process.kill()
+        assert waiting.require_done() == "had"
+
+
+# One process
+
+
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_a_lock_is_let_go_of_where_its_block_ends_or_raises(
+    path: Path, descriptor: int, lock: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    with lock(descriptor):
+        assert not is_free(path)
+    assert is_free(path)
+    with pytest.raises(ZeroDivisionError), lock(descriptor):
+        raise ZeroDivisionError
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_a_lock_of_a_file_that_is_closed_meanwhile_is_let_go_of(
+    path: Path, lock: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    with lock(descriptor):
+        os.close(descriptor)
+        assert is_free(path)
+
+
+def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    assert locking.try_exclusive(descriptor)
+    assert not is_free(path)
+    os.close(descriptor)
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_lock_whose_block_ends_in_another_thread_is_let_go_of(
+    path: Path, descriptor: int, kind: str
+) -> None:
+    lock = getattr(locking, kind)(descriptor)
+    lock.__enter__()
+    elsewhere(lambda: lock.__exit__(None, None, None))
+    assert is_free(path)
+    take(descriptor, 0)
+
+
+def test_a_thread_whose_lock_another_one_took_over_still_knows_its_own(path: Path) -> None:
+    # An edit lets go of the lock before its block ends, and the next editor may be in between.
+    with another(path) as first, another(path) as second:
+        lock = locking.exclusive(first)
+        elsewhere(lock.__enter__)
+        locking.unlock(first)
+        with locking.exclusive(second):
+            elsewhere(lambda: lock.__exit__(None, None, None))
+            with another(path) as third, pytest.raises(LockedError, match="finish the edit first"):
+                take(third, None)
+
+
+# Archives
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(documented_model("old"), path)
+    return path
+
+
+def read_model(path: Path) -> str:
+    with onnxarchive.open(path) as archive:
+        return str(archive.model.doc_string)
+
+
+def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path) -> None:
+    other = archive.with_name("other")
+    onnxarchive.save(documented_model("newer and longer"), other)
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: read_model(archive))
+        waiting.require_waiting()
+        with open(archive, "r+b") as file:  # what the holder of the lock would do
+            file.write(other.read_bytes())
+        holder.let_go()
+        assert waiting.require_done() == "newer and longer"
+
+
+@flock
+def test_readers_open_an_archive_at_once_and_keep_no_lock(archive: Path) -> None:
+    with held("shared", archive):
+        assert read_model(archive) == "old"
+    with onnxarchive.open(archive) as first, onnxarchive.open(archive) as second:
+        assert is_free(archive)
+        assert first.model == second.model
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: float) -> None:
+    before = archive.read_bytes()
+    with held(kind, archive) as holder:
+        for act in (
+            lambda: replace_model(archive, documented_model("new"), timeout=timeout),
+            lambda: replace_model(archive, documented_model("new"), timeout=timeout, copy=True),
+            lambda: recover(archive, timeout=timeout),
+        ):
+            assert require_locked(act).path == str(archive)
+        assert archive.read_bytes() == before
+        holder.let_go()
+        replace_model(archive, documented_model("new"), timeout=timeout)
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_a_writer_waits_for_the_lock(archive: Path) -> None:
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: replace_model(archive, documented_model("new")))
+        waiting.require_waiting()
+        holder.let_go()
+        waiting.require_done()
+    assert read_model(archive) == "new"
+
+
+def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(archive: Path) -> None:
+    kept = archive.with_name("kept")
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: replace_model(archive, documented_model("new")))
+        waiting.require_waiting()
+        os.rename(archive, kept)
+        onnxarchive.save(documented_model("of another"), archive)
+        holder.let_go()
+        waiting.require_done()
+    assert read_model(kept) == "old"
+    assert read_model(archive) == "new"
+
+
+WRITER = """
+    import sys
+    import onnxarchive
+
+    path, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    for number in range(count):
+        with onnxarchive.edit(path) as edit:
+            edit.metadata[f"{name}{number}"] = "x"
+"""
+
+
+def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), archive, 20]
+    with started([*command, "a"]) as one, started([*command, "b"]) as other:
+        while one.poll() is None or other.poll() is None:
+            assert read_model(archive) == "old"
+        assert (one.returncode, other.returncode) == (0, 0), (one.stderr, other.stderr)
+    with onnxarchive.open(archive) as opened:
+        assert set(opened.metadata) == {f"{name}{number}" for name in "ab" for number in range(20)}
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+# A thread that has the lock itself
+
+
+OPENING: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: onnxarchive.open(path),
+    "edit": lambda path: edits.document(path),
+    "load": lambda path: onnxarchive.load(path),
+    "check": lambda path: onnxarchive.check(path),
+    "save": lambda path: onnxarchive.save(documented_model("other"), path),
+    "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
+    "export": lambda path: onnxarchive.export(path, path.with_name("other")),
+    "replace_model": lambda path: replace_model(path, documented_model("other")),
+    "replace_tensor": lambda path: edits.replace_tensor(path, "w", [1.0]),
+    "change_model": lambda path: edits.change_model(path, lambda it: it),
+    "recover": recover,
+    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="calls of POSIX are interrupted")
+@pytest.mark.parametrize("is_writable", [True, False])
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_an_interrupt_that_comes_with_the_lock_leaves_none(
+    archive: Path, kind: str, is_writable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int, called: str, call: Callable[[], object]) -> None:
+        call()
+        if called == kind:
+            raise KeyboardInterrupt
+
+    with MappedFile(archive, is_writable=is_writable) as file:
+        lock_calls.watch(monkeypatch, interrupted)
+        with pytest.raises(KeyboardInterrupt), file.locked(is_exclusive=kind == "exclusive"):
+            pytest.fail("the block begins")
+        monkeypatch.undo()
+        assert is_free(archive)
+
+
+@pytest.mark.parametrize("act", OPENING.values(), ids=OPENING)
+def test_a_thread_that_edits_an_archive_does_not_wait_for_itself(
+    archive: Path, act: Callable[[Path], object]
+) -> None:
+    with onnxarchive.edit(archive) as edit:
+        with pytest.raises(LockedError, match="finish the edit first") as caught:
+            act(archive)
+        assert caught.value.path == str(archive)
+        edit.model.doc_string = "new"
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path) -> None:
+    def change(_: onnx.ModelProto) -> onnx.ModelProto:
+        return onnxarchive.load(archive)
+
+    with pytest.raises(LockedError, match="finish the edit first"):
+        edits.change_model(archive, change)
+    assert read_model(archive) == "old"
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_an_edit_gives_up_when_it_should(archive: Path, timeout: float) -> None:
+    with held("exclusive", archive) as holder:
+        with pytest.raises(LockedError, match="the file is locked by a process") as caught:
+            edits.document(archive, timeout=timeout)
+        assert caught.value.path == str(archive)
+        holder.let_go()
+        edits.document(archive, timeout=timeout)
+
+
+@flock
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_opening_to_edit_waits_for_readers_and_opening_to_read_does_not(
+    archive: Path, timeout: float
+) -> None:
+    with held("shared", archive):
+        onnxarchive.open(archive, timeout=timeout).close()
+        with pytest.raises(LockedError):
+            edits.document(archive, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
+def test_opening_takes_no_negative_timeout(archive: Path, timeout: float) -> None:
+    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
+        onnxarchive.open(archive, timeout=timeout)
+
+
+def test_a_timeout_is_a_number_or_none(archive: Path) -> None:
+    expected = "timeout: expected a number of seconds or None, found 'x'"
+    for act in (
+        lambda: onnxarchive.open(archive, timeout="x"),  # type: ignore[arg-type]
+        lambda: edits.document(archive, timeout="x"),
+        lambda: onnxarchive.convert(archive, archive, timeout="x"),  # type: ignore[arg-type]
+        lambda: onnxarchive.save(documented_model("new"), archive, timeout="x"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=expected):
+            act()
+    assert read_model(archive) == "old"
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_locked_target_is_named_as_the_caller_named_it(
+    archive: Path, through_a_link: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(archive.parent)
+    name = archive.name
+    if through_a_link:
+        name = "link.onnxa"
+        os.symlink(archive.name, name)
+    model = documented_model("new")
+    onnx.save(model, "other.onnx")
+    with held("exclusive", archive):
+        for act in (
+            lambda: onnxarchive.save(model, name, timeout=0),
+            lambda: onnxarchive.convert("other.onnx", name, timeout=0),
+        ):
+            assert require_locked(act).path == name
+
+
+def test_a_closed_file_is_not_locked_by_readers_either(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.close(descriptor)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        shared_once(descriptor)
+
+
+@flock
+def test_a_reader_learns_why_it_has_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MappedFile(path) as file:
+        with file.locked(is_exclusive=False):
+            assert file.lock_failure is None
+        with held("exclusive", path), file.locked(is_exclusive=False, timeout=0):
+            assert isinstance(file.lock_failure, LockedError)
+        lock_calls.refuse(monkeypatch, errno.EIO)
+        with file.locked(is_exclusive=False):
+            assert isinstance(file.lock_failure, OSError)
+            assert file.lock_failure.errno == errno.EIO
+
+
+# File systems without locks
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+
+
+@pytest.fixture(params=NO_LOCKS, ids=[errno.errorcode[code] for code in NO_LOCKS])
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A file system without locks, with each error that such file systems raise."""
+    if sys.platform == "win32":
+        pytest.skip("calls of POSIX are taken away")
+    code = int(request.param)
+    lock_calls.refuse(monkeypatch, code)
+    return code
+
+
+def test_readers_go_on_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
+    assert read_model(archive) == "old"
+    assert list(onnxarchive.check(archive, full=True)) == []
+    with MappedFile(archive) as file, file.locked(is_exclusive=False):
+        pass
+
+
+def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
+    before = archive.read_bytes()
+    for act in (
+        lambda: replace_model(archive, documented_model("new")),
+        lambda: replace_model(archive, documented_model("new"), timeout=0),
+        lambda: recover(archive),
+    ):
+        with pytest.raises(OSError, match=os.strerror(no_locks)) as caught:
+            act()
+        assert caught.value.errno == no_locks
+    assert archive.read_bytes() == before
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
+    path: Path, descriptor: int, no_locks: int
+) -> None:
+    left = path.with_name(".file.1-1.tmp")
+    left.write_bytes(b"of a process that may live")
+    assert not locking.try_exclusive(descriptor)
+    assert remove_abandoned(path, lambda _: True) == []
+    assert left.exists()
+
+
+def test_files_are_replaced_where_there_are_no_locks(path: Path, no_locks: int) -> None:
+    replacement = Replacement(path)
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@flock
+@pytest.mark.parametrize("code", [errno.EIO, errno.EBADF])
+def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
+    descriptor: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_calls.refuse(monkeypatch, code)
+    for act in (
+        lambda: exclusive_once(descriptor, None),
+        lambda: exclusive_once(descriptor, 0),
+        lambda: locking.try_exclusive(descriptor),
+    ):
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            act()
+        assert caught.value.errno == code
+
+
+# Network file systems
+
+# What opens, edits and replaces an archive, and what its doc_string is then.
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "open": (read_model, "old"),
+    "twice": (lambda path: twice(path), "new"),
+    "edit": (lambda path: edit(path), "new"),
+    "replace_model": (lambda path: replace_model(path, documented_model("new")), "new"),
+    "replace_model by a link": (lambda path: replace_by_a_link(path), "new"),
+    "with copy": (lambda path: replace_model(path, documented_model("new"), copy=True), "new"),
+    "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
+    "replace_tensor": (
+        lambda path: edits.replace_tensor(path, "w", np.zeros(300, np.float32)),
+        "old",
+    ),
+    "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
+    "save": (lambda path: onnxarchive.save(documented_model("new"), path), "new"),
+    "convert": (lambda path: convert_other(path), "new"),
+    "recover": (recover, "old"),
+    "recover an edit": (lambda path: recover_an_edit(path), "old"),
+    "check": (lambda path: onnxarchive.check(path, full=True), "old"),
+}
+
+
+def twice(path: Path) -> None:
+    edits.document(path, "newer")
+    edits.document(path, "new")
+
+
+def edit(path: Path) -> None:
+    with onnxarchive.edit(path) as edit:
+        edit.model.doc_string = "new"
+        edit.tensors["w"].tobytes()
+
+
+def lesser(doc_string: str) -> onnx.ModelProto:
+    made = documented_model(doc_string)
+    made.graph.initializer[0].name = "v"
+    return made
+
+
+def documented(found: onnx.ModelProto) -> onnx.ModelProto:
+    found.doc_string = "new"
+    return found
+
+
+def replace_by_a_link(path: Path) -> None:
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    linked = onnx.load(link, load_external_data=False)
+    onnx.save(documented(linked), link)
+    replace_model(path, link)
+    link.unlink()
+
+
+def convert_other(path: Path) -> None:
+    other = path.with_name("other.onnx")
+    onnx.save(documented_model("new"), other)
+    onnxarchive.convert(other, path)
+    other.unlink()
+
+
+def recover_an_edit(path: Path) -> None:
+    """Rolls an edit back that was killed when it had written half of the new end."""
+    code = """
+import os, sys
+import onnxarchive
+
+with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0)) as edit:
+    edit.model.doc_string = "cut" * 9999
+"""
+    run_python(code, path)
+    assert recover(path).is_rolled_back
+
+
+def require_edited(path: Path, act: Callable[[Path], object], doc_string: str) -> None:
+    """That an edit is made, and lets go of all locks."""
+    act(path)
+    assert is_free(path)
+    assert read_model(path) == doc_string
+    assert list(onnxarchive.check(path, full=True)) == []
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.fixture
+def nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks as NFS has them: one that is exclusive needs a descriptor that may write."""
+    if sys.platform == "win32":
+        pytest.skip("flock is taken away")
+    flock_of_others = fcntl.flock
+
+    def lock(descriptor: int, operation: int) -> None:
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        needed = {fcntl.LOCK_EX: os.O_RDONLY, fcntl.LOCK_SH: os.O_WRONLY}
+        if needed.get(operation & ~fcntl.LOCK_NB) == access:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock_of_others(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+
+
+@pytest.mark.usefixtures("nfs")
+@pytest.mark.parametrize(("act", "doc_string"), EDITS.values(), ids=EDITS)
+def test_archives_on_nfs_are_opened_and_edited(
+    archive: Path, act: Callable[[Path], object], doc_string: str
+) -> None:
+    require_edited(archive, act, doc_string)
+
+
+@pytest.mark.usefixtures("nfs")
+def test_what_was_abandoned_on_nfs_is_removed(archive: Path) -> None:
+    left = archive.with_name(f".{archive.name}.1-1.tmp")
+    left.write_bytes(archive.read_bytes()[:100])
+    assert recover(archive).removed == (os.path.realpath(left),)
+
+
+@pytest.mark.usefixtures("nfs")
+def test_a_file_on_nfs_that_may_not_be_written_is_replaced_and_not_edited(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+    content = archive.read_bytes()
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return open_file(path, flags, *mode)
+
+    with monkeypatch.context() as unwritable:
+        unwritable.setattr(os, "open", refuse)
+        assert read_model(archive) == "old"
+        for copy, reason in ((False, "Permission denied"), (True, "without write permission")):
+            with pytest.raises(OSError, match=reason) as caught:
+                replace_model(archive, documented_model("new"), copy=copy)
+            assert caught.value.filename == str(archive)
+        assert archive.read_bytes() == content
+        onnxarchive.save(documented_model("new"), archive)
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+class Mandatory:
+    """Locks as CIFS has them: what another open file has locked is not read, nor written.
+
+    Attributes:
+        refused: What was refused.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: list[str] = []
+        self._opened: dict[int, int] = {}  # which open file each descriptor is of
+        self._locked: dict[tuple[int, int], dict[int, int]] = {}  # by file, then by open file
+        numbers = itertools.count()
+        self._guard(monkeypatch)
+        open_file, copy, close = os.open, os.dup, os.close
+
+        def opened(*arguments: Any) -> int:
+            descriptor = open_file(*arguments)
+            self._opened[descriptor] = next(numbers)
+            return descriptor
+
+        def copied(descriptor: int) -> int:
+            new = copy(descriptor)
+            self._opened[new] = self._opened[descriptor]
+            return new
+
+        def closed(descriptor: int) -> None:
+            number = self._opened.pop(descriptor, None)
+            if number is not None and number not in self._opened.values():
+                for holders in self._locked.values():
+                    holders.pop(number, None)
+            close(descriptor)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "dup", copied)
+        monkeypatch.setattr(os, "close", closed)
+
+    def _guard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        flock_of_others, mapped = fcntl.flock, mmap.mmap
+
+        def lock(descriptor: int, operation: int) -> None:
+            flock_of_others(descriptor, operation)
+            holders = self._locked.setdefault(self._file(descriptor), {})
+            number = self._opened[descriptor]
+            if operation & fcntl.LOCK_UN:
+                holders.pop(number, None)
+            else:
+                holders[number] = operation & ~fcntl.LOCK_NB
+
+        class Map(mmap.mmap):
+            def __new__(cls, descriptor: int, *arguments: Any, **options: Any) -> Any:
+                guard(descriptor, "mmap", changes=False)
+                return mapped(descriptor, *arguments, **options)
+
+        guard = self.require
+        monkeypatch.setattr(fcntl, "flock", lock)
+        monkeypatch.setattr(mmap, "mmap", Map)
+        for name in ("read", "pread", "write", "pwrite", "ftruncate"):
+            monkeypatch.setattr(os, name, self._guarded(name, getattr(os, name)))
+
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(descriptor: int, *arguments: Any) -> Any:
+            self.require(descriptor, name, changes=name not in ("read", "pread"))
+            return function(descriptor, *arguments)
+
+        return guarded
+
+    @staticmethod
+    def _file(descriptor: int) -> tuple[int, int]:
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+
+    def require(self, descriptor: int, name: str, *, changes: bool) -> None:
+        own = self._opened.get(descriptor)
+        for number, kind in self._locked.get(self._file(descriptor), {}).items():
+            if number != own and (changes or kind == fcntl.LOCK_EX):
+                self.refused.append(name)
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.fixture
+def cifs(monkeypatch: pytest.MonkeyPatch) -> Mandatory:
+    if sys.platform == "win32":
+        pytest.skip("flock is taken away")
+    monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
+    return Mandatory(monkeypatch)
+
+
+def test_what_is_locked_on_cifs_is_read_through_no_other_descriptor(
+    archive: Path, cifs: Mandatory
+) -> None:
+    with MappedFile(archive) as other, MappedFile(archive, is_writable=True) as file:
+        with file.locked(is_exclusive=True):
+            assert file.read(0, 2) == b"PK"
+            for read in (partial(other.read, 0, 2), partial(other.reaching, 2)):
+                with pytest.raises(PermissionError):
+                    read()
+            with file.reopened() as again:
+                assert bytes(again.view()[:2]) == b"PK"
+        assert other.read(0, 2) == b"PK"
+    assert cifs.refused == ["pread", "mmap"]
+
+
+@pytest.mark.parametrize(("act", "doc_string"), EDITS.values(), ids=EDITS)
+def test_archives_on_cifs_are_opened_and_edited(
+    archive: Path, cifs: Mandatory, act: Callable[[Path], object], doc_string: str
+) -> None:
+    require_edited(archive, act, doc_string)
+    assert cifs.refused == []
+
+
+# Windows, whose locks of bytes are those of Linux here
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that are locked and unlocked."""
+    return lock_bytes_alone(monkeypatch)
+
+
+@flock
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_on_windows_a_byte_behind_every_file_is_locked(
+    path: Path,
+    descriptor: int,
+    windows: list[int],
+    lock: Callable[[int], contextlib.AbstractContextManager[None]],
+) -> None:
+    os.lseek(descriptor, 3, os.SEEK_SET)
+    with lock(descriptor):
+        assert os.read(descriptor, 2) == b"te"
+        with another(path) as second:
+            for timeout in TIMEOUTS:
+                require_locked(partial(elsewhere, partial(take, second, timeout)))
+            assert not elsewhere(partial(locking.try_exclusive, second))
+            assert os.lseek(second, 0, os.SEEK_CUR) == 0
+    assert os.read(descriptor, 2) == b"nt"
+    assert set(windows) == {LOCKED_BYTE}
+    assert is_free(path)
+
+
+@flock
+def test_on_windows_a_lock_is_waited_for(path: Path, descriptor: int, windows: list[int]) -> None:
+    with another(path) as second:
+        with locking.exclusive(descriptor):
+            waiting = [
+                Waiting(lambda: exclusive_once(second, None)),
+                Waiting(lambda: shared_once(second)),
+            ]
+            for thread in waiting:
+                thread.require_waiting()
+        for thread in waiting:
+            assert thread.require_done() == "had"
+
+
+@flock
+def test_on_windows_a_thread_that_reads_moves_no_lock(
+    path: Path, windows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both need the one position that a descriptor has.
+    monkeypatch.delattr(os, "pread")
+    module: Any = vars(locking)["msvcrt"]
+    lock = module.locking
+    readers: list[Waiting] = []
+
+    def late(*arguments: int) -> None:
+        readers.append(Waiting(lambda: file.read(0, 7)))
+        readers[-1].join(0.2)
+        lock(*arguments)
+
+    monkeypatch.setattr(module, "locking", late)
+    with MappedFile(path, is_writable=True) as file:
+        with file.locked(is_exclusive=True):
+            pass
+        assert [reader.require_done() for reader in readers] == [b"content"] * 2
+    assert set(windows) == {LOCKED_BYTE}
+
+
+@flock
+def test_on_windows_archives_are_opened_and_changed(archive: Path, windows: list[int]) -> None:
+    edits.document(archive)
+    assert read_model(archive) == "new"
+    with another(archive) as other, locking.exclusive(other):
+        require_locked(
+            lambda: elsewhere(lambda: replace_model(archive, documented_model("newest"), timeout=0))
+        )
+    assert read_model(archive) == "new"
+    assert recover(archive).removed == ()
+    assert len(windows) > 10

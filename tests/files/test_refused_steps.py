@@ -1,0 +1,256 @@
+"""File systems that cannot sync or rename, and names that are as long as a name may be."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import edits
+import numpy as np
+import onnx
+import pytest
+from models import model_of, raw_tensor
+from obstore.store import MemoryStore
+from remote_files import opened
+
+import onnxarchive
+from onnxarchive.cli import main
+from onnxarchive.files import filesystem
+
+WRITES: dict[str, Callable[[Path, Path], object]] = {
+    "save": lambda _, target: onnxarchive.save(model(2), target),
+    "Writer": lambda _, target: write(target),
+    "convert": lambda path, target: onnxarchive.convert(path, target),
+    "export": lambda path, target: onnxarchive.export(path, target),
+    "export external data": lambda path, target: onnxarchive.export(
+        path, target.with_name("short.onnx"), external_data=target.name
+    ),
+    "link": lambda path, target: onnxarchive.link(path, target),
+    "infer_shapes": lambda path, target: onnxarchive.infer_shapes(path, target),
+    "transform": lambda path, target: onnxarchive.transform(
+        path, target, lambda it: it, weights="loaded"
+    ),
+    "download": lambda path, target: onnxarchive.download(
+        "m.onnxa", target, store=store_with(path)
+    ),
+    "convert_many": lambda path, target: onnxarchive.convert_many(
+        [path], target.parent, replace=True
+    ),
+}
+EDITS: dict[str, Callable[..., object]] = {
+    "replace_model": lambda path, **options: edits.replace_model(path, edited(path), **options),
+    "replace_tensor": lambda path, **options: edits.replace_tensor(
+        path, "u", np.ones(3000, np.float32), **options
+    ),
+    "add_asset": lambda path, **options: edits.add_asset(path, "a", b"new", **options),
+}
+
+
+def model(seed: int) -> onnx.ModelProto:
+    return model_of(*(raw_tensor(name, dims=(3000,), seed=seed) for name in "uvw"))
+
+
+def edited(path: Path) -> onnx.ModelProto:
+    with onnxarchive.open(path) as archive:
+        changed = archive.model
+    changed.doc_string = "changed"
+    return changed
+
+
+def write(path: Path) -> None:
+    with onnxarchive.Writer(path) as writer:
+        writer.add("w", np.ones(3000, np.float32))
+        writer.finish(model(2))
+
+
+def store_with(path: Path) -> MemoryStore:
+    store = MemoryStore()
+    store.put("m.onnxa", path.read_bytes())
+    return store
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model(1), path)
+    return path
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, name, fail)
+
+
+# Syncing
+
+CODES = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", WRITES.values(), ids=WRITES.keys())
+def test_a_file_system_that_cannot_sync_is_written_all_the_same(
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Path, Path], object],
+    code: int,
+) -> None:
+    refuse(monkeypatch, "fsync", code)
+    call(archive, tmp_path / "target")
+    assert {"target", "m.onnxa"} & set(content(tmp_path))
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edit_in_place_needs_syncs_and_a_copy_does_not(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, edit: Callable[..., object], code: int
+) -> None:
+    before = archive.read_bytes()
+    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
+    refuse(monkeypatch, "fsync", code)
+    try:
+        edit(archive)
+    except OSError as error:
+        assert (error.errno, error.filename) == (code, str(archive))
+        assert "cannot be synced to its device" in str(error)
+        assert "copy=True (--copy)" in str(error)
+        assert content(archive.parent) == {"m.onnxa": before}
+    edit(archive, copy=True)
+    assert archive.read_bytes() != before
+    onnxarchive.load(archive)
+
+
+def test_a_cache_needs_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "fsync", errno.EINVAL)
+    with pytest.raises(OSError, match=r"cannot be synced .*; choose a cache on another file"):
+        opened(tmp_path / "cache")
+
+
+# Closing
+
+
+def test_bytes_of_an_extracted_file_that_are_lost_late_are_an_error(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+    errors = [OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))]
+
+    def fail(descriptor: int) -> None:
+        is_written = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
+        close(descriptor)
+        if is_written and errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)) as caught:
+        onnxarchive.extract(archive, tmp_path / "target")
+    assert os.path.dirname(caught.value.filename) == str(tmp_path / "target")
+    assert os.listdir(tmp_path) == ["m.onnxa"]
+
+
+# Renaming
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("name", sorted(WRITES.keys() - {"export external data", "convert_many"}))
+def test_a_file_that_cannot_be_renamed_is_an_error_that_names_the_step(
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    is_there: bool,
+    code: int,
+) -> None:
+    target = tmp_path / "target"
+    if is_there:
+        target.write_bytes(b"old")
+    before = content(tmp_path)
+    refuse(monkeypatch, "replace", code)
+    with pytest.raises(OSError, match="cannot be renamed into place") as caught:
+        WRITES[name](archive, target)
+    assert (caught.value.errno, caught.value.filename) == (code, str(target))
+    assert f"{os.strerror(code)}; it is unchanged; choose another path" in str(caught.value)
+    left = content(tmp_path)
+    assert {key: left[key] for key in before} == before
+    assert set(left) - set(before) <= {".target.download"}  # which a later call continues
+
+
+def test_an_extracted_directory_that_cannot_be_renamed_names_the_step(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "rename", errno.EPERM)
+    with pytest.raises(OSError, match="cannot be renamed into place") as caught:
+        onnxarchive.extract(archive, tmp_path / "target")
+    assert caught.value.filename == str(tmp_path / "target")
+    assert os.listdir(tmp_path) == ["m.onnxa"]
+
+
+# Long names
+
+
+def named(nbytes: int, text: str, end: str = "") -> str:
+    """A name of so many bytes in UTF-8, as far as the characters of `text` allow."""
+    rest = nbytes - len(end.encode())
+    count, more = divmod(rest, len(text.encode()))
+    return text * count + "x" * more + end
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
+@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("nbytes", [246, 255])
+@pytest.mark.parametrize("call", WRITES.values(), ids=WRITES.keys())
+def test_the_name_of_a_written_file_may_have_255_bytes(
+    archive: Path, tmp_path: Path, call: Callable[[Path, Path], object], nbytes: int, text: str
+) -> None:
+    target = tmp_path / named(nbytes, text)
+    for _ in range(2):  # a new file, and one that is replaced
+        call(archive, target)
+    assert all(name[0] != "." for name in os.listdir(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
+@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("options", [{}, {"copy": True}])
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_the_name_of_an_edited_archive_may_have_255_bytes(
+    archive: Path, tmp_path: Path, edit: Callable[..., object], options: dict[str, Any], text: str
+) -> None:
+    path = archive.rename(tmp_path / named(255, text, ".onnxa"))
+    edit(path, **options)
+    onnxarchive.recover(path)
+    onnxarchive.load(path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
+@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+def test_names_of_255_bytes_are_read_extracted_and_cached(
+    archive: Path, tmp_path: Path, text: str
+) -> None:
+    name = named(255, text, ".onnxa")
+    path = archive.rename(tmp_path / name)
+    folder = tmp_path / named(255, text)
+    onnxarchive.extract(path, folder)
+    onnxarchive.convert(folder, tmp_path / "again.onnxa")
+    assert main(["convert", str(path), "--output-dir", str(tmp_path / "out")]) == 0
+    assert os.listdir(tmp_path / "out") == [name]
+    store = MemoryStore()
+    store.put(name, path.read_bytes())
+    with onnxarchive.open(name, store=store, cache=tmp_path / "cache") as cached:
+        assert len(cached.tensors) == 3
+    onnxarchive.convert(name, tmp_path / "remote.onnxa", store=store)
+    link = tmp_path / named(255, text, ".onnx")
+    onnxarchive.link(path, link)
+    onnxarchive.check_link(link)

@@ -1,0 +1,1112 @@
+"""Files that are whole or untouched: beside the target, and then in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import model_of, open_below, raw_tensor
+
+import onnxarchive
+from onnxarchive.editing.recovery import recover
+from onnxarchive.errors import ArchiveError, LockedError
+from onnxarchive.files import locking
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.replacement import Replacement, new_directory, remove_abandoned, replacing
+
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and permissions")
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+# Replacing
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], None]]:
+    before = os.umask(0o022)
+    os.umask(before)
+    yield lambda mask: void(os.umask(mask))
+    os.umask(before)
+
+
+def void(_: object) -> None:
+    """Nothing."""
+
+
+def test_a_new_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with replacing(target) as replacement:
+        replacement.file.write(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_existing_file_is_what_it_was_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with replacing(target) as replacement:
+        replacement.file.write(b"new")
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["target"]
+
+
+def write_and_raise(target: Path, error: type[BaseException]) -> None:
+    with replacing(target) as replacement:
+        replacement.file.write(b"new")
+        raise error("halfway")
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_the_target_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with pytest.raises(error):
+        write_and_raise(target, error)
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_error_leaves_no_new_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="halfway"):
+        write_and_raise(tmp_path / "target", ValueError)
+    assert names(tmp_path) == []
+
+
+def test_a_replacement_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    assert len(names(tmp_path)) == 1
+    del replacement
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_replacement_that_cannot_be_committed_leaves_nothing(
+    tmp_path: Path, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "it fails")
+
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="it fails"):
+        replacement.commit()
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_discarded_replacement_can_be_discarded_again(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    replacement.discard()
+    replacement.discard()
+    assert names(tmp_path) == []
+
+
+def test_discarding_what_was_committed_leaves_the_target(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    replacement.file.write(b"new")
+    replacement.commit()
+    replacement.discard()
+    assert (tmp_path / "target").read_bytes() == b"new"
+
+
+def test_the_file_is_synced_before_it_gets_its_name_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        calls.append("sync directory" if is_directory else "sync file")
+        if not is_directory:
+            assert os.fstat(descriptor).st_size == 3, "what is buffered is not synced"
+        fsync(descriptor)
+
+    def traced_replace(source: str, target: str) -> None:
+        calls.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    with replacing(tmp_path / "target") as replacement:
+        replacement.file.write(b"new")
+    assert calls == ["sync file", "rename"] + ["sync directory"] * (os.name == "posix")
+
+
+@linux
+def test_nothing_is_left_open_by_a_replacement(tmp_path: Path) -> None:
+    for _ in range(2):
+        with replacing(tmp_path / "target") as replacement:
+            replacement.file.write(b"new")
+    with pytest.raises(ValueError, match="halfway"):
+        write_and_raise(tmp_path / "target", ValueError)
+    assert open_below(tmp_path) == []
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o444])
+def test_the_permission_bits_of_a_target_are_kept(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    with replacing(target) as replacement:
+        replacement.file.write(b"new")
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+    assert target.read_bytes() == b"new"
+
+
+@posix
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_permission_bits_of_a_new_file_are_those_that_the_umask_leaves(
+    tmp_path: Path, umask: Callable[[int], None], mask: int, mode: int
+) -> None:
+    umask(mask)
+    with replacing(tmp_path / "target") as replacement:
+        replacement.file.write(b"new")
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == mode
+
+
+@posix
+def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "file").write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    with replacing(link) as replacement:
+        # It is written beside the file, which may be on another disk than the link.
+        assert len(names(there)) == 2
+        assert names(tmp_path) == ["link", "there"]
+        replacement.file.write(b"new")
+    assert link.is_symlink()
+    assert (there / "file").read_bytes() == b"new"
+    assert names(there) == ["file"]
+
+
+@posix
+def test_a_link_that_leads_nowhere_leads_to_the_new_file_then(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    with replacing(link) as replacement:
+        replacement.file.write(b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@posix
+def test_a_link_that_leads_to_itself_is_an_os_error(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    with pytest.raises(OSError, match="symbolic links"):
+        Replacement(link)
+    assert link.is_symlink()
+    assert names(tmp_path) == ["link"]
+
+
+@posix
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
+    tmp_path: Path, exists: bool
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    if exists:
+        (there / "file").write_bytes(b"old")
+        (there / "file").chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    replacement = Replacement(link, follow_links=False)
+    replacement.file.write(b"new")
+    assert len(names(tmp_path)) == 3
+    assert link.is_symlink()
+    replacement.commit()
+    assert names(tmp_path) == ["link", "there"]
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+    assert names(there) == ["file"] * exists
+    if exists:
+        assert (there / "file").read_bytes() == b"old"
+        assert stat.S_IMODE(link.stat().st_mode) == 0o640
+
+
+@posix
+def test_a_link_that_is_not_followed_may_lie_behind_another_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "directory").symlink_to("there")
+    (tmp_path / "there" / "link").symlink_to("nowhere")
+    replacement = Replacement(tmp_path / "directory" / "link", follow_links=False)
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert names(tmp_path) == ["directory", "there"]
+    assert names(tmp_path / "there") == ["link"]
+    assert (tmp_path / "there" / "link").read_bytes() == b"new"
+
+
+@posix
+def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with pytest.raises(IsADirectoryError):
+        Replacement(tmp_path / "link", follow_links=False)
+    assert names(tmp_path) == ["link", "there"]
+
+
+@posix
+def test_another_name_of_the_target_keeps_what_it_was(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    os.link(target, tmp_path / "other")
+    with replacing(target) as replacement:
+        replacement.file.write(b"new")
+    assert (tmp_path / "other").read_bytes() == b"old"
+
+
+def test_a_path_that_ends_with_a_slash_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        Replacement(f"{tmp_path / 'new'}/")
+    assert caught.value.filename == f"{tmp_path / 'new'}/"
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="only Linux has /proc")
+def test_a_pipe_that_has_no_path_is_refused_as_one() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(FileExistsError, match="is not a regular file"):
+            Replacement(f"/proc/self/fd/{writing}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        Replacement(tmp_path / "target")
+    assert caught.value.filename == str(tmp_path / "target")
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_target_that_is_a_pipe_or_a_device_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(FileExistsError, match="is not a regular file"):
+            Replacement(target)
+    assert names(tmp_path) == ["pipe"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@posix
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_a_target_that_is_removed_at_any_moment_is_none_of_another_kind(
+    tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    look, looks = os.stat, iter(range(moment))
+
+    def look_and_remove(path: Any, **options: Any) -> os.stat_result:
+        status = look(path, **options)
+        if path == str(target) and next(looks, None) == moment - 1:
+            target.unlink()
+        return status
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", look_and_remove)
+        replacement = Replacement(str(target))
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_target_in_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Replacement(tmp_path / "missing" / "target")
+
+
+def test_a_target_in_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(NotADirectoryError):
+        Replacement(tmp_path / "file" / "target")
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+@posix
+def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
+    for name in ("n" * 255, "é" * 127):
+        with replacing(tmp_path / name) as replacement:
+            replacement.file.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
+        (tmp_path / name).unlink()
+    with pytest.raises(OSError, match="too long"), replacing(tmp_path / ("n" * 256)):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("follow_links", [True, False])
+def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
+    tmp_path: Path, follow_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    replacement = Replacement("target", follow_links=follow_links)
+    replacement.file.write(b"new")
+    monkeypatch.chdir(tmp_path / "second")
+    replacement.commit()
+    assert (tmp_path / "first" / "target").read_bytes() == b"new"
+    assert names(tmp_path / "second") == []
+
+
+def test_two_at_once_do_not_meet_and_the_last_one_stays(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    first, second = Replacement(target), Replacement(target)
+    first.file.write(b"first")
+    second.file.write(b"second")
+    second.commit()
+    assert target.read_bytes() == b"second"
+    first.commit()
+    assert target.read_bytes() == b"first"
+    assert names(tmp_path) == ["target"]
+
+
+def is_free(path: Path) -> bool:
+    with open(path, "r+b") as file:
+        return locking.try_exclusive(file.fileno())
+
+
+def test_a_file_is_locked_as_long_as_it_has_no_other_name(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    (temporary,) = names(tmp_path)
+    assert not is_free(tmp_path / temporary)
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert is_free(tmp_path / "target")
+
+
+@posix
+def test_a_committed_file_can_be_had_open_and_locked(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    with replacement.commit_open() as file:
+        assert (file.path, file.size, file.read(0, 9)) == (str(target), 3, b"new")
+        assert file.is_at(target)
+        assert not is_free(target)
+    assert is_free(target)
+
+
+def test_what_is_required_is_looked_at_before_the_rename_while_the_target_is_locked(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    seen = []
+    with replacing(
+        target, require=lambda _: seen.append((target.read_bytes(), is_free(target)))
+    ) as (replacement):
+        replacement.file.write(b"new")
+    assert seen == [(b"old", False)]
+    assert is_free(target)
+
+
+def test_what_is_not_as_required_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+
+    def refuse(_: MappedFile | None) -> None:
+        raise ArchiveError("expected another one")
+
+    def replace() -> None:
+        with replacing(target, require=refuse) as replacement:
+            replacement.file.write(b"new")
+
+    with pytest.raises(ArchiveError, match="expected another one"):
+        replace()
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+    assert is_free(target)
+
+
+def test_a_target_that_this_thread_has_locked_is_not_waited_for(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with (
+        MappedFile(target, is_writable=True) as file,
+        file.locked(is_exclusive=True),
+        pytest.raises(LockedError, match="finish the edit first") as caught,
+        replacing(target) as replacement,
+    ):
+        replacement.file.write(b"new")
+    assert caught.value.path == str(target)
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_size_that_is_not_what_was_written_is_no_file(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    (temporary,) = set(names(tmp_path)) - {"target"}
+    run('import sys; open(sys.argv[1], "ab").write(b"of another")', tmp_path / temporary)
+    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found 13; another process"):
+        replacement.commit()
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_size_that_changes_while_the_target_is_waited_for_is_no_file(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    (temporary,) = names(tmp_path)
+
+    def append(_: MappedFile | None) -> None:
+        run('import sys; open(sys.argv[1], "ab").write(b"of another")', tmp_path / temporary)
+
+    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found 13; another process"):
+        replacement.commit(append)
+    assert names(tmp_path) == []
+
+
+@posix
+@pytest.mark.parametrize("is_there", [True, False])
+def test_another_file_in_the_place_of_what_was_written_is_not_renamed(
+    tmp_path: Path, is_there: bool
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    (temporary,) = set(names(tmp_path)) - {"target"}
+    (tmp_path / temporary).unlink()
+    if is_there:
+        (tmp_path / temporary).write_bytes(b"bad")
+    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found another file or none"):
+        replacement.commit()
+    assert target.read_bytes() == b"old"
+
+
+@linux
+def test_on_windows_neither_file_is_open_when_it_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    seen = []
+    replace, path = os.replace, os.fspath(target)
+
+    def traced(*paths: str) -> None:
+        seen.append(open_below(tmp_path))
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", traced)
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        replacement = Replacement(path)
+        replacement.file.write(b"new")
+        replacement.commit()
+    assert seen == [[]]
+    assert target.read_bytes() == b"new"
+    assert open_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("function", ["pwrite", "fsync", "replace"])
+@posix
+def test_an_error_of_a_disk_names_the_target(
+    tmp_path: Path, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "it fails")
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="it fails") as caught, replacing(tmp_path / "target") as new:
+        new.file.write(b"new")
+    assert caught.value.filename == str(tmp_path / "target")
+    assert names(tmp_path) == []
+
+
+def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    # What another process of this number on another machine may have left in a shared directory.
+    probe = Replacement(tmp_path / "target")
+    (taken,) = names(tmp_path)
+    probe.discard()
+    stem, _, number = taken.removesuffix(".tmp").rpartition("-")
+    others = [f"{stem}-{int(number) + step}.tmp" for step in (1, 2)]
+    for other in others:
+        (tmp_path / other).write_bytes(b"of another")
+    with replacing(tmp_path / "target") as replacement:
+        replacement.file.write(b"new")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "target"):
+        raise ZeroDivisionError
+    assert (tmp_path / "target").read_bytes() == b"new"
+    for other in others:
+        assert (tmp_path / other).read_bytes() == b"of another"
+
+
+@posix
+def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
+        os.chmod(directory, 0o333)
+        done = run(
+            """
+            import os, sys
+            from onnxarchive.files.filesystem import sync_directory
+            from onnxarchive.files.replacement import replacing
+
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            with replacing(sys.argv[1] + "/target") as replacement:
+                replacement.file.write(b"new")
+            sync_directory(sys.argv[1])
+            """,
+            directory,
+        )
+        os.chmod(directory, 0o700)
+        assert done.returncode == 0, done.stderr
+        assert (Path(directory) / "target").read_bytes() == b"new"
+
+
+# Full disks. A limit on the size of files is what a full disk is, to a process of its own.
+
+LIMITED = """
+    import errno, resource, signal, sys
+    from onnxarchive.files.replacement import Replacement, new_directory, replacing
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+"""
+
+
+@posix
+@pytest.mark.parametrize("size", [100_001, 1_000_000])
+def test_a_full_disk_leaves_the_target_and_nothing_else(tmp_path: Path, size: int) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    program = (
+        LIMITED
+        + """
+    try:
+        with replacing(sys.argv[1]) as replacement:
+            replacement.file.write(bytes(int(sys.argv[2])))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused", error.filename)
+    """
+    )
+    done = run(program, target, str(size))
+    assert (done.stdout.split(), done.stderr) == (["refused", str(target)], "")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_disk_that_is_full_when_the_last_bytes_are_written_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    program = (
+        LIMITED
+        + """
+    try:
+        with replacing(sys.argv[1]) as replacement:
+            replacement.file.write(bytes(99_999))
+            replacement.file.write(b"22")
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused", error.filename)
+    """
+    )
+    done = run(program, tmp_path / "target")
+    assert (done.stdout.split(), done.stderr) == (["refused", str(tmp_path / "target")], "")
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_full_disk_leaves_no_directory(tmp_path: Path) -> None:
+    program = (
+        LIMITED
+        + """
+    try:
+        with new_directory(sys.argv[1]) as made:
+            for name in "ab":
+                with open(f"{made}/{name}", "wb", buffering=0) as file:
+                    file.write(bytes(100_000))
+                    file.write(bytes(1 if name == "b" else 0))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused")
+    """
+    )
+    done = run(program, tmp_path / "target")
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    program = """
+    import signal, sys
+    from onnxarchive.files.replacement import Replacement
+
+    replacement = Replacement(sys.argv[1])
+    replacement.file.write(b"new")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored by inheritance
+    signal.raise_signal(signal.SIGINT)
+    """
+    done = run(program, tmp_path / "target")
+    assert "KeyboardInterrupt" in done.stderr
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_a_child_that_ends_leaves_the_replacement_of_its_parent(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    from onnxarchive.files.replacement import Replacement
+
+    replacement = Replacement(sys.argv[1])
+    replacement.file.write(b"new")
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    os.waitpid(child, 0)
+    replacement.commit()
+    """
+    done = run(program, tmp_path / "target")
+    assert done.stderr == ""
+    assert (tmp_path / "target").read_bytes() == b"new"
+
+
+# Directories
+
+
+def test_a_new_directory_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with new_directory(target) as made:
+        (Path(made) / "file").write_bytes(b"new")
+        assert not target.exists()
+    assert names(tmp_path) == ["target"]
+    assert names(target) == ["file"]
+
+
+def test_an_empty_directory_is_filled_and_stays_the_same_directory(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    before = target.stat().st_ino
+    with new_directory(target) as made:
+        (Path(made) / "file").write_bytes(b"new")
+        (Path(made) / "folder").mkdir()
+        assert names(tmp_path) == ["target"]
+        assert names(target) == [Path(made).name]
+    assert names(tmp_path) == ["target"]
+    assert names(target) == ["file", "folder"]
+    assert target.stat().st_ino == before
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("error", [OSError(errno.EPERM, "No"), KeyboardInterrupt()])
+def test_an_empty_directory_is_empty_again_if_a_file_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
+) -> None:
+    rename = os.rename
+    moved: list[str] = []
+
+    def fail(source: str, target: str) -> None:
+        if len(moved) == count:
+            moved.append(target)
+            raise error
+        rename(source, target)
+        moved.append(target)
+
+    def fill() -> None:
+        with new_directory(tmp_path) as made:
+            for name in "abc":
+                (Path(made) / name).write_bytes(b"new")
+            monkeypatch.setattr(os, "rename", fail)
+
+    with pytest.raises(type(error)) as caught:
+        fill()
+    assert len(moved) == 2 * count + 1  # and those that were moved were moved back
+    assert names(tmp_path) == []
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename == str(tmp_path)
+        assert "cannot be renamed into place: No; it is unchanged" in str(caught.value)
+
+
+def test_an_empty_directory_that_another_process_fills_is_left_to_it(tmp_path: Path) -> None:
+    def fill_both() -> None:
+        with new_directory(tmp_path) as made:
+            (Path(made) / "file").write_bytes(b"new")
+            (tmp_path / "file").write_bytes(b"of another")
+
+    with pytest.raises(FileExistsError, match="the directory is no longer empty"):
+        fill_both()
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"of another"
+
+
+def fill_and_raise(target: Path, error: type[BaseException]) -> None:
+    with new_directory(target) as made:
+        (Path(made) / "folder").mkdir()
+        (Path(made) / "folder" / "file").write_bytes(b"new")
+        raise error("halfway")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_error_leaves_no_directory(
+    tmp_path: Path, error: type[BaseException], is_there: bool
+) -> None:
+    target = tmp_path / "target"
+    if is_there:
+        target.mkdir()
+    with pytest.raises(error):
+        fill_and_raise(target, error)
+    assert names(tmp_path) == ["target"] * is_there
+    assert not is_there or names(target) == []
+
+
+@posix
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("free", range(3))
+def test_without_descriptors_for_its_files_no_directory_is_left(
+    tmp_path: Path, is_there: bool, free: int
+) -> None:
+    import resource
+
+    target = tmp_path / "target"
+    if is_there:
+        target.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        spare = [stack.enter_context(open(os.devnull)) for _ in range(free + is_there)]
+        with contextlib.suppress(OSError):
+            while True:
+                stack.enter_context(open(os.devnull))
+        for file in spare:
+            file.close()
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as caught:
+            fill_without_end(target)
+    assert str(caught.value.filename).startswith(str(target))
+    assert names(tmp_path) == ["target"] * is_there
+    assert not is_there or names(target) == []
+
+
+def fill_without_end(target: Path) -> None:
+    with contextlib.ExitStack() as stack, new_directory(target) as made:
+        (Path(made) / "folder" / "deep").mkdir(parents=True)
+        for number in range(300):
+            stack.enter_context(open(Path(made) / "folder" / "deep" / str(number), "wb"))
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").write_bytes(b"old")
+    with pytest.raises(FileExistsError, match="the directory is not empty"), new_directory(target):
+        raise AssertionError("it was refused too late")
+    assert names(tmp_path) == ["target"]
+    assert (target / "file").read_bytes() == b"old"
+
+
+def test_a_directory_that_fills_meanwhile_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+
+    def fill_both() -> None:
+        with new_directory(target) as made:
+            (Path(made) / "file").write_bytes(b"new")
+            target.mkdir()
+            (target / "file").write_bytes(b"of another")
+
+    with pytest.raises(OSError, match="not empty"):
+        fill_both()
+    assert names(tmp_path) == ["target"]
+    assert (target / "file").read_bytes() == b"of another"
+
+
+def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with pytest.raises(OSError, match=r"(?i)not a directory"), new_directory(target):
+        raise AssertionError("it was refused too late")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with new_directory(tmp_path / "link") as made:
+        (Path(made) / "file").write_bytes(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "there") == ["file"]
+
+
+@posix
+def test_the_permission_bits_of_a_new_directory_are_those_that_the_umask_leaves(
+    tmp_path: Path, umask: Callable[[int], None]
+) -> None:
+    umask(0o027)
+    with new_directory(tmp_path / "target"):
+        pass
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750
+
+
+# Files of killed processes
+
+SAVER = """
+    import sys
+    import numpy as np, onnx, onnxarchive
+    from onnx import numpy_helper
+
+    def progress(done, total):
+        if done < total:
+            print("amid", flush=True)
+            sys.stdin.readline()
+
+    tensor = numpy_helper.from_array(np.ones(5 << 20, np.float32), "w")  # 20 MiB
+    graph = onnx.GraphProto(name="graph", initializer=[tensor])
+    model = onnx.ModelProto(
+        ir_version=10, opset_import=[onnx.OperatorSetIdProto(version=21)], graph=graph
+    )
+    onnxarchive.save(model, sys.argv[1], progress=progress)
+"""
+
+
+@contextlib.contextmanager
+def amid_a_save(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has written some MiB of an archive, and waits."""
+    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "amid\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["model.onnxa", "m" * 255, "a model [1]*.onnxa"])
+def test_what_a_killed_save_leaves_is_removed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with amid_a_save(path) as process:
+        process.kill()
+        process.wait()
+    (left,) = names(tmp_path)
+    assert (tmp_path / left).stat().st_size > 8 << 20
+    recovery = recover(path)  # which was never there
+    assert not recovery.is_rolled_back
+    assert recovery.removed == (os.path.join(os.path.realpath(tmp_path), left),)
+    assert names(tmp_path) == []
+    with pytest.raises(FileNotFoundError) as caught:
+        recover(path)
+    assert caught.value.filename == str(path)
+
+
+def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnxa"
+    with amid_a_save(path) as process:
+        (left,) = names(tmp_path)
+        assert remove_abandoned(path, anything) == []
+        with pytest.raises(FileNotFoundError):
+            recover(path)
+        assert names(tmp_path) == [left]
+        process.communicate("\n" * 9)
+        assert process.returncode == 0
+    assert names(tmp_path) == ["model.onnxa"]
+    assert recover(path).removed == ()
+    assert path.stat().st_size > 20 << 20
+
+
+def anything(_: MappedFile) -> bool:
+    """A file with any content is abandoned."""
+    return True
+
+
+def test_what_this_process_writes_stays(tmp_path: Path) -> None:
+    path = tmp_path / "target"
+    with replacing(path) as replacement:
+        replacement.file.write(b"new")
+        assert remove_abandoned(path, anything) == []
+    assert path.read_bytes() == b"new"
+
+
+@posix
+def test_what_is_not_named_as_an_abandoned_file_or_is_none_stays(tmp_path: Path) -> None:
+    stay = [
+        ".target.1-1.tmp.bak",
+        ".target.1-1",
+        ".target.-1.tmp",
+        ".target.1-.tmp",
+        ".target.a-1.tmp",
+        ".target.onnxa.1-1.tmp",
+        ".targets.1-1.tmp",
+        "target.1-1.tmp",
+        ".Target.1-1.tmp",
+        "x.target.1-1.tmp",
+        "target",
+    ]
+    for name in stay:
+        (tmp_path / name).write_bytes(b"of somebody")
+    (tmp_path / ".target.2-1.tmp").symlink_to("target")
+    (tmp_path / ".target.2-2.tmp").symlink_to("nowhere")
+    (tmp_path / ".target.2-3.tmp").mkdir()
+    os.mkfifo(tmp_path / ".target.2-4.tmp")
+    before = names(tmp_path)
+    (tmp_path / ".target.1-1.tmp").write_bytes(b"abandoned")
+    (tmp_path / ".target.23-456.tmp").write_bytes(b"")
+    removed = [
+        os.path.join(os.path.realpath(tmp_path), f".target.{n}.tmp") for n in ("1-1", "23-456")
+    ]
+    assert remove_abandoned(tmp_path / "target", anything) == removed
+    assert names(tmp_path) == before
+    assert remove_abandoned(tmp_path / "target", anything) == []
+
+
+@posix
+def test_what_is_abandoned_is_looked_for_beside_what_a_link_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/file")
+    left = tmp_path / "there" / ".file.1-1.tmp"
+    monkeypatch.chdir(tmp_path)
+    left.touch()
+    assert remove_abandoned("link", anything) == [os.path.realpath(left.parent) + "/.file.1-1.tmp"]
+    monkeypatch.chdir("there")
+    left.touch()
+    assert remove_abandoned("file", anything) == [os.path.realpath(left.parent) + "/.file.1-1.tmp"]
+
+
+def test_in_a_directory_that_is_missing_nothing_is_abandoned_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        remove_abandoned(tmp_path / "missing" / "target", anything)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
+    return path
+
+
+def leftover(archive: Path, number: int = 1) -> Path:
+    """A path as that of a file that process 1 left when it was killed amid a save."""
+    return archive.with_name(f".{archive.name}.1-{number}.tmp")
+
+
+def recovered(archive: Path) -> list[str]:
+    """The names of the files that `recover` removes."""
+    return [os.path.basename(path) for path in recover(archive).removed]
+
+
+def test_what_begins_as_an_archive_or_is_empty_is_left_by_a_killed_process(archive: Path) -> None:
+    content = archive.read_bytes()
+    for number, left in enumerate([b"", content, content[:500], content[:4], bytes(1000)]):
+        leftover(archive, number).write_bytes(left)
+    assert recovered(archive) == [leftover(archive, number).name for number in range(5)]
+    assert names(archive.parent) == ["model.onnxa"]
+    assert archive.read_bytes() == content
+
+
+def zip_of_another_tool(extra: bytes = b"") -> bytes:
+    target = io.BytesIO()
+    info = zipfile.ZipInfo("w")
+    info.extra = extra
+    with zipfile.ZipFile(target, "w") as file:
+        file.writestr(info, b"content")
+    return target.getvalue()
+
+
+OF_OTHERS = {
+    "a text": b"What I wanted to keep.",
+    "a zip": zip_of_another_tool(),
+    "a zip with a field of another kind": zip_of_another_tool(b"\x99\x99\x02\x00\x40\x00"),
+    "a zip whose data is not aligned as it says": zip_of_another_tool(b"\x35\xd9\x02\x00\x40\x00"),
+    "a zip with an alignment that no archive has": zip_of_another_tool(b"\x35\xd9\x02\x00\x04\x00"),
+    "a zip without entries": b"PK\x05\x06" + bytes(18),
+    "a model": model_of(raw_tensor("w")).SerializeToString(),
+    "something after zeros": bytes(1000) + b"What I wanted to keep.",
+}
+
+
+@pytest.mark.parametrize("content", OF_OTHERS.values(), ids=OF_OTHERS)
+def test_a_file_of_somebody_stays_whatever_its_name(archive: Path, content: bytes) -> None:
+    leftover(archive).write_bytes(content)
+    assert recovered(archive) == []
+    assert leftover(archive).read_bytes() == content
+
+
+@posix
+def test_what_is_no_file_stays_also_where_it_leads_to_one(archive: Path) -> None:
+    other = archive.with_name("other.onnxa")
+    other.write_bytes(archive.read_bytes())
+    leftover(archive, 1).symlink_to(other)
+    leftover(archive, 2).mkdir()
+    os.mkfifo(leftover(archive, 3))
+    before = names(archive.parent)
+    assert recovered(archive) == []
+    assert names(archive.parent) == before
+
+
+def test_what_is_locked_stays_also_where_it_begins_as_an_archive(archive: Path) -> None:
+    leftover(archive).write_bytes(archive.read_bytes())
+    with MappedFile(leftover(archive), is_writable=True) as file:
+        with file.locked(is_exclusive=True):
+            assert recovered(archive) == []
+        assert recovered(archive) == [leftover(archive).name]
+
+
+@posix
+def test_another_file_that_took_the_name_of_what_was_abandoned_stays(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover(archive).touch()
+    lock = locking.try_exclusive
+
+    def late(descriptor: int) -> bool:
+        leftover(archive).unlink()
+        leftover(archive).write_bytes(b"What I wanted to keep.")
+        return lock(descriptor)
+
+    monkeypatch.setattr(locking, "try_exclusive", late)
+    assert recovered(archive) == []
+    assert leftover(archive).read_bytes() == b"What I wanted to keep."

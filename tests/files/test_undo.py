@@ -1,0 +1,822 @@
+"""Undo logs: their bytes, other bytes, and the recovery of a file that ends with one."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import struct
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from edits import replace_model
+from hypothesis import HealthCheck, given, settings, strategies as st
+from interruptions import TRAILER_SIZE, Interrupted, interrupt
+from models import documented_model, model_of, raw_tensor
+from outcomes import came, requires
+
+import onnxarchive
+from onnxarchive.editing.recovery import recover
+from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.files import undo
+from onnxarchive.files.local_file import MappedFile, PositionalWriter
+from onnxarchive.files.undo import FileBefore, UnfinishedEdit
+from onnxarchive.zipformat.layout import Placement
+from tools.zip_readers.readers import READERS, Reader, ReaderError
+
+OLD = b"0123456789"
+# The log of an edit of the last three of these bytes.
+GOLDEN = (
+    "c8c7c6 "  # 789, inverted
+    "6f6e6e786120756e646f206c6f672031 "  # magic
+    "0700000000000000 0a00000000000000 "  # where 789 belongs, and the old size
+    "7b5d0e6c82601413c8da7a143d753d9b3eb81e02e851ad4ded29f5ffa8d2a2d6 "  # of c8c7c6
+    "2d0bf605eebc25173ae9770cd5655a114b21d7bafa5b888a5681885cdf36058f"  # of all since the magic
+)
+
+
+as_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="files of other users need root"
+)
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for no disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def inverted(content: bytes) -> bytes:
+    return bytes(255 - byte for byte in content)
+
+
+def trailer(
+    copy: bytes,
+    offset: int,
+    old_size: int,
+    *,
+    magic: bytes = b"onnxa undo log 1",
+    checksum: bytes | None = None,
+) -> bytes:
+    """The end of a log, as written by somebody else."""
+    signed = magic + struct.pack("<QQ", offset, old_size)
+    signed += hashlib.sha256(copy).digest() if checksum is None else checksum
+    return signed + hashlib.sha256(signed).digest()
+
+
+def logged(old: bytes, offset: int) -> bytes:
+    """The log of an edit of the end of a file, as written by somebody else."""
+    copy = inverted(old[offset:])
+    return copy + trailer(copy, offset, len(old))
+
+
+# The bytes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    return path
+
+
+def change(path: Path, offset: int, new: bytes) -> None:
+    """Gives a file another end."""
+    with MappedFile(path, is_writable=True) as file:
+        undo.change_end(file, offset, offset + len(new), lambda target: target.write(new))
+
+
+of_all_sizes = pytest.mark.parametrize("size", [0, 1, 5, 6, 7, 5000])
+of_all_offsets = pytest.mark.parametrize("offset", [0, 4, 9])
+
+
+@of_all_sizes
+@of_all_offsets
+def test_while_an_end_is_written_the_file_ends_with_these_bytes(
+    path: Path, offset: int, size: int
+) -> None:
+    found = []
+    with MappedFile(path, is_writable=True) as file:
+
+        def write(target: PositionalWriter) -> None:
+            found.append(path.read_bytes())
+            target.write(b"x" * size)
+
+        undo.change_end(file, offset, offset + size, write)
+    expected = OLD.ljust(offset + size, b"\0")  # up to where the new end will reach
+    expected += bytes(byte ^ 0xFF for byte in OLD[offset:])
+    signed = b"onnxa undo log 1"
+    signed += offset.to_bytes(8, "little") + (10).to_bytes(8, "little")
+    signed += hashlib.sha256(bytes(byte ^ 0xFF for byte in OLD[offset:])).digest()
+    expected += signed + hashlib.sha256(signed).digest()
+    assert found == [expected]
+    assert found == [OLD.ljust(offset + size, b"\0") + logged(OLD, offset)]
+    assert path.read_bytes() == OLD[:offset] + b"x" * size
+
+
+def test_a_log_is_these_bytes(path: Path) -> None:
+    found = interrupt(path, lambda path: change(path, 7, b"new end"))
+    assert found.log == bytes.fromhex(GOLDEN)
+
+
+# Edits
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, ArchiveError])
+@of_all_sizes
+def test_an_edit_that_fails_is_rolled_back(
+    path: Path, size: int, error: type[BaseException]
+) -> None:
+    def write(target: PositionalWriter) -> None:
+        target.write(b"x" * (size // 2))
+        raise error("halfway")
+
+    with MappedFile(path, is_writable=True) as file:
+        with pytest.raises(error, match="halfway"):
+            undo.change_end(file, 4, 4 + size, write)
+        assert file.size == len(OLD)
+    assert path.read_bytes() == OLD
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"xxxx", "expected to write up to offset 9, found 8"),
+        (b"xxxxxx", "expected to write up to offset 9, found more bytes"),
+    ],
+)
+def test_an_end_of_another_size_than_was_said_is_rolled_back(
+    path: Path, written: bytes, message: str
+) -> None:
+    with MappedFile(path, is_writable=True) as file, pytest.raises(ArchiveError, match=message):
+        undo.change_end(file, 4, 9, lambda target: target.write(written))
+    assert path.read_bytes() == OLD
+
+
+# Reading a log
+
+
+@of_all_offsets
+@of_all_sizes
+def test_an_interrupted_edit_is_found_and_rolled_back_twice(
+    path: Path, offset: int, size: int
+) -> None:
+    interrupted = interrupt(path, lambda path: change(path, offset, b"x" * size))
+    for phase in ("log complete", "new end complete"):
+        path.write_bytes(interrupted.states[phase])
+        with MappedFile(path, is_writable=True) as file:
+            edit = undo.find(file)
+            assert edit == UnfinishedEdit(offset, len(OLD), interrupted.copy_offset)
+            assert edit.end_nbytes == len(OLD) - offset
+            undo.restore(file, edit)
+            assert file.size == len(OLD)
+            assert path.read_bytes() == OLD
+            assert undo.find(file) is None
+        path.write_bytes(interrupted.states[phase])
+        with MappedFile(path, is_writable=True) as file:
+            os.pwrite(file.fileno(), OLD[offset:], offset)  # as if it were killed here
+            assert undo.find(file) == edit
+            undo.restore(file, edit)
+        assert path.read_bytes() == OLD
+
+
+@of_all_sizes
+def test_the_file_before_an_interrupted_edit_is_read_wherever_it_lies(
+    path: Path, size: int
+) -> None:
+    interrupted = interrupt(path, lambda path: change(path, 4, b"x" * size))
+    for phase, content in interrupted.states.items():
+        path.write_bytes(content)
+        with MappedFile(path) as file:
+            is_logged = content.endswith(interrupted.log)
+            edit = undo.find(file) if is_logged else undo.find_torn(file, 4, len(OLD))
+            assert edit is not None, phase
+            before = FileBefore(file, edit)
+            assert before.size == len(OLD)
+            for offset, nbytes in itertools.product(range(13), range(13)):
+                assert before.read(offset, nbytes) == OLD[offset : offset + nbytes]
+
+
+def require_none(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with MappedFile(path) as file:
+        assert undo.find(file) is None
+        assert undo.find_torn(file, 4, len(OLD)) is None
+
+
+def test_a_log_with_another_bit_is_none(path: Path) -> None:
+    complete = logged(OLD, 4)
+    for at, bit in itertools.product(range(len(complete)), range(8)):
+        changed = bytearray(complete)
+        changed[at] ^= 1 << bit
+        if changed[at]:  # a byte that did not reach the disk is 0
+            require_none(path, OLD + changed)
+
+
+def test_a_log_of_impossible_offsets_is_none(path: Path) -> None:
+    copy = inverted(OLD[4:])
+    assert OLD + copy + trailer(copy, 4, 10) == OLD + logged(OLD, 4)
+    for offset, old_size in (
+        (11, 10),  # the old end begins behind itself
+        (4, 11),  # the copy is in the old file
+        (5, 11),
+        (0, 10),  # it has other bytes
+        (0, 0),
+        (0, 17),  # it begins before the file does
+        (1 << 63, 1 << 63),
+        (1 << 63, (1 << 63) + 6),
+        ((1 << 64) - 7, (1 << 64) - 1),
+        (4, (1 << 64) - 1),
+        ((1 << 64) - 1, 4),
+    ):
+        require_none(path, OLD + copy + trailer(copy, offset, old_size))
+
+
+def test_a_log_of_another_kind_is_none(path: Path) -> None:
+    copy = inverted(OLD[4:])
+    require_none(path, OLD + copy + trailer(copy, 4, 10, magic=b"onnxa undo log 2"))
+    require_none(path, OLD + copy + trailer(copy, 4, 10, checksum=bytes(32)))
+    require_none(path, OLD + OLD[4:] + trailer(OLD[4:], 4, 10)[:-32] + bytes(31) + b"1")
+    require_none(path, OLD + logged(OLD, 4) + b"\n")
+    require_none(path, OLD)
+    require_none(path, b"")
+    require_none(path, trailer(b"", 0, 0)[1:])
+
+
+def test_a_log_is_torn_if_some_of_its_bytes_are_zeros(path: Path) -> None:
+    complete = logged(OLD, 4)
+    for gap, start, stop in itertools.product(
+        (0, 1, 5000), range(0, len(complete), 3), range(0, len(complete) + 1, 17)
+    ):
+        torn = complete[:start] + bytes(max(stop - start, 0)) + complete[max(start, stop) :]
+        path.write_bytes(OLD + bytes(gap) + torn)
+        with MappedFile(path) as file:
+            assert undo.find_torn(file, 4, len(OLD)) == UnfinishedEdit(4, len(OLD))
+
+
+def test_a_log_that_is_cut_off_or_follows_anything_but_zeros_is_not_torn(path: Path) -> None:
+    complete = logged(OLD, 4)
+    for size in range(len(complete)):
+        require_none(path, OLD + complete[:size])
+    require_none(path, OLD + b"1" + complete[:-1] + b"\0")
+    require_none(path, OLD + bytes(5000) + b"1" + bytes(len(complete)))
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_file_that_is_truncated_while_its_log_is_looked_for_has_none(
+    path: Path, has_log: bool
+) -> None:
+    path.write_bytes(OLD + (logged(OLD, 4) if has_log else bytes(200)))
+    with MappedFile(path, is_writable=True) as file:
+        for size in range(file.size):
+            os.ftruncate(file.fileno(), size)
+            assert undo.find(file) is None
+            assert undo.find_torn(file, 4, len(OLD)) is None
+            path.write_bytes(OLD + (logged(OLD, 4) if has_log else bytes(200)))
+
+
+def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(
+    path: Path,
+) -> None:
+    path.write_bytes(OLD + logged(OLD, 4))
+    with MappedFile(path, is_writable=True) as file:
+        edit = undo.find(file)
+        assert edit is not None
+        path.write_bytes(b"another")
+        with pytest.raises(ArchiveError, match="expected 6 bytes of an undo log, found 0"):
+            undo.restore(file, edit)
+    assert path.read_bytes() == b"another"
+
+
+# Archives
+
+
+def saved(path: Path, made: onnx.ModelProto) -> bytes:
+    onnxarchive.save(made, path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module", params=[(), ("decoder", "encoder")], ids=["alone", "of three"])
+def further(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The ids of the further models of the archive, which share its weights."""
+    ids: tuple[str, ...] = request.param
+    return ids
+
+
+@pytest.fixture(scope="module")
+def archive(further: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    """An archive whose default model gets a longer one."""
+    path = tmp_path_factory.mktemp("archive") / "m.onnxa"
+    models = {id: documented_model(id) for id in further}
+    onnxarchive.save(documented_model("old"), path, models=models)
+    return interrupt(path, lambda path: replace_model(path, documented_model("new" * 30)))
+
+
+def open_to_edit(path: Path) -> None:
+    with onnxarchive.edit(path):
+        pass
+
+
+def require_refused(path: Path, *, is_unfinished: bool) -> None:
+    """Holds that readers refuse a file, and change nothing."""
+    content = path.read_bytes()
+    with pytest.raises(ArchiveError) as refused:
+        onnxarchive.open(path)
+    assert refused.value.path == str(path)
+    assert isinstance(refused.value, UnfinishedEditError) == is_unfinished
+    if is_unfinished:
+        assert "'onnxarchive recover' rolls the edit back" in str(refused.value)
+        with pytest.raises(UnfinishedEditError):
+            onnxarchive.check(path)
+    else:
+        assert onnxarchive.check(path)
+    assert path.read_bytes() == content
+
+
+def require_left(path: Path) -> None:
+    """Holds that a file is refused, and left as it is, also by those who recover it."""
+    content = path.read_bytes()
+    for act in (
+        recover,
+        open_to_edit,
+        lambda path: replace_model(path, documented_model("another")),
+    ):
+        with pytest.raises(ArchiveError) as refused:
+            act(path)
+        assert refused.value.path == str(path)
+        assert path.read_bytes() == content
+
+
+def require_recovered(path: Path, expected: bytes) -> None:
+    """Requires that a file is refused until it is recovered, and checks it then."""
+    require_refused(path, is_unfinished=True)
+    recovery = recover(path)
+    assert (recovery.is_rolled_back, recovery.removed) == (True, ())
+    assert path.read_bytes() == expected
+    assert not recover(path).is_rolled_back
+    assert path.read_bytes() == expected
+    assert os.listdir(path.parent) == [path.name]
+
+
+def partly_zeros(log: bytes) -> Iterator[bytes]:
+    """A log without each of its beginnings, each of its ends, and each set of its sixths."""
+    for size in range(len(log) + 1):
+        yield bytes(size) + log[size:]
+        yield log[:size] + bytes(len(log) - size)
+    size = -(-len(log) // 6)
+    sixths = [log[at : at + size] for at in range(0, len(log), size)]
+    for kept in itertools.product((False, True), repeat=len(sixths)):
+        yield b"".join(
+            sixth if is_kept else bytes(len(sixth))
+            for sixth, is_kept in zip(sixths, kept, strict=True)
+        )
+
+
+@pytest.mark.sweep
+def test_a_log_of_which_any_bytes_did_not_reach_the_disk_is_rolled_back(
+    path: Path, archive: Interrupted, unsynced: None
+) -> None:
+    before = archive.states["log complete"][: archive.copy_offset]
+    assert before.rstrip(b"\0") == archive.old.rstrip(b"\0")
+    count = 0
+    for torn in partly_zeros(archive.log):
+        count += 1
+        path.write_bytes(before + torn)
+        require_recovered(path, archive.old)
+    assert count == 2 * (len(archive.log) + 1) + 64 > 700
+
+
+@pytest.mark.sweep
+def test_a_log_that_is_cut_off_at_any_byte_is_refused_and_the_file_left_as_it_is(
+    path: Path, archive: Interrupted
+) -> None:
+    for phase in ("log complete", "new end begun"):
+        content = archive.states[phase]
+        for size in range(archive.copy_offset + 1, len(content)):
+            path.write_bytes(content[:size])
+            require_refused(path, is_unfinished=False)
+            require_left(path)
+
+
+def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
+    path: Path, archive: Interrupted
+) -> None:
+    for content in archive.states.values():
+        path.write_bytes(content)
+        for read in (
+            onnxarchive.open,
+            onnxarchive.check,
+            onnxarchive.load,
+            lambda path: onnxarchive.convert(path, path.with_name("other")),
+            lambda path: replace_model(path, documented_model(), copy=True),
+        ):
+            with pytest.raises(UnfinishedEditError) as refused:
+                read(path)
+            assert str(refused.value) == (
+                f"{path}: expected a complete archive, found one whose last edit was interrupted; "
+                "'onnxarchive recover' rolls the edit back, and so does the next edit"
+            )
+        assert path.read_bytes() == content
+        assert os.listdir(path.parent) == [path.name]
+
+
+def test_an_interrupted_edit_is_rolled_back_by_opening_for_edits_and_by_the_next_edit(
+    path: Path, archive: Interrupted
+) -> None:
+    for content in archive.states.values():
+        path.write_bytes(content)
+        open_to_edit(path)
+        assert path.read_bytes() == archive.old
+        path.write_bytes(content)
+        replace_model(path, documented_model("new" * 30))
+        assert path.read_bytes() == archive.new
+
+
+def test_a_file_that_was_moved_or_copied_while_it_was_edited_takes_its_log_along(
+    path: Path, archive: Interrupted
+) -> None:
+    path.write_bytes(archive.states["new end begun"])
+    moved = path.parent / "moved" / "another name"
+    moved.parent.mkdir()
+    path.rename(moved)
+    require_recovered(moved, archive.old)
+
+
+# What others put there, with what it is once it is recovered; None where nothing is changed.
+Hostile = Callable[[Interrupted, bytes], tuple[bytes, bytes | None]]
+
+
+def _log_of_another_archive(archive: Interrupted, other: bytes) -> tuple[bytes, bytes | None]:
+    """The rest of a longer file that a whole archive was written into."""
+    return archive.old + logged(other, other.index(b"__MODEL_PROTO") - 30), None
+
+
+def _trailer_of_another_archive(archive: Interrupted, other: bytes) -> tuple[bytes, bytes | None]:
+    copy = inverted(archive.old[archive.offset :])
+    return archive.old + copy + logged(other, archive.offset)[-TRAILER_SIZE:], None
+
+
+def _copy_that_is_no_end(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    copy = bytes(len(archive.old) - archive.offset)
+    return archive.old + copy + trailer(copy, archive.offset, len(archive.old)), None
+
+
+def _copy_of_an_end_that_is_damaged(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    damaged = archive.old[:-30] + b"?" + archive.old[-29:]
+    return archive.old + logged(damaged, archive.offset), None
+
+
+def _wrong_checksum_of_the_copy(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    copy = inverted(archive.old[archive.offset :])
+    wrong = trailer(copy, archive.offset, len(archive.old), checksum=b"\1" * 32)
+    return archive.states["new end begun"][:-TRAILER_SIZE] + wrong, None
+
+
+def _wrong_checksum_of_the_trailer(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.states["new end begun"][:-1] + b"\1", None
+
+
+def _old_end_behind_the_file(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.old + trailer(b"", 1 << 40, 1 << 40), None
+
+
+def _old_end_over_its_own_copy(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    copy = inverted(archive.old[archive.offset :])
+    return archive.old + copy + trailer(copy, archive.offset + 1, len(archive.old) + 1), None
+
+
+def _old_end_amid_the_weights(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.old + logged(archive.old[: archive.offset - 500], archive.offset - 800), None
+
+
+def _nothing_but_a_log(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.log, None
+
+
+def _empty_log(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.states["new end begun"] + trailer(b"", 0, 0), None
+
+
+def _log_of_a_file_with_a_log(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    first = archive.states["new end begun"]
+    return first + logged(first, archive.offset), None
+
+
+def _log_behind_a_log(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.states["new end begun"] + archive.log, archive.old
+
+
+def _log_of_a_whole_archive(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.new + logged(archive.new, archive.offset), archive.new
+
+
+def _log_of_another_model(archive: Interrupted, _: bytes) -> tuple[bytes, bytes | None]:
+    return archive.new + archive.log, archive.old
+
+
+HOSTILE: dict[str, Hostile] = {
+    function.__name__.strip("_"): function
+    for function in (
+        _log_of_another_archive,
+        _trailer_of_another_archive,
+        _copy_that_is_no_end,
+        _copy_of_an_end_that_is_damaged,
+        _wrong_checksum_of_the_copy,
+        _wrong_checksum_of_the_trailer,
+        _old_end_behind_the_file,
+        _old_end_over_its_own_copy,
+        _old_end_amid_the_weights,
+        _nothing_but_a_log,
+        _empty_log,
+        _log_of_a_file_with_a_log,
+        _log_behind_a_log,
+        _log_of_a_whole_archive,
+        _log_of_another_model,
+    )
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
+    path: Path, archive: Interrupted, make: Hostile
+) -> None:
+    content, expected = make(archive, saved(path, documented_model("other", seed=7)))
+    path.write_bytes(content)
+    if expected is not None:
+        require_recovered(path, expected)
+        return
+    with MappedFile(path) as file:
+        is_complete = undo.find(file) is not None
+    require_refused(path, is_unfinished=is_complete)
+    require_left(path)
+    with pytest.raises(ArchiveError) as refused:
+        recover(path)
+    assert ("not give a valid archive" in str(refused.value)) == is_complete
+
+
+def test_a_log_of_an_archive_with_other_weights_is_not_rolled_back(
+    path: Path, archive: Interrupted, further: tuple[str, ...]
+) -> None:
+    models = {id: documented_model(id, seed=7) for id in further}
+    onnxarchive.save(documented_model("old", seed=7), path, models=models)
+    other = path.read_bytes()
+    assert len(other) == len(archive.old)
+    assert other[: archive.offset] != archive.old[: archive.offset]
+    path.write_bytes(other + bytes(500) + archive.log)
+    with pytest.raises(
+        ArchiveError,
+        match=r"rolling it back would not give a valid archive \(.*'w'.*\); the file is",
+    ):
+        recover(path)
+    require_left(path)
+
+
+@pytest.mark.parametrize("nbytes", [300, 1 << 62, (1 << 64) - 100])
+def test_a_file_that_ends_within_its_first_entry_is_no_interrupted_edit(
+    path: Path, nbytes: int
+) -> None:
+    path.write_bytes(Placement(b"w", nbytes, 0, 0).local_header().pack() + bytes(100))
+    require_refused(path, is_unfinished=False)
+    require_left(path)
+    with pytest.raises(ArchiveError):
+        onnxarchive.convert(path, path.with_name("converted.onnxa"))
+
+
+def test_a_whole_archive_is_never_changed_whatever_its_model_holds(
+    path: Path, archive: Interrupted
+) -> None:
+    for held in (archive.log, archive.states["new end begun"], logged(OLD, 4)):
+        made = model_of(raw_tensor("w", dims=(300,)))
+        made.graph.initializer.add(
+            name="log", data_type=onnx.TensorProto.UINT8, dims=[len(held)], raw_data=held
+        )
+        # What follows the graph keeps the archives in it away from the end (rule ZIP-16).
+        made.metadata_props.add(key="padding", value="x" * 70_000)
+        for size_threshold in (0, 1 << 20):
+            assets = {"log": held, "z": archive.new}
+            onnxarchive.save(made, path, size_threshold=size_threshold, assets=assets)
+            content = path.read_bytes()
+            assert not recover(path).is_rolled_back
+            open_to_edit(path)
+            assert onnxarchive.check(path, full=True) == []
+            assert path.read_bytes() == content
+
+
+@as_root
+def test_a_log_that_another_user_has_written_is_rolled_back_by_those_who_may_write_the_file(
+    archive: Interrupted,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
+        os.chmod(directory, 0o755)
+        path = Path(directory) / "model.onnxa"
+        path.write_bytes(archive.states["new end begun"])
+        os.seteuid(65534)
+        try:
+            require_refused(path, is_unfinished=True)
+            for act in (recover, open_to_edit):
+                with pytest.raises(PermissionError) as refused:
+                    act(path)
+                assert refused.value.filename == str(path)
+            assert path.read_bytes() == archive.states["new end begun"]
+        finally:
+            os.seteuid(0)
+        os.chown(path, 65534, 65534)
+        require_recovered(path, archive.old)
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+
+
+def is_exact_log(tail: bytes, log: bytes) -> bool:
+    """Whether these bytes after an archive are zeros and parts of its log."""
+    gap = len(tail) - len(log)
+    return (
+        gap >= 0
+        and not tail[:gap].strip(b"\0")
+        and all(found in (0, byte) for found, byte in zip(tail[gap:], log, strict=True))
+    )
+
+
+@st.composite
+def tails(draw: st.DrawFn, log: bytes) -> bytes:
+    """Random bytes, zeros and parts of a log."""
+    part = st.one_of(
+        st.binary(max_size=100),
+        st.integers(0, 600).map(bytes),
+        st.tuples(st.integers(0, len(log)), st.integers(0, len(log))).map(
+            lambda at: log[min(at) : max(at)]
+        ),
+        st.just(log),
+        st.just(log[:-1] + b"\0"),
+    )
+    return b"".join(draw(st.lists(part, max_size=4)))
+
+
+@pytest.mark.sweep
+@requires(torn=10, complete=10, refused=50, whole=5)
+@settings(
+    max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+@given(data=st.data())
+def test_recovery_changes_nothing_but_exact_logs(
+    path: Path, archive: Interrupted, unsynced: None, data: st.DataObject
+) -> None:
+    log = logged(archive.old, archive.offset)
+    tail = data.draw(tails(log))
+    content = archive.old + tail
+    path.write_bytes(content)
+    if is_exact_log(tail, log):
+        came("torn" if tail else "whole")
+        require_recovered(path, archive.old)
+    elif tail.endswith(log):  # a complete one, after what may be a new end
+        came("complete")
+        recover(path)
+        assert path.read_bytes() == archive.old
+    elif tail:
+        came("refused")
+        require_refused(path, is_unfinished=False)
+        require_left(path)
+    else:
+        came("whole")
+        assert not recover(path).is_rolled_back
+        assert path.read_bytes() == content
+
+
+# Holes
+
+
+TIB = 1 << 40
+
+sparse = pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="no system call finds the holes")
+
+
+@pytest.fixture
+def little_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test read some MiB of files and no more."""
+    pread = os.pread
+    left = 16 << 20
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        nonlocal left
+        left -= size
+        assert left >= 0, "holes are read"
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_hole_behind_an_archive_is_an_edit_that_was_interrupted_and_is_not_read(
+    path: Path, archive: Interrupted
+) -> None:
+    path.write_bytes(archive.old)
+    os.truncate(path, TIB)
+    for read in (onnxarchive.open, onnxarchive.check):
+        with pytest.raises(UnfinishedEditError):
+            read(path)
+    assert recover(path).is_rolled_back
+    assert path.read_bytes() == archive.old
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_log_that_is_torn_is_found_behind_a_hole_and_what_follows_other_bytes_is_none(
+    path: Path, archive: Interrupted
+) -> None:
+    torn = archive.log[: len(archive.log) // 2]
+    for other in (b"", b"1"):
+        path.write_bytes(archive.old)
+        with path.open("r+b") as file:
+            file.seek(TIB // 2)
+            file.write(other)
+            file.seek(TIB)
+            file.write(torn)
+            file.truncate(TIB + len(archive.log))
+        if other:
+            require_refused_unread(path)
+        else:
+            assert recover(path).is_rolled_back
+            assert path.read_bytes() == archive.old
+
+
+def require_refused_unread(path: Path) -> None:
+    for act in (onnxarchive.open, recover):
+        with pytest.raises(ArchiveError) as refused:
+            act(path)
+        assert not isinstance(refused.value, UnfinishedEditError)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_log_of_a_larger_end_than_archives_have_is_none_and_is_not_read(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(2 * TIB)
+        file.seek(0, os.SEEK_END)
+        file.write(trailer(b"", 4, TIB))
+    with MappedFile(path) as found:
+        assert undo.find(found) is None
+        assert undo.find_torn(found, 4, TIB - 4096) is None
+    require_refused_unread(path)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_temporary_file_of_which_nothing_reached_the_disk_is_removed_unread(
+    path: Path, archive: Interrupted
+) -> None:
+    path.write_bytes(archive.old)
+    left = path.with_name(f".{path.name}.1-1.tmp")
+    left.touch()
+    os.truncate(left, TIB)
+    assert recover(path).removed == (str(left),)
+
+
+# Other zip readers
+
+
+@pytest.fixture(params=READERS.values(), ids=lambda reader: reader.name)
+def reader(request: pytest.FixtureRequest) -> Reader:
+    installed: Reader = request.param
+    missing = installed.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    return installed
+
+
+@pytest.mark.tool
+def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, reader: Reader) -> None:
+    """Neither in one alone, nor in that of a file of which the old model is overwritten."""
+    path = path.with_suffix(".zip")
+    onnxarchive.save(model_of(raw_tensor("w", dims=(2,))), path, size_threshold=1 << 20)
+    contents = [path.read_bytes(), logged(path.read_bytes(), 0)]
+    onnxarchive.save(documented_model("old"), path)
+    archive = interrupt(path, lambda path: replace_model(path, documented_model("new" * 50_000)))
+    contents += [archive.old, archive.new]
+    contents += [archive.states["new end begun"], archive.states["new end complete"]]
+    paths = [path.with_name(f"{number}.zip") for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    (scratch := path.with_name("scratch")).mkdir()
+    plain, log, old, new, begun, complete = (
+        set() if isinstance(found, ReaderError) else {entry.sha256 for entry in found}
+        for found in reader.read_all(paths, scratch)
+    )
+    assert len(plain) == 1
+    assert log == set()
+    assert len(old - new) == 1  # the old model
+    assert begun | complete <= new
+
+
+def test_a_copy_that_is_not_inverted_would_be_found(path: Path) -> None:
+    onnxarchive.save(documented_model("old"), path)
+    content = path.read_bytes()
+    assert zipfile.is_zipfile(path)
+    for log, is_found in (
+        (content + logged(content, 0)[-TRAILER_SIZE:], True),
+        (logged(content, 0), False),
+    ):
+        path.write_bytes(log)
+        assert zipfile.is_zipfile(path) == is_found

@@ -1,0 +1,887 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from models import external, flip_byte, full_model, model_of, open_below, raw_tensor, typed
+from onnx import TensorProto
+from outcomes import came, requires
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, ChecksumError, Finding
+from onnxarchive.files import checksums
+from onnxarchive.reading.rules import rules
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.writer import ZipWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+
+def _found(path: Path, *, full: bool = True) -> list[str]:
+    """The rules that `check` finds broken; it must agree with opening the archive."""
+    findings = onnxarchive.check(path, full=full)
+    broken = []
+    for finding in findings:
+        assert finding.rule is not None
+        assert finding.rule in rules()
+        broken.append(finding.rule)
+        assert "expected" in finding.message
+        assert "found" in finding.message
+    # Header and CRC-32 of the model are looked at on opening, too.
+    refused = {
+        rule
+        for rule, finding in zip(broken, findings, strict=True)
+        if rules()[rule].seen == "open" or finding.entry == "__MODEL_PROTO"
+    }
+    try:
+        onnxarchive.open(path).close()
+    except ArchiveFormatError as error:
+        assert error.rule in refused
+    else:
+        assert not refused
+    return broken
+
+
+# The archives to be damaged, and ways to do so
+
+
+def _two_tensors() -> onnx.ModelProto:
+    weight = raw_tensor("w", dims=(300,), seed=1)
+    return model_of(weight, raw_tensor("v", TensorProto.INT4, (2101,), seed=2))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(_two_tensors(), path, assets={"a/b": b"cat"})
+    return path
+
+
+class _Bytes:
+    """An archive's bytes and where its records are; found without the library's reader."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.end = len(data) - 22
+        assert self.data[self.end : self.end + 4] == b"PK\x05\x06"
+        count, size, self.directory = struct.unpack_from("<HII", data, self.end + 10)
+        assert self.directory + size == self.end
+        self.records: dict[str, int] = {}
+        self.headers: dict[str, int] = {}
+        offset = self.directory
+        for _ in range(count):
+            assert data[offset : offset + 4] == b"PK\x01\x02"
+            lengths = struct.unpack_from("<3H", data, offset + 28)
+            name = data[offset + 46 : offset + 46 + lengths[0]].decode()
+            self.records[name] = offset
+            (self.headers[name],) = struct.unpack_from("<I", data, offset + 42)
+            offset += 46 + sum(lengths)
+
+    def put(self, offset: int, form: str, *values: int) -> None:
+        struct.pack_into(form, self.data, offset, *values)
+
+    def get(self, offset: int, form: str) -> int:
+        value: int = struct.unpack_from(form, self.data, offset)[0]
+        return value
+
+    def insert(self, offset: int, content: bytes) -> None:
+        """Inserts into the directory or before the end record, whose size of it follows."""
+        assert self.directory <= offset <= self.end
+        self.data[offset:offset] = content
+        self.end += len(content)
+        self.put(self.end + 12, "<I", self.get(self.end + 12, "<I") + len(content))
+
+
+Damage = Callable[[_Bytes], object]
+
+
+def _in_record(name: str, offset: int, form: str, value: int) -> Damage:
+    return lambda it: it.put(it.records[name] + offset, form, value)
+
+
+def _in_header(name: str, offset: int, form: str, value: int) -> Damage:
+    return lambda it: it.put(it.headers[name] + offset, form, value)
+
+
+def _in_both(name: str, record: int, header: int, form: str, value: int) -> Damage:
+    def damage(it: _Bytes) -> None:
+        it.put(it.records[name] + record, form, value)
+        it.put(it.headers[name] + header, form, value)
+
+    return damage
+
+
+def _in_end(offset: int, form: str, value: int) -> Damage:
+    return lambda it: it.put(it.end + offset, form, value)
+
+
+def _add_to_record(field: int, content: bytes) -> Damage:
+    """Adds an extra field (30) or a comment (32) to the record of `w`, which comes first."""
+
+    def damage(it: _Bytes) -> None:
+        it.put(it.records["w"] + field, "<H", len(content))
+        it.insert(it.records["w"] + 46 + 1, content)
+
+    return damage
+
+
+def _zip64_end(
+    *,
+    size: int = 44,
+    version: int = 45,
+    disk: int = 0,
+    record_by: int = 0,
+    disks: int = 1,
+    saturate: bool = True,
+    count_by: int = 0,
+) -> Damage:
+    """Puts a Zip64 record and locator before the end record, which does not need them."""
+
+    def damage(it: _Bytes) -> None:
+        count = it.get(it.end + 10, "<H")
+        nbytes = it.get(it.end + 12, "<I")
+        record = struct.pack(
+            "<4sQ2H2I4Q",
+            b"PK\x06\x06",
+            size,
+            45,
+            version,
+            disk,
+            0,
+            count + count_by,
+            count,
+            nbytes,
+            it.directory,
+        )
+        locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, it.end + record_by, disks)
+        it.data[it.end : it.end] = record + locator
+        it.end += len(record) + len(locator)
+        if saturate:
+            it.put(it.end + 8, "<2H2I", 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+
+    return damage
+
+
+def _saturated_size(it: _Bytes) -> None:
+    """The size of `w` in a Zip64 field, where it is not needed."""
+    size = it.get(it.records["w"] + 24, "<I")
+    it.put(it.records["w"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF)
+    it.put(it.records["w"] + 6, "<H", 45)
+    _add_to_record(30, struct.pack("<HHQQ", 1, 16, size, size))(it)
+
+
+def _half_zip64(it: _Bytes) -> None:
+    it.put(it.records["w"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF)
+    it.put(it.records["w"] + 6, "<H", 45)
+    _add_to_record(30, struct.pack("<HHQ", 1, 8, 1200))(it)
+
+
+def _swap_names(it: _Bytes) -> None:
+    """Names the model as a tensor: it is last no more."""
+    offset = it.records["__MODEL_PROTO"] + 46
+    it.data[offset : offset + 13] = b"__model_proto"
+
+
+DAMAGES: list[tuple[str, str, Damage]] = [
+    ("ZIP-1", "first offset", _in_record("w", 42, "<I", 64)),
+    ("ZIP-2", "no end record", _in_end(0, "<I", 0)),
+    ("ZIP-2", "comment size", _in_end(20, "<H", 1)),
+    ("ZIP-2", "one byte more", lambda it: it.data.extend(b"\0")),
+    ("ZIP-2", "one byte less", lambda it: it.data.pop()),
+    ("ZIP-3", "disk", _in_end(4, "<H", 1)),
+    ("ZIP-3", "disk of directory", _in_end(6, "<H", 1)),
+    ("ZIP-3", "disk of entry", _in_record("w", 34, "<H", 1)),
+    ("ZIP-3", "disk of Zip64 record", _zip64_end(disk=1)),
+    ("ZIP-3", "disks of Zip64 locator", _zip64_end(disks=2)),
+    ("ZIP-4", "count on disk", _in_end(8, "<H", 3)),
+    ("ZIP-4", "count too low", lambda it: it.put(it.end + 8, "<2H", 3, 3)),
+    ("ZIP-4", "count too high", lambda it: it.put(it.end + 8, "<2H", 5, 5)),
+    ("ZIP-4", "count of none", lambda it: it.put(it.end + 8, "<2H", 0, 0)),
+    ("ZIP-4", "Zip64 count", _zip64_end(count_by=1)),
+    ("ZIP-4", "no record", _in_record("v", 0, "<I", 0)),
+    ("ZIP-4", "no first record", _in_record("w", 0, "<I", 0)),
+    ("ZIP-4", "name size", _in_record("__MODEL_PROTO", 28, "<H", 12)),
+    ("ZIP-5", "directory offset", lambda it: it.put(it.end + 16, "<I", it.directory - 1)),
+    ("ZIP-5", "directory size", lambda it: it.put(it.end + 12, "<I", 100)),
+    ("ZIP-5", "gap after directory", lambda it: it.data.__setitem__(slice(it.end, it.end), b"\0")),
+    ("ZIP-6", "offset", lambda it: it.put(it.records["v"] + 42, "<I", it.headers["v"] + 64)),
+    ("ZIP-6", "offset before", lambda it: it.put(it.records["v"] + 42, "<I", 0)),
+    ("ZIP-6", "size too large", lambda it: it.put(it.records["v"] + 20, "<2I", 9999, 9999)),
+    ("ZIP-7", "signature", _in_header("w", 0, "<I", 0)),
+    ("ZIP-7", "time", _in_header("w", 10, "<H", 1)),
+    ("ZIP-7", "CRC-32", _in_header("w", 14, "<I", 1)),
+    ("ZIP-7", "size", _in_header("w", 22, "<I", 1)),
+    ("ZIP-7", "name", _in_header("w", 30, "<B", ord("x"))),
+    ("ZIP-7", "size of extra", _in_header("w", 28, "<H", 0)),
+    ("ZIP-8", "method", _in_both("w", 10, 8, "<H", 8)),
+    ("ZIP-8", "compressed size", _in_both("w", 20, 18, "<I", 1199)),
+    ("ZIP-9", "encrypted", _in_both("w", 8, 6, "<H", 1)),
+    ("ZIP-9", "data descriptor", _in_both("w", 8, 6, "<H", 8)),
+    ("ZIP-9", "UTF-8", _in_both("w", 8, 6, "<H", 1 << 11)),
+    ("ZIP-10", "version", _in_both("w", 6, 4, "<H", 63)),
+    ("ZIP-10", "version of a Zip64 field", _add_to_record(30, b"\1\0\0\0")),
+    ("ZIP-11", "link", _in_record("w", 38, "<I", 0o120777 << 16)),
+    ("ZIP-11", "directory", _in_record("w", 38, "<I", 0o040755 << 16 | 0x10)),
+    ("ZIP-11", "volume label", _in_record("w", 38, "<I", 0x08)),
+    ("ZIP-11", "made by NTFS", _in_record("w", 4, "<H", 0x0A2D)),
+    ("ZIP-11", "reparse point", _in_record("w", 38, "<I", 0x0400)),
+    ("ZIP-11", "internal", _in_record("w", 36, "<H", 1)),
+    ("ZIP-12", "comment", _add_to_record(32, b"cat")),
+    ("ZIP-13", "unknown field", _add_to_record(30, b"\x75\x70\0\0")),
+    ("ZIP-13", "Zip64 field", _add_to_record(30, b"\1\0\0\0")),
+    ("ZIP-13", "stray bytes", _add_to_record(30, b"\1\0")),
+    ("ZIP-13", "missing Zip64", lambda it: it.put(it.records["w"] + 20, "<2I", *[0xFFFFFFFF] * 2)),
+    ("ZIP-14", "id", _in_header("w", 31, "<H", 1)),
+    ("ZIP-14", "size", _in_header("w", 33, "<H", 1)),
+    ("ZIP-14", "size of all", _in_header("w", 33, "<H", 9999)),
+    ("ZIP-15", "data", lambda it: it.data.__setitem__(it.headers["v"] - 1, 0x55)),
+    ("ZIP-15", "CRC-32", _in_both("w", 16, 14, "<I", 1)),
+    ("ZIP-15", "model", lambda it: it.data.__setitem__(it.directory - 1, 0x55)),
+    ("ZIP64-1", "not needed", _zip64_end()),
+    (
+        "ZIP64-1",
+        "no locator",
+        lambda it: it.put(it.end + 8, "<2H2I", *[0xFFFF] * 2, *[2**32 - 1] * 2),
+    ),
+    ("ZIP64-1", "one saturated value", lambda it: it.put(it.end + 16, "<I", 0xFFFFFFFF)),
+    ("ZIP64-2", "size", _zip64_end(size=45)),
+    ("ZIP64-2", "version", _zip64_end(version=62)),
+    ("ZIP64-3", "offset", _zip64_end(record_by=1)),
+    ("ZIP64-3", "offset before", _zip64_end(record_by=-1)),
+    ("ZIP64-4", "not needed", _saturated_size),
+    ("ZIP64-4", "half", _half_zip64),
+    ("ALIGN-2", "zero", _in_header("w", 35, "<H", 0)),
+    ("ALIGN-2", "32", _in_header("w", 35, "<H", 32)),
+    ("ALIGN-2", "no power", _in_header("w", 35, "<H", 65)),
+    ("ALIGN-2", "too large", _in_header("v", 35, "<H", 1 << 15)),
+    ("ALIGN-3", "not zero", _in_header("w", 37, "<B", 1)),
+    ("NAME-1", "not UTF-8", _in_both("w", 46, 30, "<B", 0xFF)),
+    ("KEY-1", "NUL", _in_both("w", 46, 30, "<B", 0)),
+    ("KEY-1", "slash", _in_both("w", 46, 30, "<B", ord("/"))),
+    ("NAME-2", "same name", _in_both("w", 46, 30, "<B", ord("v"))),
+    ("NAME-2", "same name in capitals", _in_both("w", 46, 30, "<B", ord("V"))),
+    ("VERSION-1", "reserved", _swap_names),
+    ("ASSET-1", "empty component", _in_both("assets/a/b", 46 + 7, 30 + 7, "<B", ord("/"))),
+    ("ASSET-1", "backslash", _in_both("assets/a/b", 46 + 8, 30 + 8, "<B", ord("\\"))),
+    ("MODEL-1", "other name", _swap_names),
+    ("DATA-1", "renamed", _in_both("w", 46, 30, "<B", ord("x"))),
+    ("DATA-2", "renamed", _in_both("w", 46, 30, "<B", ord("x"))),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "damage"),
+    [(rule, damage) for rule, _, damage in DAMAGES],
+    ids=[f"{rule}: {what}" for rule, what, _ in DAMAGES],
+)
+def test_a_damaged_byte_breaks_a_rule(path: Path, rule: str, damage: Damage) -> None:
+    it = _Bytes(path.read_bytes())
+    damage(it)
+    assert bytes(it.data) != path.read_bytes()
+    path.write_bytes(it.data)
+    assert rule in _found(path)
+
+
+@pytest.mark.parametrize("prefix_nbytes", [0, 10])
+def test_an_archive_without_entries_is_found_to_have_no_model_and_no_prefix(
+    tmp_path: Path, prefix_nbytes: int
+) -> None:
+    path = tmp_path / "m.onnxa"
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0, 0, 0, prefix_nbytes, 0)
+    path.write_bytes(b"x" * prefix_nbytes + end)
+    prefix = "ZIP-6: expected entries up to the directory at 10, found none"
+    no_model = "MODEL-1: expected __MODEL_PROTO as the last entry, found no entry"
+    found = [str(finding) for finding in onnxarchive.check(path, full=True)]
+    assert found == ([prefix, no_model] if prefix_nbytes else [no_model])
+
+
+def test_each_entry_that_overlaps_the_same_earlier_one_is_found(path: Path) -> None:
+    it = _Bytes(path.read_bytes())
+    end = 2560
+    assert it.headers["assets/a/b"] < it.headers["__MODEL_PROTO"] < end < it.directory
+    it.put(it.records["w"] + 20, "<2I", end - 64, end - 64)
+    it.put(it.records["v"] + 42, "<I", end)
+    path.write_bytes(it.data)
+    overlaps = [
+        (finding.entry, finding.message)
+        for finding in onnxarchive.check(path)
+        if "after the entries before it" in finding.message
+    ]
+    assert overlaps == [
+        (
+            name,
+            f"expected its local header at offset {end} or later, after the entries before it, "
+            f"found {it.headers[name]}",
+        )
+        for name in ("assets/a/b", "__MODEL_PROTO")
+    ]
+
+
+@pytest.mark.parametrize(("missing", "number"), [("w", 1), ("v", 2), ("__MODEL_PROTO", 4)])
+def test_the_first_record_that_is_missing_is_found_by_number_and_offset(
+    path: Path, missing: str, number: int
+) -> None:
+    it = _Bytes(path.read_bytes())
+    it.put(it.records[missing], "<I", 0)
+    path.write_bytes(it.data)
+    found = [str(finding) for finding in onnxarchive.check(path) if finding.rule == "ZIP-4"]
+    assert found == [
+        f"ZIP-4: expected directory record {number} of 4 at offset {it.records[missing]}, "
+        "found none"
+    ]
+
+
+# Archives that no byte of a sound one leads to
+
+
+def _write(path: Path, model: onnx.ModelProto | bytes, **entries: bytes) -> Path:
+    """Writes any entries and a model, also what `ZipWriter` refuses."""
+    unchecked = patch("onnxarchive.zipformat.writer.end_records.check_false_ends")
+    with open(path, "wb") as file, unchecked:
+        target = ZipWriter(file)
+        for name, data in entries.items():
+            target.add(name, data)
+        serialized = model if isinstance(model, bytes) else model.SerializeToString()
+        target.add("__MODEL_PROTO", serialized)
+        target.finish()
+    return path
+
+
+def _referring(tensor: TensorProto | None = None, **pairs: object) -> onnx.ModelProto:
+    return model_of(external(tensor or raw_tensor("w"), "w", **pairs))
+
+
+def _with(field: str, value: object) -> onnx.ModelProto:
+    model = _referring()
+    setattr(model.graph.initializer[0], field, value)
+    return model
+
+
+BOOLS = raw_tensor("w", TensorProto.BOOL, (16,))
+ODD = raw_tensor("w", TensorProto.INT4, (31,))
+
+_RESHAPED = _referring(raw_tensor("w", dims=(2, 2))).SerializeToString()
+
+ARCHIVES: list[tuple[list[str], str, onnx.ModelProto | bytes, dict[str, bytes]]] = [
+    ([], "sound", _referring(offset=0, length=16), {"w": bytes(16)}),
+    ([], "checksum", _referring(checksum=hashlib.sha1(b"x" * 16).hexdigest()), {"w": b"x" * 16}),
+    ([], "bools", _referring(BOOLS), {"w": b"\0\1" * 8}),
+    ([], "odd", _referring(ODD), {"w": b"\xff" * 15 + b"\x0f"}),
+    (["KEY-1"], "name", model_of(), {"a.b": b""}),
+    (["KEY-1"], "no name", model_of(), {"": b""}),
+    (["KEY-1"], "folder", model_of(), {"a/b": b""}),
+    (["KEY-1"], "entry of a folder", model_of(), {"dir/": b""}),
+    (["KEY-1"], "parent", model_of(), {"..": b""}),
+    (["ASSET-1"], "version", model_of(), {"assets/a;1": b""}),
+    (["ASSET-1"], "not composed", model_of(), {"assets/e\u0301": b""}),
+    (["DATA-2"], "unused", model_of(), {"a": b""}),
+    (["VERSION-1"], "reserved", model_of(), {"__OTHER": b""}),
+    (["KEY-1"], "assets", model_of(), {"Assets": b""}),
+    (["KEY-1"], "long", model_of(), {"x" * 256: b""}),
+    (["ASSET-1"], "dots", model_of(), {"assets/../a": b""}),
+    (["NAME-2"], "folder", model_of(), {"assets/a": b"", "assets/a/b": b""}),
+    (["ZIP-16"], "asset", model_of(), {"assets/a": b"PK\5\6" + bytes(18)}),
+    (["ZIP-16"], "model", _with("name", "PK\6\6\x2c" + "\0" * 7), {"w": bytes(16)}),
+    ([], "two models", model_of(), {"__MODEL_PROTO_a": model_of().SerializeToString()}),
+    (["MODEL-4"], "id", model_of(), {"__MODEL_PROTO_A": model_of().SerializeToString()}),
+    (["DATA-8"], "two shapes", _referring(), {"w": bytes(16), "__MODEL_PROTO_a": _RESHAPED}),
+    (["MODEL-3"], "no model", b"", {}),
+    (["MODEL-3"], "text", b"text", {}),
+    (["MODEL-3"], "no graph", onnx.ModelProto(ir_version=10), {}),
+    (["MODEL-3"], "no version", onnx.ModelProto(graph=onnx.GraphProto()), {}),
+    (["DATA-1", "DATA-2"], "location", model_of(external(raw_tensor("w"), "x")), {"w": bytes(16)}),
+    (["DATA-1"], "path", model_of(external(raw_tensor("w"), "../w")), {}),
+    (["DATA-3"], "shared", model_of(*[external(raw_tensor("w"), "w")] * 2), {"w": bytes(16)}),
+    (["DATA-4"], "unknown pair", _referring(x=1), {"w": bytes(16)}),
+    (["DATA-5"], "offset", _referring(offset=1), {"w": bytes(16)}),
+    (["DATA-5"], "no offset", _referring(offset="+0"), {"w": bytes(16)}),
+    (["DATA-5"], "length", _referring(length=15), {"w": bytes(16)}),
+    (["DATA-6"], "checksum", _referring(checksum="0" * 40), {"w": bytes(16)}),
+    (
+        ["DATA-6"],
+        "capital checksum",
+        _referring(checksum=hashlib.sha1(b"x" * 16).hexdigest().upper()),
+        {"w": b"x" * 16},
+    ),
+    (["DATA-6"], "empty checksum", _referring(checksum=""), {"w": bytes(16)}),
+    (["DATA-7"], "two places", _with("raw_data", b"x"), {"w": bytes(16)}),
+    (["DATA-7", "DATA-2"], "not external", _with("data_location", 0), {"w": bytes(16)}),
+    (["TENSOR-1"], "strings", _with("data_type", 8), {"w": bytes(16)}),
+    (["TENSOR-1"], "unknown", _with("data_type", 99), {"w": bytes(16)}),
+    (["TENSOR-2"], "dims", _referring(raw_tensor("w", dims=(0, 1 << 62))), {"w": b""}),
+    (["TENSOR-3"], "size", _referring(), {"w": bytes(15)}),
+    (["TENSOR-3"], "no data", _referring(), {"w": b""}),
+    (["TENSOR-4"], "tail", _referring(ODD), {"w": b"\xff" * 16}),
+    (["TENSOR-5"], "bool", _referring(BOOLS), {"w": bytes(15) + b"\2"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("expected", "model", "entries"),
+    [(it[0], it[2], it[3]) for it in ARCHIVES],
+    ids=[f"{'-'.join(it[0])} {it[1]}" for it in ARCHIVES],
+)
+def test_content_that_breaks_a_rule_breaks_this_one_alone(
+    tmp_path: Path,
+    expected: list[str],
+    model: onnx.ModelProto | bytes,
+    entries: dict[str, bytes],
+) -> None:
+    path = _write(tmp_path / "m.onnxa", model, **entries)
+    assert _found(path) == expected
+    from_data = {rule for rule in expected if rules()[rule].seen == "data"}
+    assert _found(path, full=False) == [rule for rule in expected if rule not in from_data]
+
+
+def test_data_that_is_not_aligned_breaks_a_rule(path: Path) -> None:
+    it = _Bytes(path.read_bytes())
+    # 8 bytes of padding more before the first entry's data, as its header says
+    size = it.get(28, "<H")
+    it.put(28, "<H", size + 8)
+    it.put(33, "<H", it.get(33, "<H") + 8)
+    it.data[31 + size : 31 + size] = bytes(8)
+    it.put(it.end + 8 + 16, "<I", it.directory + 8)
+    for name, record in it.records.items():
+        if name != "w":
+            it.put(record + 8 + 42, "<I", it.headers[name] + 8)
+    path.write_bytes(it.data)
+    assert {"ALIGN-1", "ALIGN-2"} <= set(_found(path))
+
+
+def test_padding_that_is_too_long_breaks_a_rule(path: Path) -> None:
+    it = _Bytes(path.read_bytes())
+    size = it.get(28, "<H")
+    it.put(28, "<H", size + 64)
+    it.put(33, "<H", it.get(33, "<H") + 64)
+    it.data[31 + size : 31 + size] = bytes(64)
+    it.put(it.end + 64 + 16, "<I", it.directory + 64)
+    for name, record in it.records.items():
+        if name != "w":
+            it.put(record + 64 + 42, "<I", it.headers[name] + 64)
+    path.write_bytes(it.data)
+    assert _found(path) == ["ALIGN-3"]
+
+
+def _write_sparse(path: Path, name: bytes, nbytes: int, header: bytes | None = None) -> None:
+    """An archive of one entry of zeros, which is a hole in the file, beside a model."""
+    tensor = external(raw_tensor("w", TensorProto.UINT8, (1,)), "w")
+    tensor.dims[:] = [nbytes]
+    model = model_of(tensor).SerializeToString() if name == b"w" else b""
+    placements = [layout.Placement(name, nbytes, 0, 0)]
+    with open(path, "wb") as file:
+        file.write(header or placements[0].local_header().pack())
+        file.seek(placements[0].end)
+        if name == b"w":
+            crc32 = checksums.crc32(model)
+            placements.append(
+                layout.Placement(b"__MODEL_PROTO", len(model), crc32, placements[0].end)
+            )
+            file.write(placements[1].local_header().pack() + model)
+        records = b"".join(it.directory_record().pack() for it in placements)
+        file.write(records)
+        file.write(layout.end_of_archive(len(placements), len(records), placements[-1].end))
+
+
+def test_a_model_of_two_gib_breaks_a_rule_and_is_not_read(path: Path) -> None:
+    _write_sparse(path, b"__MODEL_PROTO", 1 << 31)
+    assert _found(path, full=False) == ["MODEL-2"]
+    with pytest.raises(ArchiveFormatError, match=r"at most 2147483647 bytes.*\[MODEL-2\]"):
+        onnxarchive.open(path, max_model_nbytes=10)
+
+
+def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        nbytes = archive.entries["__MODEL_PROTO"].nbytes
+    onnxarchive.open(path, max_model_nbytes=nbytes).close()
+    assert onnxarchive.check(path, max_model_nbytes=nbytes) == []
+    message = rf"at most {nbytes - 1} bytes in all \(max_model_nbytes\), found {nbytes} bytes"
+    with pytest.raises(ArchiveFormatError, match=message):
+        onnxarchive.open(path, max_model_nbytes=nbytes - 1)
+    (finding,) = onnxarchive.check(path, max_model_nbytes=nbytes - 1)
+    assert finding.rule == "MODEL-2"
+
+
+def test_the_header_of_a_model_is_compared_whatever_else_is_wrong_with_it(path: Path) -> None:
+    header = layout.Placement(b"__MODEL_PROTO", 1 << 31, 0, 0).local_header().pack()
+    _write_sparse(path, b"__MODEL_PROTO", 1 << 31, b"no" + header[2:])
+    assert set(_found(path, full=False)) == {"MODEL-2", "ZIP-7"}
+
+
+def test_the_headers_of_two_models_are_compared(path: Path) -> None:
+    it = _Bytes(_write(path, model_of(), x_MODEL_PROTO=b"").read_bytes())
+    for offset in (it.records["x_MODEL_PROTO"] + 46, it.headers["x_MODEL_PROTO"] + 30):
+        it.put(offset, "<B", ord("_"))
+    for name in it.headers:
+        it.put(it.headers[name] + 10, "<H", 1)  # time
+    path.write_bytes(it.data)
+    findings = onnxarchive.check(path)
+    assert [finding.rule for finding in findings].count("ZIP-7") == 2
+
+
+def test_an_entry_of_four_gib_is_sound_and_its_local_zip64_field_is_compared(path: Path) -> None:
+    nbytes = (1 << 32) + 5
+    _write_sparse(path, b"w", nbytes)
+    assert onnxarchive.check(path) == []
+    header = bytearray(layout.Placement(b"w", nbytes, 0, 0).local_header().pack())
+    assert header[31:35] == b"\1\0\x10\0"
+    for offset, value in ((35, nbytes + 1), (43, nbytes - 1), (35, 0)):
+        damaged = bytearray(header)
+        struct.pack_into("<Q", damaged, offset, value)
+        _write_sparse(path, b"w", nbytes, bytes(damaged))
+        assert _found(path, full=False) == ["ZIP64-5"]
+        with onnxarchive.open(path) as archive, pytest.raises(ArchiveFormatError, match="ZIP64-5"):
+            archive.read("w")
+
+
+@pytest.mark.parametrize("offset", [1 << 62, 1 << 63, (1 << 64) - 200, (1 << 64) - 1])
+def test_an_offset_beyond_every_file_breaks_a_rule(path: Path, offset: int) -> None:
+    # The second and the third of four entries lie there, one after the other.
+    placements = [layout.Placement(b"a", 5, 0, 0)]
+    for name in (b"b", b"__MODEL_PROTO", b"c"):
+        at = offset if name == b"b" else placements[-1].end
+        placements.append(layout.Placement(name, 7, 0, at))
+    data = placements[0].local_header().pack()
+    records = b""
+    for placement in placements:
+        if placement.end > (1 << 64) - 1:
+            placement = layout.Placement(placement.name, 7, 0, (1 << 64) - 1)
+        records += placement.directory_record().pack()
+    path.write_bytes(data + records + layout.end_of_archive(4, len(records), len(data)))
+    assert "ZIP-6" in _found(path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_what_is_no_regular_file_breaks_a_rule(tmp_path: Path, kind: str) -> None:
+    if kind == "directory":
+        (tmp_path / "x").mkdir()
+    else:
+        os.mkfifo(tmp_path / "x")
+    (finding,) = onnxarchive.check(tmp_path / "x")
+    assert finding == Finding("FILE-1", None, f"expected a regular file, found a {kind}")
+
+
+COVERED_ELSEWHERE = {"FILE-1", "ALIGN-1", "ZIP64-5", "MODEL-2"}  # just above
+
+
+def test_every_rule_has_an_archive_that_breaks_it() -> None:
+    covered = {rule for rule, _, _ in DAMAGES} | {rule for it in ARCHIVES for rule in it[0]}
+    assert covered | COVERED_ELSEWHERE == set(rules())
+
+
+# Results of check
+
+
+def test_a_sound_archive_breaks_no_rule(path: Path) -> None:
+    choices: list[dict[str, Any]] = [
+        {},
+        {"size_threshold": 0, "convert_attribute": True},
+        {"alignment": 4096},
+    ]
+    for options in choices:
+        for model in (full_model(), model_of(), _two_tensors(), model_of(typed(raw_tensor("w")))):
+            onnxarchive.save(model, path, assets={"a/b": b"", "ü": b"x"}, **options)
+            assert onnxarchive.check(path) == []
+            assert onnxarchive.check(path, full=True) == []
+
+
+def test_every_broken_rule_is_found_and_not_only_the_first(path: Path) -> None:
+    it = _Bytes(path.read_bytes())
+    it.put(it.records["v"] + 34, "<H", 1)  # disk
+    it.put(it.headers["w"] + 10, "<H", 5)  # time
+    it.data[it.headers["v"] - 1] ^= 1  # data of w
+    it.put(it.headers["assets/a/b"], "<I", 0)  # signature
+    path.write_bytes(it.data)
+    found = [(finding.rule, finding.entry) for finding in onnxarchive.check(path, full=True)]
+    assert found == [
+        ("ZIP-3", "v"),
+        ("ZIP-7", "w"),
+        ("ZIP-7", "assets/a/b"),
+        ("ZIP-15", "w"),
+    ]
+    assert len(onnxarchive.check(path)) == 3
+
+
+def test_data_is_read_under_full_alone(path: Path) -> None:
+    entry = onnxarchive.open(path).entries["w"]
+    flip_byte(path, entry.data_offset + 600)
+    assert onnxarchive.check(path) == []
+    (finding,) = onnxarchive.check(path, full=True)
+    assert (finding.rule, finding.entry) == ("ZIP-15", "w")
+    assert f"{entry.crc32:#010x}" in finding.message
+    with onnxarchive.open(path) as archive, pytest.raises(ChecksumError):
+        archive.verify()
+
+
+@pytest.mark.parametrize(
+    ("expected", "model", "entries"),
+    [(it[0], it[2], it[3]) for it in ARCHIVES if {rules()[id].seen for id in it[0]} <= {"data"}],
+    ids=[
+        f"{'-'.join(it[0])} {it[1]}"
+        for it in ARCHIVES
+        if {rules()[id].seen for id in it[0]} <= {"data"}
+    ],
+)
+def test_verifying_refuses_what_a_full_check_finds(
+    path: Path, expected: list[str], model: onnx.ModelProto, entries: dict[str, bytes]
+) -> None:
+    _write(path, model, **entries)
+    with onnxarchive.open(path) as archive:
+        if not expected:
+            archive.verify()
+            return
+        with pytest.raises(ArchiveFormatError) as caught:
+            archive.verify()
+    assert ([caught.value.rule], caught.value.entry) == (expected, "w")
+    assert caught.value.path == str(path)
+    assert isinstance(caught.value, ChecksumError) == (expected == ["DATA-6"])
+
+
+def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
+    finding = Finding("ZIP-15", "w", "expected this, found that")
+    assert str(finding) == "ZIP-15: entry 'w': expected this, found that"
+    assert str(Finding("ZIP-2", None, "expected this")) == "ZIP-2: expected this"
+    assert {finding, Finding("ZIP-15", "w", "expected this, found that")} == {finding}
+
+
+def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> None:
+    tensors = [raw_tensor(f"w{number}", dims=(1 << 17,), seed=number) for number in range(8)]
+    onnxarchive.save(model_of(*tensors), path)
+    with onnxarchive.open(path) as archive:
+        offsets = [entry.data_offset for entry in archive.entries.values()]
+    for offset in offsets[:8:2]:
+        flip_byte(path, offset + 77)
+    found = onnxarchive.check(path, full=True, jobs=1)
+    assert [finding.entry for finding in found] == ["w0", "w2", "w4", "w6"]
+    for jobs in (2, 3, 64, None):
+        assert onnxarchive.check(path, full=True, jobs=jobs) == found
+
+
+def test_checking_says_how_far_it_is(path: Path) -> None:
+    onnxarchive.save(_two_tensors(), path, assets={"large": bytes(20 * MIB)})
+    calls: list[tuple[int, int]] = []
+    onnxarchive.check(path, full=True, progress=lambda *call: calls.append(call))
+    with onnxarchive.open(path) as archive:
+        total = sum(entry.nbytes for entry in archive.entries.values())
+    done = [call[0] for call in calls]
+    assert (done[-1], {call[1] for call in calls}) == (total, {total})
+    assert done == sorted(set(done))
+    assert len(done) >= 6
+    onnxarchive.check(path, progress=lambda *call: pytest.fail("nothing is read"))
+
+
+def test_checking_leaves_nothing_open(path: Path) -> None:
+    for data in (path.read_bytes(), b"text"):
+        path.write_bytes(data)
+        onnxarchive.check(path, full=True)
+        assert open_below(path.parent) == []
+
+
+# Any bytes
+
+
+def _sound_archives() -> list[bytes]:
+    found = []
+    tensors = [raw_tensor("w", dims=(20,)), raw_tensor("v", TensorProto.INT4, (21,)), BOOLS]
+    for model in (model_of(*tensors), model_of(), model_of(raw_tensor("x", dims=(0,)))):
+        for assets in ({}, {"a/b": b"cat", "ü": b""}):
+            file = io.BytesIO()
+            onnxarchive.save(model, file, size_threshold=0, assets=assets)
+            found.append(file.getvalue())
+    return found
+
+
+SOUND = _sound_archives()
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(st.sampled_from(SOUND)))
+    for _ in range(draw(st.integers(1, 4))):
+        # Half of the changes go to the directory and the end record.
+        where = st.integers(0, len(data)) | st.integers(max(len(data) - 300, 0), len(data))
+        start = draw(where)
+        kinds = ["keep", "keep", "set", "set", "set", "number", "insert", "delete", "cut"]
+        kind = draw(st.sampled_from(kinds))
+        if kind == "set":
+            data[start : start + 1] = bytes([draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, 64]))])
+        elif kind == "number":
+            size = draw(st.sampled_from([2, 4, 8]))
+            number = draw(st.sampled_from([0, 1, -1, 1 << (size * 8 - 1), 0xFFFF, 64, 46]))
+            data[start : start + size] = (number % (1 << size * 8)).to_bytes(size, "little")
+        elif kind == "insert":
+            data[start:start] = draw(st.binary(min_size=1, max_size=8) | st.just(bytes(64)))
+        elif kind == "delete":
+            del data[start : start + draw(st.integers(1, 64))]
+        elif kind == "cut":
+            del data[start:]
+        if not data:
+            break
+    return bytes(data)
+
+
+any_bytes = settings(
+    deadline=None,
+    max_examples=600,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@requires(accepted=20, refused=200)
+@any_bytes
+@given(data=_damaged())
+def test_any_damage_is_found_and_never_a_surprise(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.onnxa"
+    path.write_bytes(data)
+    found = _found(path)
+    came("refused" if found else "accepted")
+    if not found:
+        with onnxarchive.open(path) as archive:
+            archive.verify()
+            for entry in archive.entries:
+                archive.read(entry)
+            assert dict(archive.tensors) is not None
+        onnxarchive.load(path)
+
+
+@settings(any_bytes, max_examples=200)
+@given(data=st.binary(max_size=100))
+def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.onnxa"
+    size = len(data) // 2
+    for count in (0, 1, size // 46):
+        end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, size, len(data) - size, 0)
+        path.write_bytes(data + end)
+        assert _found(path)
+        path.write_bytes(data[:-46] + b"PK\x01\x02" + data[-42:] + end)
+        assert _found(path)
+
+
+@requires(accepted=20, refused=200)
+@any_bytes
+@given(
+    number=st.integers(0, 5),
+    changes=st.lists(
+        st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 2, 8, 10, 0x7F, 0x80, 0xFF])),
+        min_size=1,
+        max_size=4,
+    ),
+    full=st.booleans(),
+)
+def test_any_damage_of_a_model_is_never_a_surprise(
+    tmp_path: Path, number: int, changes: list[tuple[int, int]], full: bool
+) -> None:
+    # with a CRC-32 that is right
+    path = tmp_path / "m.onnxa"
+    path.write_bytes(SOUND[number])
+    with onnxarchive.open(path) as archive:
+        entries = {name: bytes(archive.read(name)) for name in archive.entries}
+    model = bytearray(entries.pop("__MODEL_PROTO"))
+    for offset, byte in changes:
+        model[offset % len(model)] = byte
+    _write(path, bytes(model), **entries)
+    found = _found(path, full=full)
+    came("refused" if found else "accepted")
+    if not found:
+        with onnxarchive.open(path) as archive:
+            for name in archive.entries:
+                archive.read(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "rules_of_key"),
+    [
+        ("location", ["DATA-1", "DATA-2"]),
+        ("offset", ["DATA-5"]),
+        ("length", ["DATA-5"]),
+        ("checksum", ["DATA-6"]),
+        ("other", ["DATA-4"]),
+    ],
+)
+def test_external_data_that_is_no_text_breaks_the_rule_of_its_key(
+    path: Path, key: str, rules_of_key: list[str]
+) -> None:
+    pairs = {"location": "w", key: "MARK"}
+    model = model_of(external(raw_tensor("w"), **pairs))
+    serialized = model.SerializeToString().replace(b"MARK", b"M\xffRK")
+    assert _found(_write(path, serialized, w=bytes(16))) == rules_of_key
+
+
+# Many findings, and those that only follow from others
+
+
+def test_of_each_rule_a_thousand_findings_are_kept_and_the_others_counted(path: Path) -> None:
+    name = "n" * 10_000
+    tensors = [external(raw_tensor(name, dims=(index,)), "w") for index in range(2500)]
+    _write(path, model_of(*tensors), w=bytes(16))
+    findings = onnxarchive.check(path)
+    assert len(findings) == 2 * 1001
+    for rule, count in (("DATA-3", 2499), ("TENSOR-3", 2499)):
+        of_rule = [finding for finding in findings if finding.rule == rule]
+        assert all(finding.entry == "w" for finding in of_rule[:-1])
+        assert str(of_rule[-1]) == (
+            f"{rule}: {count - 1000} more findings of this rule are not listed"
+        )
+    assert max(len(str(finding)) for finding in findings) < 500
+
+
+def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: Path) -> None:
+    stray = b"\1\0"
+    for damage in (
+        _add_to_record(30, stray),
+        lambda it: it.put(it.records["w"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF),
+        lambda it: it.put(it.records["__MODEL_PROTO"] + 42, "<I", 0xFFFFFFFF),
+        lambda it: it.put(it.records["__MODEL_PROTO"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF),
+        lambda it: it.put(it.records["w"] + 42, "<I", 0xFFFFFFFF),
+    ):
+        onnxarchive.save(_two_tensors(), path, assets={"a/b": b"cat"})
+        it = _Bytes(path.read_bytes())
+        damage(it)
+        path.write_bytes(it.data)
+        assert set(_found(path)) - {"ZIP-7"} == {"ZIP-13"}
+
+
+def test_a_broken_crc32_of_the_model_is_one_finding(path: Path) -> None:
+    it = _Bytes(_write(path, model_of()).read_bytes())
+    _in_both("__MODEL_PROTO", 16, 14, "<I", 1)(it)
+    path.write_bytes(it.data)
+    assert _found(path) == ["ZIP-15"]
+
+
+# The table of rules
+
+
+def _ids_in_code() -> set[str]:
+    code = "".join(path.read_text() for path in (ROOT / "onnxarchive").rglob("*.py"))
+    quoted = re.findall(r"[\"']([A-Z][A-Z0-9]*-[0-9]+)[\"']", code)
+    return set(quoted) - {"SHA-1", "CRC-32", "UTF-8"}
+
+
+def test_every_rule_in_the_code_is_in_the_table_and_the_other_way_round() -> None:
+    assert _ids_in_code() == set(rules())
+
+
+def test_a_rule_has_a_time_and_a_sentence() -> None:
+    for id, rule in rules().items():
+        assert rule.id == id
+        assert rule.seen in ("open", "header", "data")
+        assert len(rule.text) > 20
+        assert rule.text.endswith(".")
+        assert "\n" not in rule.text
+
+
+def test_the_table_cannot_be_changed() -> None:
+    table: Any = rules()
+    with pytest.raises(TypeError):
+        table["ZIP-1"] = None
+    assert rules() is table

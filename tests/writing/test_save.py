@@ -1,0 +1,777 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import os
+import resource
+import stat
+import weakref
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    attribute,
+    every_tensor,
+    external,
+    full_model,
+    model_of,
+    model_protos,
+    nested_model,
+    node,
+    normalised,
+    raw_tensor,
+    run_python,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto
+from written import saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.files.data import Stored
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.remote.location import Location
+from onnxarchive.writing.options import WriteOptions
+from onnxarchive.writing.plan import ModelToStore, plan_archive
+from onnxarchive.writing.write import write_archive
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnxa"
+
+
+# Round trips
+
+
+@settings(
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    model=model_protos(),
+    size_threshold=st.sampled_from([0, 1, 64, 1024]),
+    convert_attribute=st.booleans(),
+    alignment=st.sampled_from([64, 128, 4096, 32768]),
+)
+def test_any_model_comes_back_equal(
+    tmp_path: Path,
+    model: onnx.ModelProto,
+    size_threshold: int,
+    convert_attribute: bool,
+    alignment: int,
+) -> None:
+    path = tmp_path / "model.onnxa"
+    before = model.SerializeToString(deterministic=True)
+    onnxarchive.save(
+        model,
+        path,
+        size_threshold=size_threshold,
+        convert_attribute=convert_attribute,
+        alignment=alignment,
+    )
+    assert model.SerializeToString(deterministic=True) == before
+    assert onnxarchive.check(path, full=True) == []
+    loaded = onnxarchive.load(path)
+    assert normalised(loaded) == normalised(model)
+    with onnxarchive.open(path) as archive:
+        stored = [it for it in every_tensor(archive.model) if it.data_location]
+        assert len(stored) == len(archive.entries) - 1
+        if size_threshold == 0 and convert_attribute:
+            fixed_width = [it for it in every_tensor(model) if it.data_type != TensorProto.STRING]
+            assert len(stored) == len(fixed_width)
+        for entry in archive.entries.values():
+            assert entry.data_offset % alignment == 0
+
+
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(model=model_protos(), size_threshold=st.sampled_from([0, 64]))
+def test_a_model_whose_tensors_are_raw_comes_back_to_the_byte(
+    tmp_path: Path, model: onnx.ModelProto, size_threshold: int
+) -> None:
+    raw = normalised(model)
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(raw, path, size_threshold=size_threshold, convert_attribute=True)
+    loaded = onnxarchive.load(path)
+    assert loaded == raw
+    assert loaded.SerializeToString(deterministic=True) == raw.SerializeToString(deterministic=True)
+
+
+def test_tensors_of_every_type_in_every_way_come_back(target: Path) -> None:
+    model = model_of(string_tensor("strings"))
+    for name, number in NUMBERS.items():
+        for dims in [(), (0,), (1,), (7,), (3, 5), (2, 0, 3)]:
+            tensor = raw_tensor(f"{name}{dims}", number, dims, seed=len(model.graph.initializer))
+            model.graph.initializer.append(tensor)
+            typed_tensor = typed(tensor)
+            typed_tensor.name += "typed"
+            model.graph.initializer.append(typed_tensor)
+    onnxarchive.save(model, target, size_threshold=0)
+    assert onnxarchive.check(target, full=True) == []
+    assert normalised(onnxarchive.load(target)) == normalised(model)
+    with onnxarchive.open(target) as archive:
+        assert len(archive.entries) == 1 + 2 * 6 * len(NUMBERS)
+
+
+def test_graphs_nested_twenty_deep_come_back(target: Path) -> None:
+    model = nested_model(20)
+    onnxarchive.save(model, target, size_threshold=0)
+    with onnxarchive.open(target) as archive:
+        assert sorted(archive.tensors) == sorted(f"weight{level}" for level in range(20))
+    assert onnxarchive.load(target) == model
+
+
+def test_graphs_nested_as_deep_as_protobuf_reads_come_back(target: Path) -> None:
+    model = nested_model(33)
+    onnx.ModelProto.FromString(model.SerializeToString())
+    onnxarchive.save(model, target, size_threshold=0)
+    assert onnxarchive.load(target) == model
+
+
+@pytest.mark.parametrize("depth", [33, 34, 60])
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_an_archive_that_cannot_be_opened_is_not_written(
+    target: Path, depth: int, convert_attribute: bool
+) -> None:
+    # The tensor of the innermost node is as deep as protobuf reads, or deeper; external_data is
+    # one level below its tensor.
+    model = nested_model(depth)
+    graph = model.graph
+    for _ in range(depth - 1):
+        graph = graph.node[0].attribute[0].g
+    graph.node.append(node(attribute("t", t=raw_tensor("deepest", dims=(300,)))))
+    before = model.SerializeToString()
+    if depth == 33 and not convert_attribute:
+        onnxarchive.save(model, target)
+        assert onnxarchive.load(target) == model
+    else:
+        with pytest.raises(ArchiveFormatError, match="nested"):
+            onnxarchive.save(model, target, convert_attribute=convert_attribute)
+        assert not target.exists()
+    assert model.SerializeToString() == before
+
+
+def test_a_location_of_default_comes_back_as_none(target: Path) -> None:
+    model = model_of(raw_tensor("w"))
+    model.graph.initializer[0].data_location = TensorProto.DEFAULT
+    onnxarchive.save(model, target, size_threshold=0)
+    (loaded,) = onnxarchive.load(target).graph.initializer
+    assert not loaded.HasField("data_location")
+    loaded.data_location = TensorProto.DEFAULT
+    assert loaded == model.graph.initializer[0]
+
+
+def test_unknown_fields_come_back(target: Path) -> None:
+    model = full_model()
+    for message in (model, model.graph, model.graph.initializer[0], model.graph.node[0]):
+        message.MergeFromString(b"\x92\xfa\x01\x03abc")
+    onnxarchive.save(model, target, size_threshold=0, convert_attribute=True)
+    assert onnxarchive.load(target).SerializeToString(
+        deterministic=True
+    ) == model.SerializeToString(deterministic=True)
+
+
+def test_an_external_data_field_that_says_nothing_makes_no_broken_archive(target: Path) -> None:
+    # data_location is not EXTERNAL: the tensor holds its data itself
+    for size_threshold in (0, 1024):
+        model = model_of(raw_tensor("w"))
+        model.graph.initializer[0].external_data.add(key="location", value="left over")
+        onnxarchive.save(model, target, size_threshold=size_threshold)
+        assert onnxarchive.check(target) == []
+
+
+@pytest.mark.parametrize("field", ["tensor name", "graph name", "doc_string", "producer_name"])
+def test_text_that_is_not_utf_8_is_kept(target: Path, field: str) -> None:
+    # protobuf reads and writes such strings of proto2
+    model = model_of(raw_tensor("MARK" if field == "tensor name" else "w", dims=(300,)))
+    if field == "graph name":
+        model.graph.name = "MARK"
+    elif field != "tensor name":
+        setattr(model, field, "MARK")
+    serialized = model.SerializeToString()
+    assert serialized.count(b"MARK") == 1
+    model = onnx.ModelProto.FromString(serialized.replace(b"MARK", b"M\xffRK"))
+    onnxarchive.save(model, target)
+    assert onnxarchive.load(target).SerializeToString() == model.SerializeToString()
+
+
+# Tensors stored outside the model
+
+
+def _outside(model: onnx.ModelProto, **options: Any) -> dict[str, int]:
+    """Name and size of the entries that tensors have."""
+    with zipfile.ZipFile(io.BytesIO(saved(model, **options))) as file:
+        return {info.filename: info.file_size for info in file.infolist()[:-1]}
+
+
+@pytest.mark.parametrize(
+    ("size_threshold", "outside"),
+    [
+        (0, ["nothing", "one", "below", "equal", "above"]),
+        (1, ["one", "below", "equal", "above"]),
+        (1024, ["equal", "above"]),
+        (1025, ["above"]),
+        (1 << 40, []),
+    ],
+)
+def test_tensors_of_the_threshold_or_more_go_outside(
+    size_threshold: int, outside: list[str]
+) -> None:
+    counts = {"nothing": 0, "one": 1, "below": 1023, "equal": 1024, "above": 1025}
+    model = model_of(*(raw_tensor(n, TensorProto.UINT8, (c,)) for n, c in counts.items()))
+    found = _outside(model, size_threshold=size_threshold)
+    assert found == {name: counts[name] for name in outside}
+
+
+def test_the_threshold_is_1024_and_counts_packed_bytes() -> None:
+    model = model_of(
+        raw_tensor("float", TensorProto.FLOAT, (256,)),
+        raw_tensor("small_float", TensorProto.FLOAT, (255,)),
+        raw_tensor("int4", TensorProto.INT4, (2047,)),
+        raw_tensor("small_int4", TensorProto.INT4, (2046,)),
+        typed(raw_tensor("typed", TensorProto.INT8, (1024,))),
+        typed(raw_tensor("small_typed", TensorProto.INT8, (1023,))),
+    )
+    assert _outside(model) == {"float": 1024, "int4": 1024, "typed": 1024}
+
+
+def test_initializers_alone_go_outside_unless_more_is_asked_for() -> None:
+    model = full_model(300)
+    graphs = ("main", "main_a", "main_b", "main_c")
+    initializers = {f"{graph}_initializer{end}" for graph in graphs for end in ("", "2")}
+    assert set(_outside(model)) == initializers
+    assert len(_outside(model, convert_attribute=True)) == 257
+    of_8_bytes = [it for it in every_tensor(model) if it.data_type == TensorProto.INT64]
+    found = _outside(model, convert_attribute=True, size_threshold=1201)
+    assert list(found.values()) == [2400] * len(of_8_bytes)
+
+
+def test_strings_stay_in_the_model(target: Path) -> None:
+    model = model_of(string_tensor("strings", ["x" * 5000]), raw_tensor("w"))
+    assert list(_outside(model, size_threshold=0)) == ["w"]
+    onnxarchive.save(model, target, size_threshold=0)
+    assert onnxarchive.load(target) == model
+
+
+def test_entries_are_named_after_their_tensors_in_the_order_of_the_model() -> None:
+    tensors = ["layer.0/weight", "layer_0_weight", "con", ""]
+    model = model_of(*(raw_tensor(name) for name in tensors))
+    names = ["layer_0_weight", "layer_0_weight_2", "con_", "tensor"]
+    assert list(_outside(model, size_threshold=0)) == names
+
+
+def test_bytes_outside_are_raw_data_and_the_model_is_last(target: Path) -> None:
+    tensor = raw_tensor("w", TensorProto.BFLOAT16, (600,))
+    onnxarchive.save(model_of(tensor, typed(tensor)), target)
+    with zipfile.ZipFile(target) as file:
+        assert file.namelist() == ["w", "w_2", "__MODEL_PROTO"]
+        assert file.read("w") == file.read("w_2") == tensor.raw_data
+        model = onnx.ModelProto.FromString(file.read("__MODEL_PROTO"))
+    assert [it.external_data[0].value for it in model.graph.initializer] == ["w", "w_2"]
+
+
+def test_onnx_loads_the_unzipped_archive(tmp_path: Path, target: Path) -> None:
+    model = full_model()
+    onnxarchive.save(model, target)
+    with zipfile.ZipFile(target) as file:
+        file.extractall(tmp_path / "unzipped")
+    assert normalised(onnx.load(tmp_path / "unzipped" / "__MODEL_PROTO")) == model
+
+
+# Determinism
+
+
+def test_the_same_model_gives_the_same_bytes() -> None:
+    model = full_model()
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for options in ({}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}):
+        assert saved(model, **options) == saved(copy, **options)
+
+
+def test_the_same_model_gives_the_same_bytes_in_every_process() -> None:
+    code = """
+import hashlib, io, onnxarchive
+from models import full_model
+file = io.BytesIO()
+model = full_model()
+model.metadata_props.add(key="b", value="1")
+onnxarchive.save(model, file, size_threshold=0, convert_attribute=True,
+                 assets={"b": b"2", "a": b"1", "c/d": b"3"})
+print(hashlib.sha256(file.getvalue()).hexdigest())
+"""
+    model = full_model()
+    model.metadata_props.add(key="b", value="1")
+    assets = {"a": b"1", "b": b"2", "c/d": b"3"}
+    data = saved(model, size_threshold=0, convert_attribute=True, assets=assets)
+    expected = hashlib.sha256(data).hexdigest()
+    assert {run_python(code, PYTHONHASHSEED=seed).strip() for seed in "12"} == {expected}
+
+
+def test_a_file_holds_neither_its_name_nor_the_time(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    paths = [tmp_path / "a.onnxa", tmp_path / "elsewhere" / "b.zip"]
+    for path in paths:
+        onnxarchive.save(full_model(), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes() == saved(full_model())
+
+
+def _no_external_data(ref: Any) -> Any:
+    raise AssertionError(f"{ref} is not external")
+
+
+def test_a_plan_knows_the_size_of_the_archive() -> None:
+    model = full_model()
+    assets = {"a": b"1234", "ü": b""}
+    plan = plan_archive(
+        {"": ModelToStore(model, _no_external_data)},
+        WriteOptions(assets=assets, size_threshold=0),
+    )
+    for alignment in (64, 4096):
+        data = saved(model, size_threshold=0, assets=assets, alignment=alignment)
+        assert plan.size(alignment) == len(data)
+
+
+class _Weights(bytearray):
+    """Bytes that can be referred to weakly."""
+
+
+def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
+    read: list[weakref.ref[_Weights]] = []
+
+    def resolve(_: TensorRef) -> Stored:
+        assert [found() for found in read] == [None] * len(read)
+        data = _Weights(2 * MIB)
+        read.append(weakref.ref(data))
+        return Stored(memoryview(data))
+
+    tensors = [
+        external(TensorProto(name=name, data_type=TensorProto.UINT8, dims=[2 * MIB]), "elsewhere")
+        for name in "uvw"
+    ]
+    options = WriteOptions(jobs=1)
+    plan = plan_archive({"": ModelToStore(model_of(*tensors), resolve)}, options)
+    write_archive(plan, Location.of(io.BytesIO()), options)
+    assert len(read) == len(tensors)
+
+
+# Where it is written
+
+
+class _OnlyWrite:
+    """A target with nothing but `write`, which takes a few bytes at a time, or says nothing."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.data = bytearray()
+
+    def write(self, data: memoryview, /) -> int | None:
+        part = data[: self.limit]
+        self.data += part
+        return None if self.limit is None else len(part)
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_anything_with_write_takes_an_archive(target: Path, limit: int | None) -> None:
+    file = _OnlyWrite(limit)
+    onnxarchive.save(full_model(), file)
+    onnxarchive.save(full_model(), target)
+    assert bytes(file.data) == target.read_bytes()
+
+
+def test_an_open_file_and_a_pipe_take_an_archive(target: Path) -> None:
+    model = model_of(raw_tensor("w", dims=(300,)))
+    with open(target, "wb", buffering=0) as file:
+        onnxarchive.save(model, file)
+        assert not file.closed
+    reading, writing = os.pipe()
+    with open(writing, "wb") as pipe:
+        onnxarchive.save(model, pipe)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == target.read_bytes() == saved(model)
+
+
+def test_what_was_written_before_in_an_open_file_is_not_counted() -> None:
+    file = io.BytesIO()
+    onnxarchive.save(model_of(raw_tensor("w")), file)
+    onnxarchive.save(model_of(raw_tensor("w")), file)
+    half = len(file.getvalue()) // 2
+    assert file.getvalue()[:half] == file.getvalue()[half:]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_may_be_of_any_kind(target: Path, kind: Callable[[str], Any]) -> None:
+    onnxarchive.save(model_of(raw_tensor("w")), kind(str(target)))
+    assert onnxarchive.check(target) == []
+
+
+def test_a_target_that_is_a_link_keeps_being_one(tmp_path: Path) -> None:
+    (tmp_path / "real.onnxa").write_bytes(b"old")
+    (tmp_path / "link.onnxa").symlink_to("real.onnxa")
+    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "link.onnxa")
+    assert (tmp_path / "link.onnxa").is_symlink()
+    assert onnxarchive.check(tmp_path / "real.onnxa") == []
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_existing_target_keeps_its_permissions(target: Path) -> None:
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    onnxarchive.save(model_of(raw_tensor("w")), target)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert onnxarchive.check(target) == []
+
+
+def test_a_directory_is_no_target(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        onnxarchive.save(model_of(raw_tensor("w")), tmp_path)
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "nowhere" / "model.onnxa")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_as_long_as_the_file_system_has_them_is_a_target(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 249 + ".onnxa")
+    onnxarchive.save(model_of(raw_tensor("w")), path)
+    assert onnxarchive.check(path) == []
+
+
+# Progress
+
+
+def test_progress_goes_up_to_all_bytes(target: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    model = model_of(raw_tensor("a", dims=(300,)), raw_tensor("b", TensorProto.UINT8, (20 * MIB,)))
+    onnxarchive.save(
+        model, target, assets={"x": bytes(9 * MIB)}, progress=lambda *call: calls.append(call)
+    )
+    with onnxarchive.open(target) as archive:
+        total = sum(entry.nbytes for entry in archive.entries.values())
+    done = [call[0] for call in calls]
+    assert {call[1] for call in calls} == {total}
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert len(done) >= 7
+    assert max(after - before for before, after in itertools.pairwise(done)) <= 8 * MIB
+
+
+# Failures
+
+
+class _Stop(BaseException):
+    """A BaseException that is no Exception, like KeyboardInterrupt."""
+
+
+def _stop(done: int, total: int) -> None:
+    if done > total // 2:
+        raise _Stop
+
+
+def _divide(done: int, total: int) -> None:
+    _ = done // 0
+
+
+@contextlib.contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """No file gets larger than this; a write that would fails as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _with_tensor(tensor: TensorProto) -> onnx.ModelProto:
+    good = [raw_tensor(f"w{index}", dims=(1000,)) for index in range(4)]
+    return model_of(*good[:2], tensor, *good[2:])
+
+
+def _damaged(name: str, number: int, dims: tuple[int, ...], raw_data: bytes) -> TensorProto:
+    return TensorProto(name=name, data_type=number, dims=dims, raw_data=raw_data)
+
+
+BAD_TENSORS = {
+    "too short": _damaged("layer/w", TensorProto.FLOAT, (300,), bytes(1199)),
+    "too long": _damaged("layer/w", TensorProto.FLOAT, (300,), bytes(1201)),
+    "empty": _damaged("layer/w", TensorProto.FLOAT, (300,), b""),
+    "without data": TensorProto(name="layer/w", data_type=TensorProto.FLOAT, dims=[300]),
+    "typed, too short": TensorProto(
+        name="layer/w", data_type=TensorProto.FLOAT, dims=[300], float_data=[0] * 299
+    ),
+    "in the wrong field": TensorProto(
+        name="layer/w", data_type=TensorProto.FLOAT, dims=[300], int32_data=[0] * 300
+    ),
+    "bool of 2": _damaged("layer/w", TensorProto.BOOL, (1100,), bytes(1099) + b"\2"),
+    "typed bool of 2": TensorProto(
+        name="layer/w", data_type=TensorProto.BOOL, dims=[1100], int32_data=[2] * 1100
+    ),
+    "int4 with a tail": _damaged("layer/w", TensorProto.INT4, (2999,), b"\xff" * 1500),
+    "uint2 with a tail": _damaged("layer/w", TensorProto.UINT2, (5999,), b"\xff" * 1500),
+    "float6 with a tail": _damaged("layer/w", TensorProto.FLOAT6E2M3, (1999,), b"\xff" * 1500),
+    "external": external(raw_tensor("layer/w", dims=(300,)), "layer.bin"),
+    "small and external": external(raw_tensor("layer/w", dims=(3,)), "layer.bin"),
+    "external with data": external(raw_tensor("layer/w", dims=(300,)), "layer.bin"),
+}
+BAD_TENSORS["external with data"].raw_data = bytes(1200)
+
+
+@pytest.mark.parametrize("name", BAD_TENSORS)
+@pytest.mark.parametrize("existing", [None, b"an old archive"])
+def test_a_bad_tensor_is_named_and_nothing_is_left(
+    tmp_path: Path, target: Path, name: str, existing: bytes | None
+) -> None:
+    model = _with_tensor(BAD_TENSORS[name])
+    before = model.SerializeToString(deterministic=True)
+    if existing is not None:
+        target.write_bytes(existing)
+    with pytest.raises(ArchiveFormatError, match="layer/w"):
+        onnxarchive.save(model, target)
+    assert model.SerializeToString(deterministic=True) == before
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [existing] * (existing is not None)
+
+
+def test_an_external_tensor_is_refused_with_the_remedy(target: Path) -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.save(_with_tensor(BAD_TENSORS["external"]), target)
+    message = str(caught.value)
+    assert "external" in message
+    assert "onnxarchive.convert" in message
+    assert "load the model with its external data" in message
+
+
+@pytest.mark.parametrize("field", ["raw_data", "float_data"])
+def test_data_of_an_external_tensor_is_refused_with_the_remedy(target: Path, field: str) -> None:
+    model = _with_tensor(external(raw_tensor("layer/w", dims=(2,)), "layer.bin"))
+    tensor = model.graph.initializer[2]
+    if field == "raw_data":  # as onnx.external_data_helper.convert_model_to_external_data leaves it
+        tensor.raw_data = bytes(8)
+    else:
+        tensor.float_data.extend([1, 2])
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.save(model, target)
+    assert str(caught.value).endswith(
+        "tensor 'layer/w' (graph.initializer[2]): expected no data beside data_location EXTERNAL, "
+        f"found {field}; to store the data in these fields, clear external_data and set "
+        f"data_location to DEFAULT; to keep the external data, clear {field}"
+    )
+    assert not target.exists()
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.DEFAULT
+    onnxarchive.save(model, target)
+    assert normalised(onnxarchive.load(target)) == normalised(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("bool of 2", "TENSOR-5"), ("int4 with a tail", "TENSOR-4")]
+)
+def test_a_value_that_breaks_a_rule_says_which(target: Path, name: str, rule: str) -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.save(_with_tensor(BAD_TENSORS[name]), target)
+    assert (caught.value.rule, caught.value.entry) == (rule, "layer_w")
+
+
+def test_the_wrong_size_is_said_with_the_right_one(target: Path) -> None:
+    with pytest.raises(ArchiveFormatError, match=r"1200 bytes for FLOAT of shape \[300\].*1199"):
+        onnxarchive.save(_with_tensor(BAD_TENSORS["too short"]), target)
+
+
+_good = _with_tensor(raw_tensor("w", dims=(1000,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"progress": "stop"}, _Stop),
+        ({"progress": "divide"}, ZeroDivisionError),
+        ({"alignment": 63}, ValueError),
+        ({"alignment": 0}, ValueError),
+        ({"alignment": 32}, ValueError),
+        ({"alignment": 96}, ValueError),
+        ({"alignment": 65536}, ValueError),
+        ({"assets": {"missing": "/nowhere/at/all"}}, FileNotFoundError),
+        ({"assets": {"directory": "/"}}, ArchiveFormatError),
+        ({"assets": {"../a": b""}}, ValueError),
+        ({"assets": {"/a": b""}}, ValueError),
+        ({"assets": {"": b""}}, ValueError),
+        ({"assets": {"a\\b": b""}}, ValueError),
+        ({"assets": {"C:a": b""}}, ValueError),
+        ({"assets": {"a//b": b""}}, ValueError),
+        ({"assets": {"a/./b": b""}}, ValueError),
+        ({"assets": {"a\n": b""}}, ValueError),
+        ({"assets": {"x" * 256: b""}}, ValueError),
+        ({"assets": {"a": b"", "A": b""}}, ValueError),
+        ({"assets": {"a": b"", "a/b": b""}}, ValueError),
+        ({"assets": {"a/b": b"", "A": b""}}, ValueError),
+    ],
+    ids=lambda it: str(it) if isinstance(it, dict) else it.__name__,
+)
+@pytest.mark.parametrize("existing", [None, b"an old archive"])
+def test_a_failure_leaves_nothing_and_an_existing_target_alone(
+    tmp_path: Path,
+    target: Path,
+    options: dict[str, Any],
+    error: type[BaseException],
+    existing: bytes | None,
+) -> None:
+    if "progress" in options:
+        options = {"progress": {"stop": _stop, "divide": _divide}[options["progress"]]}
+    before = _good.SerializeToString(deterministic=True)
+    if existing is not None:
+        target.write_bytes(existing)
+    with pytest.raises(error):
+        onnxarchive.save(_good, target, **options)
+    assert _good.SerializeToString(deterministic=True) == before
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [existing] * (existing is not None)
+
+
+@pytest.mark.parametrize("existing", [None, b"an old archive"])
+@pytest.mark.parametrize("limit", [0, 100, 4096, 10_000, 20_000])
+def test_a_full_disk_leaves_nothing_and_an_existing_target_alone(
+    tmp_path: Path, target: Path, existing: bytes | None, limit: int
+) -> None:
+    before = _good.SerializeToString(deterministic=True)
+    assert len(saved(_good)) > 20_000
+    if existing is not None:
+        target.write_bytes(existing)
+    with file_size_limit(limit), pytest.raises(OSError, match="File too large"):
+        onnxarchive.save(_good, target)
+    assert _good.SerializeToString(deterministic=True) == before
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [existing] * (existing is not None)
+
+
+def test_a_write_error_of_an_open_file_is_passed_on() -> None:
+    with open("/dev/full", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        onnxarchive.save(_good, file)
+
+
+def test_the_path_of_a_model_is_refused_with_the_remedy(target: Path) -> None:
+    model: Any = "model.onnx"
+    with pytest.raises(TypeError, match=r"found <class 'str'>; convert takes a path"):
+        onnxarchive.save(model, target)
+    assert not target.exists()
+
+
+def test_a_model_without_graph_is_refused(tmp_path: Path, target: Path) -> None:
+    with pytest.raises(ArchiveFormatError, match="no graph"):
+        onnxarchive.save(onnx.ModelProto(ir_version=10), target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_too_large_without_its_tensors_is_refused_with_the_remedy(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 2000)
+    model = model_of(*(raw_tensor(f"w{index}", dims=(200,)) for index in range(3)))
+    with pytest.raises(ArchiveFormatError, match="size_threshold") as caught:
+        onnxarchive.save(model, target)
+    assert caught.value.rule == "MODEL-2"
+    assert list(tmp_path.iterdir()) == []
+    onnxarchive.save(model, target, size_threshold=100)
+    assert onnxarchive.load(target) == model
+
+
+# Assets
+
+
+def test_assets_come_from_bytes_and_files_in_the_order_of_their_paths(
+    tmp_path: Path, target: Path
+) -> None:
+    (tmp_path / "labels.txt").write_bytes(b"cat\ndog\n")
+    (tmp_path / "empty").write_bytes(b"")
+    assets: dict[str, Any] = {
+        "z/labels.txt": tmp_path / "labels.txt",
+        "labels.txt": str(tmp_path / "labels.txt"),
+        "bytes": b"1",
+        "bytearray": bytearray(b"2"),
+        "memoryview": np.arange(3, dtype=np.int32).data,
+        "größe/重み": b"3",
+        "empty": tmp_path / "empty",
+        "nothing": b"",
+    }
+    model = model_of(raw_tensor("w", dims=(300,)))
+    onnxarchive.save(model, target, assets=assets)
+    assert onnxarchive.check(target, full=True) == []
+    with onnxarchive.open(target) as archive:
+        found = {path: bytes(data) for path, data in archive.assets.items()}
+        assert next(iter(archive.entries)) == "w"
+    assert list(found) == sorted(assets)
+    assert found == {
+        "z/labels.txt": b"cat\ndog\n",
+        "labels.txt": b"cat\ndog\n",
+        "bytes": b"1",
+        "bytearray": b"2",
+        "memoryview": np.arange(3, dtype=np.int32).tobytes(),
+        "größe/重み": b"3",
+        "empty": b"",
+        "nothing": b"",
+    }
+    with zipfile.ZipFile(target) as file:
+        assert file.read("assets/größe/重み") == b"3"
+
+
+def test_assets_may_be_many_more_than_files_may_be_open(tmp_path: Path, target: Path) -> None:
+    paths = {}
+    for index in range(150):
+        paths[f"a{index}"] = tmp_path / f"a{index}"
+        paths[f"a{index}"].write_bytes(b"%d" % index)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        onnxarchive.save(model_of(raw_tensor("w")), target, assets=paths)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with onnxarchive.open(target) as archive:
+        assert len(archive.assets) == 150
+
+
+# Memory
+
+
+def test_saving_takes_memory_for_a_tensor_or_two_at_a_time(target: Path) -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive
+from models import model_of, raw_tensor
+model = model_of(raw_tensor("first"))
+onnxarchive.save(model, sys.argv[1])
+tensor = raw_tensor("w", onnx.TensorProto.UINT8, (16 << 20,))
+for index in range(20):
+    model.graph.initializer.append(tensor)
+print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample, jobs=1)))
+"""
+    growth = int(run_python(code, target))
+    assert target.stat().st_size > 320 * MIB
+    target.unlink()  # pytest keeps what is left for days
+    assert growth < 56 * MIB
+
+
+def test_saving_typed_fields_takes_memory_for_a_tensor_at_a_time(target: Path) -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive
+from models import model_of, raw_tensor
+model = model_of(raw_tensor("first"))
+onnxarchive.save(model, sys.argv[1])
+tensor = onnx.TensorProto(name="w", data_type=1, dims=[1 << 20], float_data=[1.0] * (1 << 20))
+for index in range(30):
+    model.graph.initializer.append(tensor)
+print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample, jobs=1)))
+"""
+    assert int(run_python(code, target)) < 24 * MIB
+    target.unlink()

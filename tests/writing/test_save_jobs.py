@@ -1,0 +1,430 @@
+"""Saving and converting with several threads: the outcome is that of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from models import external, flip_byte, full_model, model_of, raw_tensor, run_python, typed
+from onnx import TensorProto, numpy_helper
+from written import saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.files.file_data import FileData
+from onnxarchive.sources.zip_file import ZippedFile
+from onnxarchive.writing import write as write_module
+
+JOBS = [1, 2, 8]
+LARGE = 1 << 20
+PIECE = 8 << 20
+MAPPED = 5 * PIECE  # more than is copied
+
+several = pytest.mark.parametrize("jobs", [*JOBS, None])
+
+
+def _sizes_model() -> onnx.ModelProto:
+    """Small, large and empty tensors of one byte an element, of several, and of less than one."""
+    model = full_model()
+    model.graph.initializer.extend(
+        [
+            raw_tensor("large", TensorProto.FLOAT, (LARGE,), seed=1),
+            raw_tensor("empty", TensorProto.FLOAT, (0, 3)),
+            raw_tensor("larger", TensorProto.INT8, (PIECE + 5,), seed=2),
+            raw_tensor("small", TensorProto.INT64, (200,), seed=3),
+            typed(raw_tensor("floats", TensorProto.FLOAT, (LARGE,), seed=4)),
+            numpy_helper.from_array(np.ones(LARGE + 1, ml_dtypes.int4), "packed"),
+            raw_tensor("last", TensorProto.DOUBLE, (LARGE,), seed=5),
+        ]
+    )
+    return model
+
+
+def _converted(source: Path, **options: Any) -> bytes:
+    target = io.BytesIO()
+    onnxarchive.convert(source, target, **options)
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return _sizes_model()
+
+
+@pytest.fixture(scope="module")
+def expected(model: onnx.ModelProto) -> bytes:
+    """The archive that one thread makes."""
+    return saved(model, jobs=1)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, model: onnx.ModelProto) -> dict[str, Path]:
+    """The same model as a single file, beside its data, and as an archive."""
+    top = tmp_path_factory.mktemp("sources")
+    found = {
+        "single": top / "single.onnx",
+        "external": top / "external" / "m.onnx",
+        "archive": top / "m.onnxa",
+    }
+    onnx.save(model, found["single"])
+    found["external"].parent.mkdir()
+    onnxarchive.save(model, found["archive"])
+    onnxarchive.export(found["archive"], found["external"], external_data="weights")
+    return found
+
+
+@several
+def test_a_saved_model_is_the_same_bytes_with_any_number_of_jobs(
+    model: onnx.ModelProto, tmp_path: Path, jobs: int | None
+) -> None:
+    (tmp_path / "asset").write_bytes(bytes(range(256)) * (LARGE // 256))
+    options: dict[str, Any] = {
+        "size_threshold": 0,
+        "convert_attribute": True,
+        "assets": {"file": tmp_path / "asset", "bytes": b"b" * LARGE, "none": b""},
+    }
+    assert saved(model, jobs=jobs, **options) == saved(model, jobs=1, **options)
+
+
+@pytest.mark.parametrize("kind", ["single", "external", "archive"])
+@several
+def test_a_converted_model_is_the_same_bytes_with_any_number_of_jobs(
+    expected: bytes, sources: dict[str, Path], kind: str, jobs: int | None
+) -> None:
+    assert _converted(sources[kind], jobs=jobs) == expected
+
+
+@several
+def test_progress_is_told_in_the_callers_thread_up_to_all_bytes(
+    model: onnx.ModelProto, jobs: int | None
+) -> None:
+    told: list[tuple[int, int]] = []
+    callers: set[int] = set()
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+        callers.add(threading.get_ident())
+
+    saved(model, jobs=jobs, progress=progress)
+    done = [done for done, _ in told]
+    assert done == sorted(done)
+    assert {total for _, total in told} == {done[-1]}
+    assert callers == {threading.get_ident()}
+
+
+def _not_boolean(name: str, nbytes: int) -> TensorProto:
+    return TensorProto(
+        name=name, data_type=TensorProto.BOOL, dims=[nbytes], raw_data=b"\x02" * nbytes
+    )
+
+
+@several
+def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None) -> None:
+    good = [raw_tensor(f"good{number}", dims=(LARGE,), seed=number) for number in range(3)]
+    # The second is the sooner found, since it is smaller.
+    first, second = (_not_boolean(*it) for it in (("first", 20 * LARGE), ("second", LARGE)))
+    model = model_of(*good, first, second)
+    with pytest.raises(ArchiveFormatError, match="'first'"):
+        onnxarchive.save(model, tmp_path / "m.onnxa", jobs=jobs)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _with_data_file(folder: Path, nbytes: int, count: int = 3) -> tuple[Path, Path]:
+    """A `.onnx` of tensors of as many bytes each, and the file that has their data."""
+    data = folder / "w.bin"
+    with open(data, "wb") as file:
+        file.truncate(count * nbytes)
+    tensors = [
+        external(
+            TensorProto(name=f"w{number}", data_type=TensorProto.INT8, dims=[nbytes]),
+            "w.bin",
+            offset=number * nbytes,
+            length=nbytes,
+        )
+        for number in range(count)
+    ]
+    source = folder / "m.onnx"
+    source.write_bytes(model_of(*tensors).SerializeToString())
+    return source, data
+
+
+def _set_byte(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\x01")
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
+    source, data = _with_data_file(tmp_path, MAPPED)
+
+    def change(done: int, total: int) -> None:
+        if done == MAPPED + PIECE:  # a fifth of w1 is written
+            _set_byte(data, 2 * MAPPED - 1)
+
+    with pytest.raises(ChecksumError, match="'w1'"):
+        onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
+    assert set(tmp_path.iterdir()) == {data, source}
+    data.unlink()  # pytest keeps what is left for days
+
+
+@pytest.mark.parametrize("jobs", JOBS[1:])
+def test_what_is_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int) -> None:
+    nbytes = 2 * PIECE
+    source, data = _with_data_file(tmp_path, nbytes)
+    changed = []
+
+    def change(done: int, total: int) -> None:
+        if done == PIECE:  # half of w0 is written, and its CRC-32 before
+            _set_byte(data, nbytes - 1)
+            changed.append(done)
+
+    onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
+    assert changed == [PIECE]
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        archive.verify()
+        assert not archive.tensors["w0"].any()
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
+    asset = bytearray(MAPPED)
+
+    def change(done: int, total: int) -> None:
+        asset[-1] = 1
+
+    with pytest.raises(ChecksumError, match="assets/a"):
+        onnxarchive.save(
+            model_of(), tmp_path / "m.onnxa", assets={"a": asset}, jobs=jobs, progress=change
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, MAPPED])
+@pytest.mark.parametrize("jobs", JOBS)
+def test_a_damaged_entry_is_not_taken_over(tmp_path: Path, jobs: int, nbytes: int) -> None:
+    source, target = tmp_path / "source.onnxa", tmp_path / "target.onnxa"
+    zeros = numpy_helper.from_array(np.zeros(nbytes, np.int8), "a")
+    model = model_of(zeros, zeros)
+    model.graph.initializer[1].name = "b"
+    onnxarchive.save(model, source)
+    with onnxarchive.open(source) as archive:
+        entry = archive.entries["b"]
+    flip_byte(source, entry.data_offset + nbytes - 1)
+    with pytest.raises(
+        ChecksumError, match=f"'b': expected {nbytes} bytes with CRC-32 {entry.crc32:#x}"
+    ):
+        onnxarchive.convert(source, target, jobs=jobs)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
+    expected: bytes, sources: dict[str, Path], tmp_path: Path, jobs: int
+) -> None:
+    source = tmp_path / "compressed.zip"
+    with (
+        zipfile.ZipFile(sources["archive"]) as archive,
+        zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in archive.namelist():
+            target.writestr(name, archive.read(name))
+    inflating: set[int] = set()
+
+    inflate = ZippedFile.__iter__
+
+    def noted(file: ZippedFile) -> Iterator[memoryview]:
+        inflating.add(threading.get_ident())
+        return inflate(file)
+
+    with patch.object(ZippedFile, "__iter__", noted):
+        assert _converted(source, jobs=jobs) == expected
+    assert len(inflating) <= jobs
+    assert (inflating != {threading.get_ident()}) == (jobs > 1)
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_source_that_is_replaced_meanwhile_is_read_on(
+    expected: bytes, sources: dict[str, Path], tmp_path: Path, is_directory: bool
+) -> None:
+    source, other = tmp_path / "m.onnx", tmp_path / "other"
+    shutil.copyfile(sources["single"], source)
+    other.write_bytes(b"another")
+
+    def replace(done: int, total: int) -> None:
+        if other.exists():
+            os.replace(other, source)
+
+    given = tmp_path if is_directory else source
+    with pytest.warns(UserWarning, match="other") if is_directory else contextlib.nullcontext():
+        converted = _converted(given, progress=replace)
+    assert source.read_bytes() == b"another"
+    assert converted == expected
+
+
+@pytest.mark.parametrize("jobs", JOBS[1:])
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_file_that_becomes_shorter_meanwhile_gives_no_archive(
+    tmp_path: Path, jobs: int, is_single: bool
+) -> None:
+    source, data = _with_data_file(tmp_path, 2 * PIECE, 10)  # more than are read ahead
+    if is_single:
+        onnx.save(onnx.load(source), source)
+        data.unlink()
+        data = source
+    before = set(tmp_path.iterdir())
+
+    def truncate(done: int, total: int) -> None:
+        os.truncate(data, PIECE)
+
+    with pytest.raises(ArchiveFormatError, match=f"found a file truncated to {PIECE}") as raised:
+        onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=truncate)
+    assert raised.value.path == os.path.realpath(data)
+    assert set(tmp_path.iterdir()) == before
+    data.unlink()  # pytest keeps what is left for days
+
+
+def test_an_error_of_reading_names_the_data_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, data = _with_data_file(tmp_path, LARGE)
+
+    read = os.pread
+
+    def fail(descriptor: int, size: int, offset: int) -> bytes:
+        if os.path.sameopenfile(descriptor, opened.fileno()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", fail)
+    with open(data, "rb") as opened, pytest.raises(OSError, match="Input/output error") as raised:
+        onnxarchive.convert(source, io.BytesIO(), jobs=2)
+    assert raised.value.filename == os.path.realpath(data)
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_bytes_are_the_same_below_and_above_what_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(write_module, "COPIED_SIZE", LARGE)
+    sizes = (LARGE - 1, LARGE, LARGE + 1)
+    model = model_of(
+        *(raw_tensor(f"w{nbytes}", TensorProto.INT8, (nbytes,), seed=nbytes) for nbytes in sizes)
+    )
+    expected = saved(model, jobs=1)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data")
+    read: list[int] = []
+
+    def noted(data: FileData) -> bytes:
+        read.append(data.nbytes)
+        return whole(data)
+
+    whole = FileData.read
+    monkeypatch.setattr(FileData, "read", noted)
+    assert _converted(tmp_path / "m.onnx", jobs=jobs) == expected
+    assert sorted(read) == ([] if jobs == 1 else [LARGE - 1, LARGE])
+
+
+def test_a_model_is_saved_and_verified_while_python_ends(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    program = """
+import atexit, sys, onnx, onnxarchive
+def work():
+    onnxarchive.convert(sys.argv[1], sys.argv[2], jobs=4)
+    with onnxarchive.open(sys.argv[2]) as archive:
+        archive.verify(jobs=4)
+    print("done")
+atexit.register(work)
+"""
+    assert run_python(program, sources["single"], tmp_path / "m.onnxa").split() == ["done"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])
+@several
+def test_an_interrupt_leaves_nothing_and_no_thread(
+    model: onnx.ModelProto, tmp_path: Path, jobs: int | None, kind: type[BaseException]
+) -> None:
+    before = threading.active_count()
+
+    def interrupt(done: int, total: int) -> None:
+        raise kind
+
+    with pytest.raises(kind):
+        onnxarchive.save(model, tmp_path / "m.onnxa", jobs=jobs, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == before
+
+
+@several
+def test_a_pipe_takes_what_threads_have_made_ready(
+    model: onnx.ModelProto, expected: bytes, jobs: int | None
+) -> None:
+    read_end, write_end = os.pipe()
+    received = bytearray()
+
+    def receive() -> None:
+        with open(read_end, "rb") as file:
+            received.extend(file.read())
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    with open(write_end, "wb", buffering=0) as target:
+        onnxarchive.save(model, target, jobs=jobs)
+    receiver.join()
+    assert bytes(received) == expected
+
+
+def test_tensors_of_an_ir_model_are_made_in_the_callers_thread() -> None:
+    ir = pytest.importorskip("onnx_ir")
+    makers: set[int] = set()
+
+    def tensor(number: int) -> Any:
+        def evaluate() -> Any:
+            makers.add(threading.get_ident())
+            return ir.tensor(np.full(LARGE, number, np.float32))
+
+        lazy = ir.LazyTensor(
+            evaluate, dtype=ir.DataType.FLOAT, shape=ir.Shape([LARGE]), name=f"w{number}"
+        )
+        return ir.Value(name=f"w{number}", const_value=lazy)
+
+    values = [tensor(number) for number in range(6)]
+    graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports={"": 20}, name="g")
+    model = ir.Model(graph, ir_version=10)
+    assert saved(model, jobs=4) == saved(model, jobs=1)
+    assert makers == {threading.get_ident()}
+
+
+def _save(source: Path, target: Path, jobs: int) -> None:
+    onnxarchive.save(onnx.load(source), target, jobs=jobs)
+
+
+def _convert(source: Path, target: Path, jobs: int) -> None:
+    onnxarchive.convert(source, target, jobs=jobs)
+
+
+def _convert_many(source: Path, target: Path, jobs: int) -> None:
+    onnxarchive.convert_many([source], target, jobs=jobs)
+
+
+@pytest.mark.parametrize("write", [_save, _convert, _convert_many])
+def test_less_than_one_job_is_refused_before_anything_is_written(
+    sources: dict[str, Path], tmp_path: Path, write: Callable[[Path, Path, int], None]
+) -> None:
+    with pytest.raises(ValueError, match="jobs must be 1 or more, got 0"):
+        write(sources["single"], tmp_path / "target", 0)
+    assert list(tmp_path.iterdir()) == []

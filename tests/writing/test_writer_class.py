@@ -1,0 +1,687 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import sys
+import zipfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    attribute,
+    every_tensor,
+    external,
+    model_of,
+    node,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto, numpy_helper
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, UnsupportedFeatureError, Writer
+from onnxarchive.writing import writer as writer_module
+
+WEIGHT = np.arange(600, dtype=np.float32).reshape(20, 30)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnxa"
+
+
+def _left(path: Path) -> list[str]:
+    return sorted(os.listdir(path.parent))
+
+
+def _initializer(name: str, array: np.ndarray[Any, Any] | None = None) -> TensorProto:
+    """An initializer of an array's shape and type, without data."""
+    if array is None:
+        return TensorProto(name=name)
+    tensor = numpy_helper.from_array(array, name)
+    tensor.ClearField("raw_data")
+    return tensor
+
+
+# What is written
+
+
+def test_what_is_added_becomes_the_data_of_the_initializer_of_its_name(path: Path) -> None:
+    bias = np.ones(7, ml_dtypes.bfloat16)
+    with Writer(path) as writer:
+        assert writer.add("layer.0/weight", WEIGHT) == "layer_0_weight"
+        assert writer.add("layer.0/bias", bias) == "layer_0_bias"
+        writer.finish(model_of(_initializer("layer.0/bias"), _initializer("layer.0/weight")))
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == ["layer_0_weight", "layer_0_bias", "__MODEL_PROTO"]
+        assert [it.name for it in archive.model.graph.initializer] == [
+            "layer.0/bias",
+            "layer.0/weight",
+        ]
+        assert np.array_equal(archive.tensors["layer.0/weight"], WEIGHT)
+        assert archive.tensors["layer.0/bias"].dtype == ml_dtypes.bfloat16
+        assert np.array_equal(archive.tensors["layer.0/bias"], bias)
+    loaded = onnxarchive.load(path)
+    assert loaded.graph.initializer[1] == numpy_helper.from_array(WEIGHT, "layer.0/weight")
+
+
+def test_an_initializer_that_the_model_lacks_is_appended(path: Path) -> None:
+    with Writer(path) as writer:
+        for name in ("b", "a", "c"):
+            writer.add(name, WEIGHT)
+        writer.finish(model_of(raw_tensor("first"), _initializer("a", WEIGHT)))
+    with onnxarchive.open(path) as archive:
+        names = [tensor.name for tensor in archive.model.graph.initializer]
+        assert names == ["first", "a", "b", "c"]
+        assert np.array_equal(archive.tensors["c"], WEIGHT)
+
+
+def test_an_initializer_of_a_subgraph_takes_what_was_added(path: Path) -> None:
+    model = model_of()
+    graph = onnx.GraphProto(initializer=[_initializer("w")])
+    model.graph.node.append(node(attribute("g", g=graph)))
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        writer.finish(model)
+    with onnxarchive.open(path) as archive:
+        assert not archive.model.graph.initializer
+        assert np.array_equal(archive.tensors["w"], WEIGHT)
+
+
+def test_what_an_initializer_holds_itself_gives_way(path: Path) -> None:
+    full = numpy_helper.from_array(np.zeros((20, 30), np.float32), "w")
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        writer.add("v", WEIGHT)
+        writer.finish(model_of(full, typed(TensorProto.FromString(_named(full, "v")))))
+    with onnxarchive.open(path) as archive:
+        assert np.array_equal(archive.tensors["w"], WEIGHT)
+        assert np.array_equal(archive.tensors["v"], WEIGHT)
+        assert archive.entries["__MODEL_PROTO"].nbytes < 300
+    assert onnxarchive.check(path, full=True) == []
+
+
+def _named(tensor: TensorProto, name: str) -> bytes:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy.SerializeToString()
+
+
+def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
+    model = model_of(_initializer("w"))
+    model.functions.add(name="f")
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        key = writer.add("constant.value", WEIGHT.astype(np.float16))
+        inner = external(_initializer("any name"), key)
+        full = external(raw_tensor("other", TensorProto.INT64, (3,)), writer.add("x", np.arange(3)))
+        model.graph.node.append(node(attribute("t", t=inner)))
+        model.functions[0].node.append(node(attribute("tensors", tensors=[full])))
+        writer.finish(model)
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        assert np.array_equal(archive.tensor_by_key(key), WEIGHT.astype(np.float16))
+        assert np.array_equal(archive.tensor_by_key("x"), np.arange(3))
+        assert list(archive.tensors) == ["w"]
+        attribute_tensor = archive.model.graph.node[0].attribute[0].t
+        assert (attribute_tensor.name, list(attribute_tensor.dims)) == ("any name", [20, 30])
+        assert attribute_tensor.data_type == TensorProto.FLOAT16
+
+
+def test_large_tensors_that_the_model_holds_go_outside_as_well(path: Path) -> None:
+    model = model_of(
+        raw_tensor("w", dims=(256,)), raw_tensor("small", dims=(255,)), string_tensor("s")
+    )
+    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
+    with Writer(path) as writer:
+        writer.add("added", WEIGHT[:0])
+        writer.finish(model)
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == ["added", "w", "__MODEL_PROTO"]
+        assert archive.tensors["added"].shape == (0, 30)
+    with Writer(path, size_threshold=0) as writer:
+        writer.finish(model)
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == ["w", "small", "__MODEL_PROTO"]
+    assert onnxarchive.load(path) == model
+
+
+def test_keys_of_added_and_held_tensors_do_not_collide(path: Path) -> None:
+    with Writer(path) as writer:
+        assert writer.add("a/b", WEIGHT) == "a_b"
+        assert writer.add("a.b", WEIGHT) == "a_b_2"
+        writer.finish(model_of(raw_tensor("a b", dims=(300,)), _initializer("a/b")))
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == ["a_b", "a_b_2", "a_b_3", "__MODEL_PROTO"]
+        assert list(archive.tensors) == ["a b", "a/b", "a.b"]
+
+
+def test_the_archive_is_the_one_that_save_writes(path: Path) -> None:
+    model = runnable_model()
+    onnxarchive.save(model, path, size_threshold=0)
+    expected = path.read_bytes()
+    with Writer(path, size_threshold=0) as writer:
+        for tensor in model.graph.initializer:
+            writer.add(tensor.name, numpy_helper.to_array(tensor))
+        writer.finish(model)
+    assert path.read_bytes() == expected
+
+
+def test_the_model_is_not_changed(path: Path) -> None:
+    model = model_of(_initializer("w"), raw_tensor("held", dims=(300,)))
+    before = model.SerializeToString(deterministic=True)
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        writer.add("v", WEIGHT)
+        writer.finish(model)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        (3.5, np.float64, ()),
+        (np.float32(2), np.float32, ()),
+        ([1, 2, 3], np.int64, (3,)),
+        ([[True, False]], np.bool_, (1, 2)),
+        (np.zeros((0, 3), np.int8), np.int8, (0, 3)),
+        (np.arange(6).reshape(2, 3).T, np.int64, (3, 2)),
+        (np.arange(6, dtype=">i4"), np.int32, (6,)),
+        (np.asfortranarray(WEIGHT), np.float32, (20, 30)),
+        (WEIGHT[::-2, ::3], np.float32, (10, 10)),
+        (np.arange(7).astype(ml_dtypes.int4), ml_dtypes.int4, (7,)),
+        (np.ones(5, ml_dtypes.float6_e2m3fn), ml_dtypes.float6_e2m3fn, (5,)),
+        (np.ones((), ml_dtypes.float8_e8m0fnu), ml_dtypes.float8_e8m0fnu, ()),
+        (np.array([1 + 2j]), np.complex128, (1,)),
+    ],
+    ids=[
+        "number",
+        "numpy number",
+        "list",
+        "bools",
+        "empty",
+        "transposed",
+        "big-endian",
+        "columns first",
+        "every third",
+        "int4",
+        "float6",
+        "float8 scalar",
+        "complex",
+    ],
+)
+def test_whatever_numpy_makes_an_array_of_can_be_added(
+    path: Path, value: Any, dtype: Any, shape: tuple[int, ...]
+) -> None:
+    with Writer(path) as writer:
+        writer.add("w", value)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        array = archive.tensors["w"]
+        assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+        assert np.array_equal(array, np.asarray(value))
+
+
+@pytest.mark.parametrize("alignment", [64, 4096, 32768])
+def test_data_is_aligned_as_asked_for(path: Path, alignment: int) -> None:
+    with Writer(path, alignment=alignment) as writer:
+        writer.add("w", WEIGHT)
+        writer.add("v", WEIGHT)
+        writer.finish(model_of())
+    with onnxarchive.open(path) as archive:
+        assert all(entry.data_offset % alignment == 0 for entry in archive.entries.values())
+
+
+def test_assets_stand_where_they_were_added(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(b"cat\n")
+    with Writer(path) as writer:
+        writer.add_asset("first", b"1")
+        writer.add("w", WEIGHT)
+        writer.add_asset("a/labels.txt", tmp_path / "labels.txt")
+        writer.add_asset("a/other", str(tmp_path / "labels.txt"))
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    with zipfile.ZipFile(path) as file:
+        names = ["assets/first", "w", "assets/a/labels.txt", "assets/a/other", "__MODEL_PROTO"]
+        assert file.namelist() == names
+    with onnxarchive.open(path) as archive:
+        assert {k: bytes(v) for k, v in archive.assets.items()} == {
+            "first": b"1",
+            "a/labels.txt": b"cat\n",
+            "a/other": b"cat\n",
+        }
+
+
+def test_writing_takes_memory_for_a_tensor_at_a_time(path: Path) -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import numpy as np, onnxarchive
+from models import model_of
+def write(count):
+    with onnxarchive.Writer(sys.argv[1]) as writer:
+        for index in range(count):
+            writer.add(f"w{{index}}", np.full(4 << 20, index, np.float32))
+            sample()
+        writer.finish(model_of())
+write(1)
+print(growth(lambda: write(20)))
+"""
+    assert int(run_python(code, path)) < 40 * MIB
+    assert path.stat().st_size > 320 * MIB
+    path.unlink()  # pytest keeps what is left for days
+
+
+# What is refused
+
+
+def test_a_name_is_added_once(path: Path) -> None:
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        with pytest.raises(ValueError, match="'w' again"):
+            writer.add("w", WEIGHT)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["text", b"bytes", [None], np.array(["2000"], "datetime64[Y]"), np.zeros(1, "i4,i4")],
+    ids=["text", "bytes", "object", "date", "record"],
+)
+def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, value: Any) -> None:
+    with Writer(path) as writer:
+        with pytest.raises(UnsupportedFeatureError):
+            writer.add("w", value)
+        writer.add("w", WEIGHT)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a", "a"),
+        ("a", "A"),
+        ("A/b", "a/B"),
+        ("a", "a/b"),
+        ("a/b", "a"),
+        ("a/b", "A"),
+        ("A", "a/b/c"),
+    ],
+)
+def test_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(
+    path: Path, first: str, second: str
+) -> None:
+    with Writer(path) as writer:
+        writer.add_asset(first, b"1")
+        with pytest.raises(ValueError, match="assets/") as caught:
+            writer.add_asset(second, b"2")
+        assert not isinstance(caught.value, ArchiveFormatError)
+        writer.add_asset("other", b"3")
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        assert list(archive.assets) == [first, "other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty"),
+        ("..", "'..'"),
+        ("../a", "'..'"),
+        ("/a", "relative"),
+        ("a/", "empty"),
+        ("a\\b", "backslash"),
+        ("C:a", "drive"),
+        ("a:b", "colon"),
+        ("a;b", "semicolon"),
+        ("a\0b", "control character"),
+        ("a\u0378", "unassigned"),
+        ("x" * 300, "255 bytes"),
+        ("x/" * 509, "1017 bytes"),
+    ],
+)
+def test_an_asset_has_a_relative_plain_path(path: Path, name: str, reason: str) -> None:
+    expected = f"path of an asset as .*{reason}"
+    with Writer(path) as writer, pytest.raises(ValueError, match=expected):
+        writer.add_asset(name, b"")
+    assert _left(path) == []
+
+
+def test_a_missing_file_of_an_asset_is_an_error_and_writing_goes_on(path: Path) -> None:
+    with Writer(path) as writer:
+        with pytest.raises(FileNotFoundError):
+            writer.add_asset("a", path.parent / "missing")
+        writer.add_asset("a", b"there")
+        writer.finish(model_of())
+    with onnxarchive.open(path) as archive:
+        assert bytes(archive.assets["a"]) == b"there"
+
+
+_shape = _initializer("w", WEIGHT.reshape(30, 20))
+_type = _initializer("w", WEIGHT.astype(np.int32))
+_twice = model_of(_initializer("w"))
+_twice.graph.node.append(node(attribute("g", g=onnx.GraphProto(initializer=[_initializer("w")]))))
+_held_twice = external(_initializer("w"), "w")
+_held_twice.raw_data = bytes(2400)
+_named_twice = model_of(_initializer("w"))
+_named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"), "w"))))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (model_of(_shape), r"'w'.*FLOAT of shape \[30, 20\].*FLOAT of shape \[20, 30\]"),
+        (model_of(_type), r"'w'.*INT32 of shape \[20, 30\].*FLOAT of shape \[20, 30\]"),
+        (_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*g\.initializer\[0\]"),
+        (model_of(_held_twice), "'w'.*found raw_data; to store"),
+        (_named_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*attribute\[0\]\.t"),
+        (model_of(external(_initializer("v"), "nowhere")), "'v'.*'nowhere'"),
+        (model_of(external(_initializer("v"), "../w")), r"'v'.*'\.\./w'"),
+        (model_of(external(_initializer("v"), "")), "'v'.*''"),
+        (
+            model_of(
+                raw_tensor("v", dims=(0,)),
+                TensorProto(name="x", data_location=TensorProto.EXTERNAL),
+            ),
+            "'x'",
+        ),
+        (model_of(TensorProto(name="v", data_type=1, dims=[500])), "'v'.*2000 bytes.*found 0"),
+        (onnx.ModelProto(), "no ir_version"),
+    ],
+    ids=[
+        "shape",
+        "type",
+        "twice",
+        "data",
+        "named",
+        "nowhere",
+        "path",
+        "empty",
+        "nothing",
+        "held",
+        "none",
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_and_nothing_is_left(
+    path: Path, model: onnx.ModelProto, message: str
+) -> None:
+    before = model.SerializeToString(deterministic=True)
+    path.write_bytes(b"old")
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        with pytest.raises(ArchiveFormatError, match=message):
+            writer.finish(model)
+        with pytest.raises(ValueError, match="closed"):
+            writer.finish(model_of())
+    assert model.SerializeToString(deterministic=True) == before
+    assert (path.read_bytes(), _left(path)) == (b"old", ["model.onnxa"])
+
+
+@pytest.mark.parametrize("pairs", [{"offset": 4}, {"length": 2399}])
+def test_a_part_of_what_was_added_cannot_be_named(path: Path, pairs: dict[str, int]) -> None:
+    model = model_of()
+    part = external(_initializer("t", WEIGHT), "w", **pairs)
+    model.graph.node.append(node(attribute("t", t=part)))
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        with pytest.raises(ArchiveFormatError, match="'t'"):
+            writer.finish(model)
+
+
+def test_an_alignment_that_is_not_allowed_leaves_nothing(path: Path) -> None:
+    for alignment in (0, 1, 63, 65, 96, 65536):
+        with pytest.raises(ValueError, match="power of two"):
+            Writer(path, alignment=alignment)
+    assert _left(path) == []
+
+
+# Nothing is left
+
+
+def test_nothing_is_there_before_finish(path: Path) -> None:
+    path.write_bytes(b"old")
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        assert path.read_bytes() == b"old"
+        writer.finish(model_of())
+        assert onnxarchive.check(path) == []
+        assert _left(path) == ["model.onnxa"]
+
+
+def test_leaving_without_finish_leaves_nothing(path: Path) -> None:
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        writer.add_asset("a", b"1")
+    assert _left(path) == []
+    path.write_bytes(b"old")
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+    assert (path.read_bytes(), _left(path)) == (b"old", ["model.onnxa"])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_the_block_leaves_nothing(path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), Writer(path) as writer:  # noqa: PT012
+        writer.add("w", WEIGHT)
+        raise error
+    assert _left(path) == []
+
+
+def test_a_closed_writer_leaves_nothing_and_takes_nothing(path: Path) -> None:
+    writer = Writer(path)
+    writer.add("w", WEIGHT)
+    writer.close()
+    writer.close()
+    assert _left(path) == []
+    for call in (
+        lambda: writer.add("v", WEIGHT),
+        lambda: writer.add_asset("a", b""),
+        lambda: writer.finish(model_of()),
+    ):
+        with pytest.raises(ValueError, match="the writer is closed"):
+            call()
+    assert _left(path) == []
+
+
+def test_a_finished_writer_takes_nothing_and_keeps_the_archive(path: Path) -> None:
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        writer.finish(model_of())
+        for call in (
+            lambda: writer.add("v", WEIGHT),
+            lambda: writer.add_asset("a", b""),
+            lambda: writer.finish(model_of()),
+        ):
+            with pytest.raises(ValueError, match="the writer is closed"):
+                call()
+    writer.close()
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_a_writer_that_nobody_closed_leaves_nothing_when_its_process_ends(path: Path) -> None:
+    code = """
+import sys, numpy as np, onnxarchive
+def write():
+    writer = onnxarchive.Writer(sys.argv[1])
+    writer.add("w", np.zeros(1000))
+write()
+"""
+    run_python(code, path)
+    assert _left(path) == []
+
+
+def test_a_full_disk_during_finish_leaves_nothing(path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                writer.finish(model_of(raw_tensor("v", dims=(5000,))))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert _left(path) == []
+
+
+@pytest.mark.parametrize("kind", ["tensor", "asset"])
+def test_a_full_disk_during_add_never_makes_a_broken_archive(path: Path, kind: str) -> None:
+    # The caller catches the error, frees some space and goes on.
+    big = np.zeros(100_000, np.float32)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer(path) as writer:
+        writer.add("w", WEIGHT)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):  # noqa: PT012
+                if kind == "tensor":
+                    writer.add("big", big)
+                else:
+                    writer.add_asset("big", big.data)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        try:
+            writer.add("v", WEIGHT)
+            writer.finish(model_of())
+        except ValueError:
+            pass  # it takes no more
+    if path.exists():
+        assert onnxarchive.check(path, full=True) == []
+
+
+def test_every_tensor_of_the_model_has_its_data(path: Path) -> None:
+    model = runnable_model()
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+    with Writer(path) as writer:
+        for tensor in runnable_model().graph.initializer:
+            writer.add(tensor.name, numpy_helper.to_array(tensor))
+        writer.finish(model)
+    loaded = onnxarchive.load(path)
+    assert loaded == runnable_model()
+    assert all(tensor.HasField("raw_data") for tensor in every_tensor(loaded))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "asset"])
+def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_takes(
+    path: Path, kind: str
+) -> None:
+    count = finished = 0
+    is_interrupted = True
+    while is_interrupted:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: Any, at: int = count, lines: Any = lines) -> Any:
+            if frame.f_code.co_filename != writer_module.__file__:
+                return None
+            if event == "line" and next(lines) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        with onnxarchive.Writer(path) as writer:
+            is_interrupted = False
+            sys.settrace(trace)
+            try:
+                if kind == "tensor":
+                    writer.add("w", np.ones(300, np.float32))
+                else:
+                    writer.add_asset("labels", b"cat")
+            except KeyboardInterrupt:
+                is_interrupted = True
+            finally:
+                sys.settrace(None)
+            with contextlib.suppress(ValueError):  # the writer is closed
+                writer.finish(model_of())
+                finished += 1
+                assert onnxarchive.check(path, full=True) == []
+        path.unlink(missing_ok=True)
+        assert not os.listdir(path.parent)
+        count += 1
+    assert count > 10
+    assert finished > 1
+
+
+# Tensors of other libraries
+
+
+def test_a_tensor_proto_of_every_type_can_be_added(path: Path) -> None:
+    given = [raw_tensor(name, number, (3, 7), number) for name, number in NUMBERS.items()]
+    given += [
+        numpy_helper.from_array(np.array(2, np.float32), "scalar"),
+        typed(raw_tensor("typed")),
+    ]
+    with Writer(path) as writer:
+        for tensor in given:
+            writer.add(f"my {tensor.name}", tensor)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    for found, tensor in zip(onnxarchive.load(path).graph.initializer, given, strict=True):
+        assert found.name == f"my {tensor.name}"
+        assert numpy_helper.to_array(found).tobytes() == numpy_helper.to_array(tensor).tobytes()
+        assert (found.data_type, found.dims) == (tensor.data_type, tensor.dims)
+
+
+def test_a_tensor_of_onnx_ir_can_be_added(tmp_path: Path, path: Path) -> None:
+    ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    import onnxarchive.ir
+
+    onnxarchive.save(model_of(raw_tensor("w", TensorProto.INT4, (2001,))), tmp_path / "other")
+    tensor: Any = onnxarchive.ir.load(tmp_path / "other").graph.initializers["w"].const_value
+    bfloat16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    with Writer(path) as writer:
+        writer.add("archived", tensor)
+        writer.add(
+            "lazy",
+            ir.LazyTensor(lambda: ir.Tensor(bfloat16), ir.DataType.BFLOAT16, ir.Shape([2, 3])),
+        )
+        with pytest.raises(UnsupportedFeatureError, match=r"'s': .*STRING"):
+            writer.add("s", ir.tensor(["a", "b"]))
+        writer.finish(model_of())
+    with onnxarchive.open(path) as archive:
+        assert archive.tensors["archived"].tobytes() == tensor.numpy().tobytes()
+        assert archive.tensors["archived"].dtype == ml_dtypes.int4
+        assert np.array_equal(archive.tensors["lazy"], bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (string_tensor("s"), "STRING"),
+        (external(raw_tensor("e"), "e.bin"), "'e' .*external.*convert"),
+        (
+            TensorProto(name="e", data_location=TensorProto.EXTERNAL, float_data=[1]),
+            "'e' .*found float_data; to store",
+        ),
+        (TensorProto(name="n", data_type=1, dims=[3], raw_data=b"1234"), "'n' .*12 bytes.*found 4"),
+        (TensorProto(name="b", data_type=9, dims=[1], raw_data=b"\2"), "0 and 1, found 2"),
+        (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 unused high bits"),
+        (TensorProto(data_type=1, dims=[-1]), "FLOAT of shape"),
+    ],
+    ids=["strings", "external", "external with data", "short", "bool", "unused bits", "shape"],
+)
+def test_a_tensor_proto_that_an_archive_cannot_hold_is_refused_and_writing_goes_on(
+    path: Path, tensor: TensorProto, message: str
+) -> None:
+    with Writer(path) as writer:
+        with pytest.raises(onnxarchive.ArchiveError, match=rf"tensor 'w'.*{message}"):
+            writer.add("w", tensor)
+        assert writer.add("w", WEIGHT) == "w"
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
