@@ -54,11 +54,12 @@ class Root:
         """
         self.path = os.path.realpath(path)
         if HAS_DIR_FD:
-            descriptor = os.open(path, _PASSED)
-            try:
-                self.path = _final_path(descriptor, path)
-            finally:
-                os.close(descriptor)
+            with naming(path):
+                descriptor = os.open(path, _PASSED)
+                try:
+                    self.path = _final_path(descriptor, path)
+                finally:
+                    os.close(descriptor)
 
     def open(self, path: str, flags: int = _FILE) -> int:
         """Opens a file for reading; returns a new descriptor.
@@ -94,11 +95,12 @@ class Root:
                 yield from entries
             return
         descriptor = self.open(path, _LISTED)
-        try:
-            with naming(self._joined(path)), os.scandir(descriptor) as entries:
-                yield from entries
-        finally:
-            os.close(descriptor)
+        with naming(self._joined(path)):
+            try:
+                with os.scandir(descriptor) as entries:
+                    yield from entries
+            finally:
+                os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
         """True if a name in the directory leads, even by links, to the file of an identity."""
