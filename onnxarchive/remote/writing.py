@@ -30,7 +30,7 @@ _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_WAIT = 1.5  # seconds that closing waits for the end of an upload
+_WAIT = 5  # seconds that closing waits for the end of an upload
 _IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in any case
 
 

@@ -127,7 +127,8 @@ def test_a_signal_ends_an_upload_at_once(s3: S3Server, tmp_path: Path, number: i
             begin = time.monotonic()
             process.send_signal(number)
             process.communicate(timeout=20)
-    assert time.monotonic() - begin < 2.5
+    # Five seconds are waited for a part to end, so that the store keeps none.
+    assert time.monotonic() - begin < 6
     assert process.returncode in (130, 143, -number)
 
 
