@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import warnings
 from collections.abc import Iterator
-from typing import Final, Unpack
+from typing import Unpack
 
 import onnx
 
@@ -18,6 +17,7 @@ from onnxarchive.files.replacement import replacing
 from onnxarchive.interop.ort_options import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
+from onnxarchive.model.prepacked import places_of
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import (
     linked_model,
@@ -28,8 +28,6 @@ from onnxarchive.reading.linked_models import (
 from onnxarchive.reading.opening import open
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location
-
-_PACKED_PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 
 
 def link(
@@ -310,8 +308,8 @@ def _faults(
 def _packed_places(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
     """Offset and size of each buffer of packed weights that a link's tensor names."""
     return {
-        (int(offset), int(nbytes))
+        place
         for pair in tensor.external_data
         if tensors.names_packed(pair)
-        for offset, nbytes in _PACKED_PLACE.findall(tensors.text(pair.value))
+        for place in places_of(tensors.text(pair.value))
     }

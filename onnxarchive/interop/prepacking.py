@@ -37,7 +37,14 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PREFIX, PackedSet, PackedWeight
+from onnxarchive.model.prepacked import (
+    INDEX,
+    MAX_INDEX_NBYTES,
+    PREFIX,
+    PackedSet,
+    PackedWeight,
+    places_of,
+)
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import packable
 from onnxarchive.reading.opening import open
@@ -130,9 +137,7 @@ def prepack(
                     folder = os.path.join(directory, str(number))
                     keys = _pack(archive, folder, sess_options, weights, buffers)
                 packed[identifier] = {
-                    name: PackedWeight(*weights[name], keys[name])
-                    for name in weights
-                    if name in keys
+                    name: PackedWeight(*weights[name], found) for name, found in keys.items()
                 }
                 unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
             new = PackedSet(version, machine(), packed, unpacked)
@@ -220,10 +225,9 @@ def _pack(
                 continue
             if data is None:
                 data = _mapped(os.path.join(directory, "data"))
-            key, *places = pair.value.split("|")
+            key = pair.value.partition("|")[0]
             stored: list[tuple[str, int]] = []
-            for number, place in enumerate(places):
-                offset, nbytes, _ = map(int, place.split(";"))
+            for number, (offset, nbytes) in enumerate(places_of(pair.value)):
                 view, file = data[offset : offset + nbytes], f"{key}.{number}"
                 first = buffers.setdefault(file, view)
                 if first is not view and first != view:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ ALIGNMENT: Final = 256  # ONNX Runtime copies a buffer at another offset
 MAX_INDEX_NBYTES: Final = 1 << 24
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
+_PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 
 
 def least_alignment(name: str) -> int:
@@ -109,8 +110,8 @@ class PackedSet:
         try:
             index = json.loads(data)
             weights = {
-                _of(str, identifier): {name: _weight(it) for name, it in named.items()}
-                for identifier, named in index["weights"].items()
+                id: {name: _weight(it) for name, it in named.items()}
+                for id, named in index["weights"].items()
             }
             unpacked = {
                 id: tuple(_of(str, name) for name in names)
@@ -121,34 +122,20 @@ class PackedSet:
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected an index of packed weights, found {error!r}") from None
 
-    def pairs(
-        self, identifier: str, tensors: Iterable[tuple[str, int, int]], offsets: Mapping[str, int]
-    ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-        """The pairs of `external_data` that tell ONNX Runtime where the packed weights are.
 
-        Args:
-            identifier: Id of the model.
-            tensors: Name, size in bytes and CRC-32 of each initializer in the archive.
-            offsets: The offsets of the buffers in the archive's file by file name, in bytes.
+def pair_value(key: str, places: Iterable[tuple[int, int]]) -> str:
+    """The value of a pair in `external_data` that names packed weights.
 
-        Yields:
-            Name and pairs of each initializer whose packed weights belong to its present bytes.
-        """
-        weights = self.weights.get(identifier, {})
-        taken: set[str] = set()  # ONNX Runtime refuses a key that two weights have
-        for name, nbytes, crc32 in tensors:
-            weight = weights.get(name)
-            if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
-                continue
-            pairs: list[tuple[str, str]] = []
-            for key, buffers in weight.buffers.items():
-                if key in taken or not all(file in offsets for file, _ in buffers):
-                    continue
-                taken.add(key)
-                places = (f"{offsets[file]};{size};0" for file, size in buffers)
-                pairs.append((f"prepacked_{len(pairs)}", "|".join([key, *places])))
-            if pairs:
-                yield name, pairs
+    Args:
+        key: The key of ONNX Runtime.
+        places: Offset and size of each buffer in the file, in bytes.
+    """
+    return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in places)])
+
+
+def places_of(value: str) -> list[tuple[int, int]]:
+    """Offset and size of each buffer that the value of a pair names; see `pair_value`."""
+    return [(int(offset), int(nbytes)) for offset, nbytes in _PLACE.findall(value)]
 
 
 def _weight(index: Mapping[str, Any]) -> PackedWeight:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Final, TypeAlias
 
 import onnx
@@ -218,18 +217,31 @@ def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
     if not sets:
         return {}
     chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.version))
-    offsets: dict[str, int] = {}
-    for weight in chosen.weights[archive.model_id].values():
-        for file, nbytes in chain.from_iterable(weight.buffers.values()):
-            entry = archive.entries.get(chosen.folder + file)
-            if entry is not None and entry.nbytes == nbytes:
-                with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
-                    archive._require_header(entry.name)
-                    offsets[file] = entry.data_offset
-    weights = {name: (key, nbytes, crc32) for key, name, nbytes, crc32 in packable(archive)}
-    tensors = ((name, nbytes, crc32) for name, (_, nbytes, crc32) in weights.items())
-    pairs = chosen.pairs(archive.model_id, tensors, offsets)
-    return {weights[name][0]: found for name, found in pairs}
+    weights = chosen.weights[archive.model_id]
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    taken: set[str] = set()  # ONNX Runtime refuses a key that two weights have
+    for entry_key, name, nbytes, crc32 in packable(archive):
+        weight = weights.get(name)
+        if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
+            continue
+        for key, buffers in weight.buffers.items():
+            places = [_place(archive, chosen.folder + file, size) for file, size in buffers]
+            if key not in taken and None not in places:
+                taken.add(key)
+                own = pairs.setdefault(entry_key, [])
+                value = prepacked.pair_value(key, filter(None, places))
+                own.append((f"prepacked_{len(own)}", value))
+    return pairs
+
+
+def _place(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
+    """Offset and size of an entry with packed weights; None if it is not as the index says."""
+    entry = archive.entries.get(name)
+    if entry is not None and entry.nbytes == nbytes:
+        with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
+            archive._require_header(name)
+            return entry.data_offset, nbytes
+    return None
 
 
 def real_path(archive: Archive) -> str:

@@ -99,7 +99,8 @@ class Finder:
         for ref in tensors.walk(serialized.model):
             if _drop_idle_pairs(ref.tensor, has_spans):
                 idle.append(ref)
-            if any(map(tensors.names_packed, ref.tensor.external_data[3:])):
+            pairs = ref.tensor.external_data
+            if len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
                 packed.append(ref)
             try:
                 found = self._data(ref, serialized)
