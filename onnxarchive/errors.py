@@ -1,7 +1,8 @@
 """Errors: one base class and its subclasses, and the report of broken rules.
 
 A missing file, a full disk or a lack of permission usually raises an `OSError`. In some cases the
-error is an `ArchiveError`, for example if external data cannot be opened or a rollback fails.
+error is an `ArchiveError`, for example if external data cannot be opened or a rollback fails. A
+missing library is an `ImportError` that says how to install it.
 """
 
 from __future__ import annotations

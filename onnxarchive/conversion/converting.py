@@ -34,7 +34,7 @@ from onnxarchive.reading.contents import check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
 from onnxarchive.reading.locked_file import opened
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks, models_of_repository, open_others
+from onnxarchive.sources.models import FollowLinks, models_of_repository, other_files_of
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
@@ -268,7 +268,7 @@ def convert_silently(
         }
         default = models[""]
         if other_files and repository is not None:
-            others, left_out = resources.enter_context(open_others(repository, follow_links))
+            others, left_out = other_files_of(repository, follow_links)
             default = replace(default, others=others, left_out=left_out)
         models = {**default.further, **models}
         files = [file for found in models.values() for file in found.files]

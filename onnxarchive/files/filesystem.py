@@ -16,8 +16,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Errors of a full disk.
-NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # Errors of file systems that cannot sync files or directories.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 devices_without_clones: set[int] = set()  # devices on which a clone has failed in this process

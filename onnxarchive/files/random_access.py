@@ -1,4 +1,4 @@
-"""Interface for reading an archive: from a file, from memory or from a remote object."""
+"""Bytes that are read by position: the interface, and it over file objects and memory."""
 
 from __future__ import annotations
 

@@ -399,19 +399,19 @@ def models_of_repository(
     return models
 
 
-@contextlib.contextmanager
-def open_others(
+def other_files_of(
     directory: str | os.PathLike[str], follow_links: FollowLinks = False
-) -> Iterator[tuple[dict[str, Data], tuple[str, ...]]]:
+) -> tuple[dict[str, Data], tuple[str, ...]]:
     """The files of a directory that may become assets, and the names of those left out.
 
     Args:
         directory: The directory; folders in it are left out.
         follow_links: As for `open_model`.
     """
-    with contextlib.ExitStack() as resources, with_path(directory):
-        opening = _Opening(os.fspath(directory), resources, False, None, True, follow_links)
-        yield opening.others()
+    nothing = contextlib.ExitStack()  # each file is opened when it is read
+    opening = _Opening(os.fspath(directory), nothing, False, None, True, follow_links)
+    with with_path(directory):
+        return opening.others()
 
 
 def _further_models(names: list[str], default: str) -> list[str]:
