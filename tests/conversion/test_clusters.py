@@ -225,7 +225,7 @@ def run_script(server: S3Server, directory: Path, **environment: str) -> dict[st
     """Runs `SCRIPT` from a file, which spawned processes can import; the secret is not printed."""
     script = directory / "script.py"
     script.write_text(SCRIPT)
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), *sys.path])
+    path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, script],
         input=json.dumps({"endpoint": server.endpoint, "options": server.options}),

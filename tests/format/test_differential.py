@@ -1,6 +1,6 @@
 """Other zip readers find the same in an archive as the library, by tools/fuzz/differential.py.
 
-tests/archive/test_over_4_gib.py compares an archive of more than 4 GiB.
+tests/reading/test_over_4_gib.py compares an archive of more than 4 GiB.
 """
 
 from __future__ import annotations

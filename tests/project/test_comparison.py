@@ -16,7 +16,7 @@ import onnxarchive
 
 pytestmark = pytest.mark.tool
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 # Odd sizes: the next tensor is aligned only if the format pads.
 TENSORS: dict[str, Any] = {
     "a": np.arange(1201, dtype=np.int8),

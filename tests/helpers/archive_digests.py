@@ -7,7 +7,7 @@ threads to a file. `Writer`, edits and transforms write to files alone.
 After a new case, or a change to the models and sources of the cases, write the list anew with code
 whose bytes are right, before any other change:
 
-    python tests/archive_digests.py
+    python tests/helpers/archive_digests.py
 
 It needs onnx_ir, zipfile-deflate64, the newest onnx, and some minutes. In the diff, no line of an
 old case may change.
@@ -49,8 +49,8 @@ from onnx import ModelProto, TensorProto
 
 import onnxarchive
 
-LIST: Final = Path(__file__).with_name("format") / "archive_digests.txt"
-_TORCH_ZIPS: Final = Path(__file__).with_name("data") / "torch-zip"
+LIST: Final = Path(__file__).parents[1] / "format" / "archive_digests.txt"
+_TORCH_ZIPS: Final = Path(__file__).parents[1] / "data" / "torch-zip"
 _GIB: Final = 1 << 30
 
 Options: TypeAlias = dict[str, Any]

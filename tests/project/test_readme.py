@@ -16,7 +16,7 @@ import onnxarchive
 from tools.docs.readme import blocks, commands, make_files, run_commands, run_python
 from tools.zip_readers.readers import READERS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECURITY = (ROOT / ".github" / "SECURITY.md").read_text(encoding="utf-8")
 

@@ -1,11 +1,11 @@
 """Makes each system call of an archive's edit fail, and checks the file afterwards.
 
-`python tests/faults.py EDIT DIRECTORY` tries each way to fail at each call: the process is killed
-before the call, after the call, or with half of the bytes written; the call fails with ENOSPC or
-EIO, once or from then on; a write writes only half of its bytes. Recovery is stopped in the same
-ways. Then the power fails after each call, and unsynced changes are kept, lost, or kept in part.
-Prints JSON: the number of faults by outcome, and a description of each problem found afterwards,
-such as an archive with neither the old nor the new bytes.
+`python tests/helpers/faults.py EDIT DIRECTORY` tries each way to fail at each call: the process is
+killed before the call, after the call, or with half of the bytes written; the call fails with
+ENOSPC or EIO, once or from then on; a write writes only half of its bytes. Recovery is stopped in
+the same ways. Then the power fails after each call, and unsynced changes are kept, lost, or kept in
+part. Prints JSON: the number of faults by outcome, and a description of each problem found
+afterwards, such as an archive with neither the old nor the new bytes.
 
 Patched functions of `os` catch the calls. The killed process is a fork of this process, which has
 no threads.

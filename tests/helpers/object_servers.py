@@ -49,7 +49,7 @@ http {{
 """
 
 
-_AZURITE = Path(__file__).resolve().parent.parent / "tools" / "azurite" / "node_modules"
+_AZURITE = Path(__file__).resolve().parents[2] / "tools" / "azurite" / "node_modules"
 _ACCOUNT = "devstoreaccount1"  # account and key are in Azurite's documentation
 _ACCOUNT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

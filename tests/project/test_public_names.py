@@ -20,7 +20,7 @@ import onnxarchive
 from onnxarchive.interop.netron import Server
 from onnxarchive.interop.running import run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Modules that `import onnxarchive` must not import.
 LAZY = [
     "distributed",
