@@ -1,4 +1,4 @@
-"""All snippets and commands of the README run, in order, in a directory with their models."""
+"""All snippets and commands of the README and the guide run, in a directory with their models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_snippet_with_a_pass_merges_tensors_that_name_the_same_bytes(directory: 
     model.graph.node.add(op_type="Sum", input="abc", output=["y"])
     (directory / "model.onnx").write_bytes(model.SerializeToString())
     (directory / "w.bin").write_bytes(bytes(range(1, 241)) * 50)
-    run_python(["import onnxarchive", snippet])
+    run_python([snippet], onnxarchive=onnxarchive)
     assert onnxarchive.check("merged.onnxa", full=True) == []
     with onnxarchive.open("merged.onnxa") as archive:
         assert list(archive.tensors) == ["a"]
@@ -60,26 +60,22 @@ def test_snippet_with_a_pass_merges_tensors_that_name_the_same_bytes(directory: 
         assert archive.model.graph.node[0].input == ["a", "a", "a"]
 
 
-@pytest.mark.parametrize(("index", "libraries"), [(0, "torch"), (1, "onnxsim")])
-def test_snippets_for_further_libraries_run(directory: Path, index: int, libraries: str) -> None:
-    names: dict[str, object] = {
-        name: pytest.importorskip(name, reason=f"{name} is not installed")
-        for name in libraries.split()
-    }
-    names["onnxarchive"] = onnxarchive
+@pytest.mark.parametrize(("index", "library"), [(0, "torch"), (1, "onnxsim")])
+def test_snippets_for_further_libraries_run(directory: Path, index: int, library: str) -> None:
+    names = {library: pytest.importorskip(library, reason=f"{library} is not installed")}
     snippets = blocks("py")
     assert len(snippets) == 2
     onnxarchive.convert("model.onnx", "model.onnxa")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of those libraries
-        exec(compile(snippets[index], "README.md", "exec"), names)
+        warnings.simplefilter("ignore")  # warnings of the library
+        run_python([snippets[index]], onnxarchive=onnxarchive, **names)
 
 
 def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert len(commands()) == 12
+    assert len(commands()) == 13
     run_commands(commands())
     assert (directory / "archives" / "decoder.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
@@ -95,6 +91,10 @@ def test_set_up_commands_are_those_of_the_development_tool() -> None:
     assert "\npython3 tools/dev.py test --all\n" in (ROOT / ".ci" / "run").read_text(
         encoding="utf-8"
     )
+
+
+def test_readme_is_for_five_minutes() -> None:
+    assert len(README.splitlines()) <= 260
 
 
 def test_picture_of_the_layout_shows_a_real_archive(tmp_path: Path) -> None:
@@ -132,7 +132,16 @@ def test_readers_that_are_promised_to_agree_are_those_that_are_compared() -> Non
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", ".github/SECURITY.md", ".github/CONTRIBUTING.md", "conformance/README.md"]
+    "page",
+    [
+        "README.md",
+        ".github/CONTRIBUTING.md",
+        ".github/SECURITY.md",
+        "conformance/README.md",
+        "tools/bench/README.md",
+        "tools/docs/guide.md",
+        "tools/recipes/README.md",
+    ],
 )
 def test_linked_files_exist(page: str) -> None:
     path = ROOT / page

@@ -169,6 +169,8 @@ def test_the_reference_has_every_public_name_and_command(tmp_path: Path) -> None
         assert any(f'id="{short}"' in text for text in one.values()), name
     for name, _ in reference.commands():
         assert f"usage: onnxarchive {name} " in one["cli.html"]
-    for page in ("ir", "interop/torch", "cli"):
+    assert "Locks and crashes" in one["guide.html"]
+    assert "README.md" not in one["guide.html"]
+    for page in ("ir", "interop/torch", "cli", "guide"):
         assert f'href="onnxarchive/{page}.html"' in one["onnxarchive.html"]
     assert "Unpack[Access]" in re.sub("<[^>]+>", "", one["onnxarchive.html"])

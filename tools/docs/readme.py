@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the Python snippets and the commands of the README with the installed package.
+"""Runs the Python snippets and the commands of the README and of the guide, in this order.
 
 python3 tools/dev.py python tools/docs/readme.py      all; needs the extras ort, ir and remote
 python3 tools/dev.py python tools/docs/readme.py 1    the first snippet; needs no extra
@@ -20,12 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxarchive.cli import main as run_command
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", ROOT / "tools" / "docs" / "guide.md")
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of a language, in order."""
-    text = README.read_text(encoding="utf-8")
+    """The code blocks of a language, in order: those of the README, then those of the guide."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
@@ -54,11 +55,10 @@ def make_files(directory: Path) -> None:
     (directory / "labels.txt").write_text("cat\ndog\n")
 
 
-def run_python(snippets: Iterable[str]) -> None:
-    """Runs snippets one after another, in one namespace."""
-    names: dict[str, object] = {}
+def run_python(snippets: Iterable[str], **names: object) -> None:
+    """Runs snippets one after another, in one namespace that begins with these names."""
     for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), names)
+        exec(compile(snippet, "a snippet of the README or the guide", "exec"), names)
 
 
 def run_commands(commands: Iterable[list[str]]) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders the reference of the public names and the command line as HTML pages.
+"""Renders the reference of public names and command line, and the guide, as HTML pages.
 
 python3 tools/dev.py docs              into build/reference
 python3 tools/dev.py docs DIRECTORY    into another directory
@@ -76,10 +76,17 @@ def render(directory: Path) -> None:
     def as_written(annotation: Any, *_: object) -> Any:
         return Annotation(annotation) if isinstance(annotation, str) else annotation
 
-    onnxarchive.__doc__ = f"{onnxarchive.__doc__}\nThe commands: `onnxarchive.cli`."
-    sys.modules["onnxarchive.cli"] = _command_line()
+    onnxarchive.__doc__ = (
+        f"{onnxarchive.__doc__}\nThe commands: `onnxarchive.cli`. The guide: `onnxarchive.guide`."
+    )
+    pages = {"onnxarchive.cli": _command_line(), "onnxarchive.guide": _guide()}
+    for name, text in pages.items():
+        page = ModuleType(name, text)
+        page.__spec__ = ModuleSpec(name, None)
+        vars(page)["__all__"] = []
+        sys.modules[name] = page
     pdoc.render.configure(docformat="google", show_source=False, footer_text="onnxarchive")
-    names = [*(module.__name__ for module in MODULES), "onnxarchive.cli"]
+    names = [*(module.__name__ for module in MODULES), *pages]
     with (
         mock.patch.object(pdoc.docstrings, "convert", with_code),
         mock.patch.object(pdoc.doc, "safe_eval_type", as_written),
@@ -91,14 +98,17 @@ def _fenced(found: re.Match[str]) -> str:
     return f"###### Example:\n\n```python\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
 
 
-def _command_line() -> ModuleType:
-    """A module whose docstring is the help of the program and of each command."""
+def _command_line() -> str:
+    """The help of the program and of each command."""
     texts = [f"The command line.\n\n```text\n{parser().format_help()}```\n"]
     texts += [f"## {name}\n\n```text\n{each.format_help()}```\n" for name, each in commands()]
-    page = ModuleType("onnxarchive.cli", "\n".join(texts))
-    page.__spec__ = ModuleSpec(page.__name__, None)
-    vars(page)["__all__"] = []
-    return page
+    return "\n".join(texts)
+
+
+def _guide() -> str:
+    """The guide, without links to files of the repository."""
+    text = (ROOT / "tools" / "docs" / "guide.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^]]+)\]\(\.\.[^)]*\)", r"\1", text)
 
 
 if __name__ == "__main__":

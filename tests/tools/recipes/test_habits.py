@@ -1,4 +1,4 @@
-"""What the README says about the habits of Git, pre-commit and adapters."""
+"""What the page of recipes says about the habits of Git, pre-commit and adapters."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_pre_commit_takes_the_hook() -> None:
 def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    readme = (ROOT / "README.md").read_text()
-    attribute = re.search(r"`(\*\.onnxa diff=onnxa)`", readme)
-    setting = re.search(r"`git config (diff\.onnxa\.textconv) \"onnxarchive info\"`", readme)
+    page = (ROOT / "tools" / "recipes" / "README.md").read_text()
+    attribute = re.search(r"`(\*\.onnxa diff=onnxa)`", page)
+    setting = re.search(r"`git config (diff\.onnxa\.textconv) \"onnxarchive info\"`", page)
     assert attribute is not None
     assert setting is not None
 
