@@ -24,7 +24,8 @@ The rooms (subpackages), lowest first; each imports only from `errors` and the r
     reading      archives are opened, viewed and checked
     writing      archives are planned and written
     editing      transactions over an archive, recovery
-    conversion   converts from and to archives, compares archives
+    comparing    compares two archives
+    conversion   converts from and to archives
     interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
     cli          the command line
 """
@@ -50,17 +51,17 @@ from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
+    from onnxarchive.comparing.archives import (
+        Change as Change,
+        Difference as Difference,
+        diff as diff,
+    )
     from onnxarchive.conversion.batch import convert_many as convert_many
     from onnxarchive.conversion.converting import (
         Conversion as Conversion,
         convert as convert,
         export as export,
         extract as extract,
-    )
-    from onnxarchive.conversion.differences import (
-        Change as Change,
-        Difference as Difference,
-        diff as diff,
     )
     from onnxarchive.conversion.downloading import download as download
     from onnxarchive.editing.recovery import Recovery as Recovery, recover as recover
@@ -107,7 +108,7 @@ _NAMES = {
     "writing.writer": "Writer",
     "conversion.batch": "convert_many",
     "conversion.converting": "Conversion convert export extract",
-    "conversion.differences": "Change Difference diff",
+    "comparing.archives": "Change Difference diff",
     "conversion.downloading": "download",
     "editing.transaction": "Edit edit",
     "editing.recovery": "Recovery recover",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from onnxarchive.cli.frame import DONE, FOUND, access, say
 from onnxarchive.cli.terminal import cut, printable, progress_bar
-from onnxarchive.conversion.differences import Change, Difference, diff
+from onnxarchive.comparing.archives import Change, Difference, diff
 
 _MAX_LINES: Final = 50  # of a section
 _MAX_PARTS: Final = 8  # of a line

@@ -24,7 +24,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ModelNotFoundError
-from onnxarchive.conversion.differences import Difference, diff
+from onnxarchive.comparing.archives import Difference, diff
 
 IDS = ["", "decoder"]
 

@@ -36,7 +36,7 @@ from models import (
 from onnx import AttributeProto, TensorProto, helper
 
 import onnxarchive
-from onnxarchive.conversion.differences import Change, Difference, diff
+from onnxarchive.comparing.archives import Change, Difference, diff
 from onnxarchive.model import schema
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 
@@ -1083,7 +1083,7 @@ def test_a_changed_weight_of_equal_size_is_found_without_reading_weights(tmp_pat
         onnxarchive.save(model_of(*weights), path)
     code = """
 import sys
-from onnxarchive.conversion.differences import diff
+from onnxarchive.comparing.archives import diff
 def read():
     with open("/proc/self/io") as file:
         return int(file.readline().split()[1])
@@ -1112,7 +1112,7 @@ def test_full_takes_a_few_mib_whatever_the_size_of_a_tensor(tmp_path: Path) -> N
         onnxarchive.save(model_of(raw_tensor("w", TensorProto.UINT8, (40 * MIB,))), it)
     code = f"""
 {MEASURE_MEMORY}
-from onnxarchive.conversion.differences import diff
+from onnxarchive.comparing.archives import diff
 diff(sys.argv[1], sys.argv[2])
 print(growth(lambda: diff(sys.argv[1], sys.argv[2], full=True, progress=sample)))
 """

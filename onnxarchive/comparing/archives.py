@@ -18,11 +18,11 @@ from typing import Final, Unpack
 
 import onnx
 
+from onnxarchive.comparing.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files import checksums
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import tensors
-from onnxarchive.model.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text

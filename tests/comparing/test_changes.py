@@ -7,8 +7,8 @@ import pytest
 from models import run_python
 from onnx import TensorProto, helper
 
+from onnxarchive.comparing.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.model import tensors
-from onnxarchive.model.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.model.wording import describe
 
 
@@ -22,8 +22,8 @@ def located(name: str, location: str, *dims: int) -> onnx.TensorProto:
 def test_messages_are_compared_without_the_modules_that_read_archives() -> None:
     code = """
 import sys
-import onnxarchive.model.changes
-upper = ("reading", "writing", "cli", "conversion", "zipformat")
+import onnxarchive.comparing.changes
+upper = ("reading", "writing", "cli", "conversion", "zipformat", "comparing.archives")
 print([name for name in upper if f"onnxarchive.{name}" in sys.modules])
 """
     assert run_python(code) == "[]\n"

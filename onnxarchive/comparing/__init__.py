@@ -1,0 +1,1 @@
+"""Comparison of two archives: their models, weights and assets."""
