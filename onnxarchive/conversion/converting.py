@@ -19,7 +19,8 @@ from onnxarchive.files import checksums, locking
 from onnxarchive.files.data import Data, SupportsWrite, pieces
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
-from onnxarchive.files.local_file import PositionalWriter, make_file, require_process
+from onnxarchive.files.forks import Work
+from onnxarchive.files.local_file import PositionalWriter, make_file
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement, new_directory, replacing
 from onnxarchive.files.spooling import spool
@@ -538,9 +539,9 @@ def extract(
         total = sum(entry.nbytes for entry in archive.entries.values())
         require_space(directory, total, made)
         counter = ProgressCounter(progress, total)
-        process = os.getpid()
+        work = Work()
         for name in archive.entries:
-            require_process(process)  # a forked process would write into the same directory
+            work.require_own()  # a forked process would write into the same directory
             target = os.path.join(made, *name.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:

@@ -363,7 +363,7 @@ def _write(archive: Archive, entries: _Entries, options: EditOptions) -> MappedF
         )
         stream(entries.plan, zip_writer, counter)
 
-    file.require_locking_process()
+    file.require_own()
     for name in entries.replaced:
         archive._require_header(name)
     if not options.compact:

@@ -25,7 +25,7 @@ from onnxarchive.errors import (
 from onnxarchive.files import locking
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
-from onnxarchive.files.local_file import MappedFile, require_process
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
@@ -124,7 +124,7 @@ def edit(
     options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
     WriteOptions(size_threshold=size_threshold or 0)  # refuses a negative one
     path = Location.of(path).require_local()
-    process, thread = os.getpid(), threading.get_ident()
+    thread = threading.get_ident()
     is_writable = None if copy else True
     with opened_for_edit(path, is_writable=is_writable, timeout=timeout) as file, file:
         if copy:
@@ -138,7 +138,7 @@ def edit(
             changes = Edit(archive, resources, timeout)
             resources.callback(changes._end)
             yield changes
-            require_process(process)
+            file.require_own()
             if threading.get_ident() != thread:
                 raise ArchiveError(
                     "expected the edit to end in the thread that began it, found another thread; "

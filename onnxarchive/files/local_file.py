@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import locking
+from onnxarchive.files.forks import Work
 from onnxarchive.files.random_access import RandomAccessFile
 
 # How the system reads a mapped file ahead.
@@ -58,8 +59,10 @@ class _Descriptor:
             os.close(self.number)
 
 
-class MappedFile(RandomAccessFile):
+class MappedFile(RandomAccessFile, Work):
     """A regular file, read, mapped, locked and written through one descriptor.
+
+    A fork of the process that opened it for writing, or locked it exclusively, cannot write it.
 
     Attributes:
         path: The path of the file as given.
@@ -107,7 +110,8 @@ class MappedFile(RandomAccessFile):
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
-        self._locking_process = os.getpid()
+        if self._is_writable:
+            Work.__init__(self)
 
     def status(self) -> os.stat_result:
         """The present status of the file; an error names it."""
@@ -155,16 +159,9 @@ class MappedFile(RandomAccessFile):
                 if error.errno == errno.EBADF:
                     error.strerror = "cannot be locked for an edit without write permission (NFS)"
                 raise
-            self._locking_process = os.getpid()
+            if is_exclusive:
+                Work.__init__(self)
             yield
-
-    def require_locking_process(self) -> None:
-        """Refuses a fork of the process that opened or locked the file; forks share the lock.
-
-        Raises:
-            ArchiveError: This process is a fork.
-        """
-        require_process(self._locking_process)
 
     def require_writable(self) -> None:
         """Refuses a file without write permission.
@@ -235,8 +232,10 @@ class MappedFile(RandomAccessFile):
         """Writes all of `data` at `offset`, which may be beyond the end of the file.
 
         Raises:
+            ArchiveError: This process is a fork.
             OSError: The write failed; the error names the file.
         """
+        self.require_own()
         descriptor = self._require_open()  # this reference keeps the descriptor open
         try:
             write_at(descriptor.number, offset, data)
@@ -259,8 +258,10 @@ class MappedFile(RandomAccessFile):
         """Cuts or extends the file to `size` bytes, but not `self.size`.
 
         Raises:
+            ArchiveError: This process is a fork.
             OSError: The size cannot be changed; the error names the file.
         """
+        self.require_own()
         with naming(self.path):
             os.ftruncate(self.fileno(), size)
 
@@ -483,8 +484,6 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 class PositionalWriter:
     """Writes successive pieces to a file from an offset, without a buffer.
 
-    A fork of the process cannot write.
-
     Attributes:
         offset: Offset of the next piece in the file, in bytes.
     """
@@ -500,7 +499,6 @@ class PositionalWriter:
         self.offset = offset
         self._end = end
         self._file = file
-        self._process = os.getpid()
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Writes all of `data`, and returns its size in bytes.
@@ -508,7 +506,6 @@ class PositionalWriter:
         Raises:
             ArchiveError: This process is a fork, or `data` exceeds the limit.
         """
-        require_process(self._process)
         nbytes = memoryview(data).nbytes
         if self._end is not None and self.offset + nbytes > self._end:
             raise ArchiveError(f"expected to write up to offset {self._end}, found more bytes")
@@ -520,22 +517,6 @@ class PositionalWriter:
         """The `nbytes` bytes of the file before the next piece, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)
         return self._file.read(self.offset - nbytes, nbytes)
-
-
-def require_process(process: int) -> None:
-    """Refuses a fork of the process that began the work.
-
-    Args:
-        process: Id of the process that began the work.
-
-    Raises:
-        ArchiveError: This process has another id.
-    """
-    if os.getpid() != process:
-        raise ArchiveError(
-            f"process {os.getpid()} is a fork of {process}, which opened the file or began to "
-            "write it; open or write the file in the fork itself"
-        )
 
 
 def kind_of(mode: int) -> str:

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from onnxarchive.errors import LockedError
+from onnxarchive.files.forks import Work
 
 try:
     import fcntl
@@ -53,8 +54,8 @@ LOCKED_BYTE = 1 << 62  # offset of the byte to lock, beyond the end of every fil
 # Linux's `struct flock`: type, whence, start, length, process id (0 for these locks).
 _REQUEST = struct.Struct("@hhqqi0q")
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
-# Locks taken by `exclusive`: device and inode of the file, ids of process and thread.
-_held: set[tuple[int, int, int, int]] = set()
+# Locks taken by `exclusive`, by device and inode of the file and id of the thread.
+_held: dict[tuple[int, int, int], Work] = {}
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def shared(
         LockedError: This thread holds the exclusive lock.
         OSError: The file is closed.
     """
-    with _unlocked_in_the_end(descriptor):
+    with _unlocked_in_the_end(descriptor, Work()):
         failure: LockedError | OSError | None = None
         try:
             if not _lock(descriptor, is_shared=True, timeout=timeout):
@@ -105,25 +106,25 @@ def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None
         LockedError: The file remained locked, or is locked by this thread.
         OSError: The file system has no locks, or the disk failed.
     """
-    holder = _this_thread_with(_identity(descriptor))
-    with _unlocked_in_the_end(descriptor):
+    holder = (*_identity(descriptor), threading.get_ident())
+    work = Work()
+    with _unlocked_in_the_end(descriptor, work):
         if not _lock(descriptor, is_shared=False, timeout=timeout):
             raise _held_by_others()
         try:
-            _held.add(holder)
+            _held[holder] = work
             yield
         finally:
-            _held.discard(holder)
+            _held.pop(holder, None)
 
 
 @contextlib.contextmanager
-def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
+def _unlocked_in_the_end(descriptor: int, work: Work) -> Iterator[None]:
     """Unlocks a file when the block ends, even if an interrupt comes just after locking."""
-    process = os.getpid()
     try:
         yield
     finally:
-        if os.getpid() == process:  # a fork shares the lock of its parent
+        if work.is_own:  # a fork shares the lock of its parent
             unlock(descriptor)
 
 
@@ -172,7 +173,8 @@ def is_held(identity: tuple[int, int]) -> bool:
     Args:
         identity: Device and inode of the file.
     """
-    return _this_thread_with(identity) in _held
+    work = _held.get((*identity, threading.get_ident()))
+    return work is not None and work.is_own
 
 
 def unlock(descriptor: int) -> None:
@@ -227,10 +229,6 @@ def _held_by_others() -> LockedError:
 def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
-
-
-def _this_thread_with(identity: tuple[int, int]) -> tuple[int, int, int, int]:
-    return *identity, os.getpid(), threading.get_ident()
 
 
 def _try_lock(descriptor: int, is_shared: bool) -> bool:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import itertools
 import os
 import re
 import stat
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.filesystem import sync, sync_directory
-from onnxarchive.files.local_file import (
-    MappedFile,
-    PositionalWriter,
-    make_file,
-    opened,
-    require_process,
-)
+from onnxarchive.files.forks import Work
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
 
 _NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
@@ -45,16 +41,17 @@ _Made = TypeVar("_Made")
 
 _serial_numbers = itertools.count()
 
-_temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
+_temporaries: WeakSet[_Temporary[Any]] = WeakSet()
 
 
+@atexit.register
 def remove_temporaries() -> None:
     """Removes the temporary files of this process; needed before `os._exit`."""
     for temporary in list(_temporaries):
         temporary.remove()
 
 
-class _Temporary(Generic[_Made]):
+class _Temporary(Work, Generic[_Made]):
     """A new file or directory beside a target, removed with this object unless it is kept.
 
     The path is registered for removal before creation, so no interrupt leaves a file there.
@@ -64,40 +61,39 @@ class _Temporary(Generic[_Made]):
         made: The return value of `make(path)`.
     """
 
+    _is_there = False  # whether the path may be there, and is to be removed
+
     def __init__(
         self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
     ) -> None:
+        super().__init__()
+        self._remove = remove
+        _temporaries.add(self)
         while True:
             number = f"{os.getpid()}-{next(_serial_numbers)}"
             self.path = f"{_temporary_prefix(target)}{number}.tmp"
-            self._finalizer = weakref.finalize(
-                self, _remove_in_process, os.getpid(), remove, self.path
-            )
-            _temporaries.add(self)
+            self._is_there = True
             try:
                 self.made = make(self.path)
                 return
             except FileExistsError:
                 # A killed process, or a process on another machine, had the same id.
-                self._finalizer.detach()
+                self._is_there = False
             except OSError:
                 self.remove()  # what may have been created
                 raise
 
     def keep(self) -> None:
         """Keeps the file or directory."""
-        self._finalizer.detach()
+        self._is_there = False
 
     def remove(self) -> None:
         """Removes the file or directory, unless it was removed or kept before."""
-        found = self._finalizer.peek()
-        try:
-            self._finalizer()
-        except BaseException:
-            if found is not None:  # the interrupt may have come before the removal
-                _, remove, arguments, _ = found
-                remove(*arguments)
-            raise
+        if self._is_there and self.is_own:
+            self._remove(self.path)
+            self._is_there = False  # after an interrupt, `__del__` tries again
+
+    __del__ = remove
 
 
 def _temporary_prefix(target: str) -> str:
@@ -126,7 +122,6 @@ class _Partial:
 
     def __init__(self, target: str) -> None:
         self.path = partial_path(target)
-        self._process = os.getpid()
         probe = _Temporary(target, make_file, _unlink)
         with probe.made:
             self.new_mode = stat.S_IMODE(probe.made.status().st_mode)
@@ -150,7 +145,7 @@ class _Partial:
 
     def close(self, *, keeps: bool) -> None:
         """Closes the file; removes it before, still locked, if it is empty or `keeps` is False."""
-        if os.getpid() == self._process:  # a fork leaves the file to its parent
+        if self.made.is_own:  # a fork leaves the file to its parent
             if os.name == "nt":  # Windows removes no open file
                 self.made.close()
             with contextlib.suppress(OSError):  # the next download takes it
@@ -208,11 +203,6 @@ def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambd
     return True
 
 
-def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
-    if os.getpid() == process:  # a fork inherits finalizers
-        remove(path)
-
-
 class Replacement:
     """A new file that replaces its target when the new file is complete.
 
@@ -257,7 +247,6 @@ class Replacement:
         self._path = os.fspath(path)
         self._is_locked = is_locked
         self._timeout = timeout
-        self._process = os.getpid()
         directory, name = os.path.split(self._path)
         self._target = os.path.join(os.path.realpath(directory), name)
         if follow_links:
@@ -329,7 +318,7 @@ class Replacement:
     def commit_open(self, require: Require | None = None) -> MappedFile:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
         try:
-            require_process(self._process)
+            self.written.require_own()
             sync(self.written)
             with contextlib.ExitStack() as lock:
                 target = None
@@ -460,7 +449,6 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         OSError: A directory cannot be created or filled, or `path` exists and is not an empty
             directory.
     """
-    process = os.getpid()
     with naming(path):
         target = os.path.realpath(path)
         is_there = os.path.exists(target)
@@ -471,7 +459,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         with temporary.made:
             yield temporary.path
-        require_process(process)
+        temporary.require_own()
         with naming(path, *_NOT_RENAMED):
             if is_there:
                 _move_all(temporary.path, target)

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from onnxarchive.files.local_file import require_process
+from onnxarchive.files.forks import Work
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -111,7 +111,7 @@ def in_order(
         return
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of the items in `begun`
-    process = os.getpid()
+    work_of_process = Work()
     try:
         for number, item in enumerate(items):
             due: Future[_Made] | None = None
@@ -125,7 +125,7 @@ def in_order(
                 nbytes += sizes[following]
                 begun.append((following, executor.submit(work, items[following])))
             yield work(item) if due is None else due.result()
-            require_process(process)  # a fork has no threads
+            work_of_process.require_own()  # a fork has no threads
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -160,7 +160,7 @@ def change_end(
     edit = UnfinishedEdit(offset, file.size)
     copy_offset = max(edit.old_size, new_size)
     logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
-    descriptor, process = file.fileno(), os.getpid()
+    descriptor = file.fileno()
     try:
         directory = os.path.dirname(file.absolute_path)
         require_space(file.path, logged_size - file.size, directory)
@@ -179,7 +179,7 @@ def change_end(
         sync(file)
     except BaseException as error:
         is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
-        if os.getpid() == process and not is_made:  # a fork does not end the edit of its parent
+        if file.is_own and not is_made:  # a fork does not end the edit of its parent
             _roll_back_after(error, file, edit)
         raise
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files.data import Buffer, as_bytes, pieces
-from onnxarchive.files.local_file import require_process
+from onnxarchive.files.forks import Work
 from onnxarchive.files.random_access import Closing
 from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.failures import attempt, failure
@@ -113,12 +112,12 @@ class _StoreWriter(ObjectWriter):
         self._parts: Queue[bytes | None] = Queue(1)
         self._is_complete = self._is_ended = False
         self._problem: Exception | None = None
-        self._process = os.getpid()
+        self._work = Work()
         self._thread = start_thread(name, self._send, store, key)
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts."""
-        require_process(self._process)  # a fork has no sending thread
+        self._work.require_own()  # a fork has no sending thread
         view = as_bytes(data)
         start = 0
         while start < len(view):
@@ -131,7 +130,7 @@ class _StoreWriter(ObjectWriter):
 
     def commit(self) -> None:
         """Sends the last part and waits until the store has created the object."""
-        require_process(self._process)
+        self._work.require_own()
         if self._part:
             self._pass_on()
         self._is_complete = True
