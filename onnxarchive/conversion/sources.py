@@ -148,7 +148,7 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     if verify_checksum:
         for key in archive._keys:
             found = sha1(stored(key))
-            for ref in archive._contents.refs(key):
+            for ref in archive.contents.refs(key):
                 expected = tensors.checksum(ref.tensor)
                 if expected not in (None, found):
                     raise ChecksumError(

@@ -204,7 +204,7 @@ def _moved(
 
 def _kept_names(archive: Archive) -> list[str]:
     """The names of all entries except the models, in the order of the archive."""
-    return list(archive.entries.names[: archive._contents.first_model])
+    return list(archive.entries.names[: archive.contents.first_model])
 
 
 def _keys_of(archive: Archive, model: ChangedModel) -> Iterable[str]:
@@ -302,7 +302,7 @@ def _plan_anew(
 
 def _is_end(archive: Archive, entries: _Entries) -> bool:
     """True if an edit leaves every entry of the archive but the models as it is."""
-    return entries.stay == archive._contents.first_model and not entries.replaced
+    return entries.stay == archive.contents.first_model and not entries.replaced
 
 
 def _has_models(archive: Archive, models: Collection[Item]) -> bool:
@@ -319,7 +319,7 @@ def _require_none_unused(
         listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(unused) - _MAX_SHOWN_ENTRIES} more"
         others = [ref for model in models for ref in model.others if ref.is_initializer]
-        before = [ref for key in unused for ref in archive._contents.refs(key)]
+        before = [ref for key in unused for ref in archive.contents.refs(key)]
         kept, stored = ({(it.name, type_and_dims(it)) for it in refs} for refs in (others, before))
         names = sorted(name for name, _ in kept & stored)
         advice = f"; edit.tensors[{shown(names[0])}] = array replaces the elements" if names else ""
@@ -352,7 +352,7 @@ def _write(archive: Archive, entries: _Entries, options: EditOptions) -> MappedF
             _write_entry(archive, name, data, target, counter)
         target.offset = offset
         before = target.last(SEARCHED_SIZE)
-        listed = archive._contents.directory.entries[: entries.stay]
+        listed = archive.contents.directory.entries[: entries.stay]
         zip_writer = ZipWriter(
             target,
             alignment=archive.alignment,

@@ -155,7 +155,7 @@ class Placeholders:
             own is not None
             and entry is not None
             and (own.nbytes, own.crc32) == (entry.nbytes, entry.crc32)
-            and other._is_at(self._archive._local_file.absolute_path)
+            and other.contents.is_at(self._archive._local_file.absolute_path)
         )
 
     def _of_archive(self, other: Archive) -> onnx.ModelProto:

@@ -467,7 +467,7 @@ class EditedAssets(MutableMapping[str, bytes]):
         return f"<{len(self)} assets of {self._edit._archive.path!r}>"
 
     def _not_found(self, path: str) -> TensorNotFoundError:
-        contents = self._edit._current._contents
+        contents = self._edit._current.contents
         return contents.not_found(f"expected the path of an asset, found {shown(path)}")
 
 
@@ -559,7 +559,7 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         if not (named and all(_is_at(message, ref) for ref in named)):
             named = self._refs().get(name, [])
         if len(named) != 1:
-            raise edit._archive._contents.not_found(
+            raise edit._archive.contents.not_found(
                 f"expected one initializer named {shown(name)}, found {len(named)}"
             )
         return named[0]

@@ -106,7 +106,7 @@ class Archive(Closing):
                 alignment = check_header(file, contents.directory, number, Report())
         assert alignment is not None  # else `Report` has raised an error
         self._alignment = alignment
-        self._contents = contents
+        self.contents = contents  # for other modules of this library
         self.entries = contents.entries
         self.models = Models(contents)
         self.tensors = Tensors(contents, model)
@@ -129,7 +129,7 @@ class Archive(Closing):
     @property
     def _file(self) -> RandomAccessFile:
         """The file from which the archive is read."""
-        return self._contents.file
+        return self.contents.file
 
     @property
     def _local_file(self) -> MappedFile:
@@ -153,11 +153,11 @@ class Archive(Closing):
 
     def _refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model that are stored outside it, by key."""
-        return self._contents.models[model].refs
+        return self.contents.models[model].refs
 
     def _model_of(self, model: str) -> onnx.ModelProto:
         """The model with this id. It is shared: the caller must not change it."""
-        return self._contents.models[model].model
+        return self.contents.models[model].model
 
     @property
     def _keys(self) -> list[str]:
@@ -175,7 +175,7 @@ class Archive(Closing):
 
         It is parsed once and not copied: copy it before you change it.
         """
-        return self._contents.given_model(self._model_id)
+        return self.contents.given_model(self._model_id)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -188,7 +188,7 @@ class Archive(Closing):
     @property
     def _records(self) -> Sequence[bytes]:
         """The packed directory record of every entry, in the order of the archive."""
-        return self._contents.directory.records
+        return self.contents.directory.records
 
     @property
     def alignment(self) -> int:
@@ -222,8 +222,8 @@ class Archive(Closing):
             return self._read_model(name)
         number = self.entries.index_of.get(name)
         if number is None:
-            raise self._contents.not_found(f"expected the name of an entry, found {shown(name)}")
-        return self._contents.view(number)
+            raise self.contents.not_found(f"expected the name of an entry, found {shown(name)}")
+        return self.contents.view(number)
 
     def _read_model(self, name: str) -> memoryview:
         entry = self.entries[name]
@@ -294,11 +294,11 @@ class Archive(Closing):
                 weight = archive.tensor_by_key("layer_0_weight")
         """
         if key not in self._refs:
-            raise self._contents.not_found(
+            raise self.contents.not_found(
                 f"expected the key of a tensor of the model, found {shown(key)}"
             )
         number = self.entries.index_of[key]
-        return self.tensors._array(number, self._contents.view(number))
+        return self.tensors._array(number, self.contents.view(number))
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
         """Reads several initializers at once, by parallel requests if the archive is remote.
@@ -323,7 +323,7 @@ class Archive(Closing):
         names = list(self.tensors if names is None else dict.fromkeys(names))
         number_of = {name: self.tensors._number(name) for name in names}
         stored = sorted({number for number in number_of.values() if number is not None})
-        views = zip(stored, self._contents.views(stored), strict=True)
+        views = zip(stored, self.contents.views(stored), strict=True)
         arrays = {number: self.tensors._array(number, view) for number, view in views}
         return {
             name: self.tensors[name] if number is None else arrays[number]
@@ -332,7 +332,7 @@ class Archive(Closing):
 
     def _read_all(self, names: Iterable[str]) -> Iterator[memoryview]:
         """The bytes of tensors and assets as `read` gives them, fetched together."""
-        return self._contents.views([self.entries.index_of[name] for name in names])
+        return self.contents.views([self.entries.index_of[name] for name in names])
 
     def _require_current(
         self, path: str | os.PathLike[str], file: MappedFile | None = None
@@ -348,21 +348,14 @@ class Archive(Closing):
             ArchiveError: The directory of the archive has changed.
             OSError: The archive is gone, or cannot be read.
         """
-        if self._is_at(path):
+        if self.contents.is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as current:
                 # A file of the same size with the same directory has the same content.
-                contents, packed = self._contents, b"".join(self._records)
+                contents, packed = self.contents, b"".join(self._records)
                 last = contents.directory.entries[-1]
                 offset = last.data_offset + last.nbytes
                 if current.size != contents.size or current.read(offset, len(packed)) != packed:
                     raise self._changed()
-
-    def _is_at(self, path: str | os.PathLike[str]) -> bool:
-        """True if `path` is this archive's path, or leads to the same file."""
-        if not isinstance(self._file, MappedFile):
-            return False
-        own = os.path.realpath(self._file.absolute_path)
-        return os.path.realpath(path) == own or self._file.is_at(path)
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry, and checks the rules that opening does not check.
@@ -386,7 +379,7 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 archive.verify()
         """
-        contents = self._contents
+        contents = self.contents
         entries, first_model = contents.directory.entries, contents.first_model
         counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
         jobs = threads.require_jobs(jobs)
@@ -417,7 +410,7 @@ class Archive(Closing):
         Raises:
             ArchiveFormatError: They do not match.
         """
-        self._contents.require_header(self.entries.index_of[name])
+        self.contents.require_header(self.entries.index_of[name])
 
     def _require_headers(self, names: Iterable[str]) -> None:
         """As `_require_header` for many entries; does nothing for a remote archive or file object.
@@ -464,7 +457,7 @@ class Archive(Closing):
             return cls(file, max_model_nbytes, model)
 
     def _has_given(self, model: onnx.ModelProto) -> bool:
-        return self._contents.has_model(model) or any(model is it for it in self._edited)
+        return self.contents.has_model(model) or any(model is it for it in self._edited)
 
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
@@ -530,7 +523,7 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
         ArchiveFormatError: The local header does not match.
         ChecksumError: The bytes have changed; raised after the last piece.
     """
-    return archive._contents.pieces(archive.entries.index_of[name])
+    return archive.contents.pieces(archive.entries.index_of[name])
 
 
 class StreamedEntry:

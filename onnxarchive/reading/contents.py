@@ -6,6 +6,7 @@ meanwhile, reading raises an error instead of SIGBUS.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ import onnx
 from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
 from onnxarchive.files import checksums
 from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model import keys, proto, tensors
@@ -56,6 +58,13 @@ class Contents:
         self.entries = NamedEntries(directory.entries)
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """True if `path` is the path of the archive's local file, or leads to the same file."""
+        if not isinstance(self.file, MappedFile):
+            return False
+        own = os.path.realpath(self.file.absolute_path)
+        return os.path.realpath(path) == own or self.file.is_at(path)
 
     def has_model(self, model: onnx.ModelProto) -> bool:
         """True if this object is one of the archive's models."""

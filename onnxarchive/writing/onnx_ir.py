@@ -244,9 +244,9 @@ class SplitModel:
         """Those of the model's archives that a save to `path` would replace."""
         # After a save to `path`, the model's tensors still refer to the archive that the save
         # replaced, but the origin is the new archive.
-        if self.origin is not None and self.origin._is_at(path):
+        if self.origin is not None and self.origin.contents.is_at(path):
             return [self.origin]
-        return [archive for archive in self.archives if archive._is_at(path)]
+        return [archive for archive in self.archives if archive.contents.is_at(path)]
 
     def saved_as(self, file: MappedFile, model: str) -> None:
         """Sets the origin to `file`, locked by the caller; `model` is the model's id in it."""
