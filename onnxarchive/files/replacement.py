@@ -93,7 +93,9 @@ class _Temporary(Work, Generic[_Made]):
             self._remove(self.path)
             self._is_there = False  # after an interrupt, `__del__` tries again
 
-    __del__ = remove
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.remove()
 
 
 def _temporary_prefix(target: str) -> str:
