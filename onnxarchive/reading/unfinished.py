@@ -52,7 +52,7 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
         placement = _placement(file, offset)
         if placement is None or placement.end > file.size:
             return None
-        directory_size += placement.directory_record().packed_size
+        directory_size += len(placement.pack()[1])
         if placement.name.startswith(MODEL_PROTO.encode()):
             first_model = offset if first_model is None else first_model
             if placement.name == MODEL_PROTO.encode():

@@ -26,7 +26,7 @@ _VERSIONS_NEEDED: Final = (records.VERSION_STORED, records.VERSION_FOLDER, recor
 # the local header, this offset.
 _PARTS: Final = struct.Struct("<12s4x3IH12sI")
 # In the record of a small entry with an ASCII name, as this library writes it.
-_USUAL_BEGIN, *_, _USUAL_END, _ = _PARTS.unpack(Placement(b"", 0, 0, 0).directory_record().pack())
+_USUAL_BEGIN, *_, _USUAL_END, _ = _PARTS.unpack(Placement(b"", 0, 0, 0).pack()[1])
 _MAX_SHOWN_FIELDS: Final = 8  # in a message
 
 

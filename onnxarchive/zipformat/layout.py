@@ -160,18 +160,6 @@ class Placement(NamedTuple):
         )
         return local + name + local_extra, record + name + extra
 
-    def local_header(self) -> LocalHeader:
-        """The header before the data."""
-        header = LocalHeader.unpack(self.pack()[0])
-        assert header is not None
-        return header
-
-    def directory_record(self) -> DirectoryRecord:
-        """The record in the central directory."""
-        record = DirectoryRecord.unpack(self.pack()[1])
-        assert record is not None
-        return record
-
 
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
     """Computes the placement of a new entry.

@@ -368,10 +368,10 @@ def _write_sparse_archive(path: Path, nbytes: int) -> None:
     first = layout.Placement(b"w", nbytes, 0, 0)
     second = layout.Placement(b"__MODEL_PROTO", len(model), checksums.crc32(model), first.end)
     with open(path, "wb") as file:
-        file.write(first.local_header().pack())
+        file.write(first.pack()[0])
         file.seek(first.end)
-        file.write(second.local_header().pack() + model)
-        records = [it.directory_record().pack() for it in (first, second)]
+        file.write(second.pack()[0] + model)
+        records = [it.pack()[1] for it in (first, second)]
         file.write(b"".join(records))
         file.write(layout.end_of_archive(2, sum(map(len, records)), second.end))
 

@@ -99,11 +99,11 @@ def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) ->
         for name, nbytes in sizes.items():
             placement = Placement(name.encode(), nbytes, zeros_crc32(nbytes), offset)
             file.seek(offset)
-            file.write(placement.local_header().pack())
+            file.write(placement.pack()[0])
             placements.append(placement)
             offset = placement.end
         file.flush()
-        records = b"".join(placement.directory_record().pack() for placement in placements)
+        records = b"".join(placement.pack()[1] for placement in placements)
     with MappedFile(path, is_writable=True) as written:
         target = PositionalWriter(written, offset)
         writer = ZipWriter(target, kept=(len(placements), records), offset=offset)

@@ -237,12 +237,12 @@ def write_holes(path: Path, nbytes: int) -> list[Extracted]:
     """Writes a sparse zip of a large entry and a small one, and gives what is in it."""
     large = layout.Placement(b"assets/large", nbytes, 0, 0, 64)
     small = layout.Placement(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
-    directory = b"".join(entry.directory_record().pack() for entry in (large, small))
+    directory = b"".join(entry.pack()[1] for entry in (large, small))
     offset = small.data_offset + small.nbytes
     with open(path, "wb") as file:
         for entry in (large, small):
             file.seek(entry.header_offset)
-            file.write(entry.local_header().pack())
+            file.write(entry.pack()[0])
         file.seek(offset)
         file.write(directory + layout.end_of_archive(2, len(directory), offset))
     return [Extracted(entry.name.decode(), entry.nbytes, 0, None) for entry in (large, small)]

@@ -30,6 +30,7 @@ from fault_seeds import Pieces
 from hypothesis import HealthCheck, given, settings, strategies as st
 from models import BIT_WIDTHS, element_count, external, model_of, random_raw
 from onnx import TensorProto
+from zip_image import unpacked_header, unpacked_record
 
 import onnxarchive
 from onnxarchive import ArchiveError
@@ -118,12 +119,12 @@ class Entry:
         size = len(self.data) if self.nbytes is None else self.nbytes
         crc32 = checksums.crc32(self.data) if self.crc32 is None else self.crc32
         placement = Placement(self.name, size, crc32, offset, self.alignment)
-        header = placement.local_header()
+        header = unpacked_header(placement)
         extra = records.pack_zip64_extra(*layout.local_zip64_values(size))
         padding = min(max(placement.padding + self.more_padding, 0), 40000)
         extra += records.pack_alignment_extra(self.alignment, padding) + self.more_extra
         header = header._replace(**{"extra": extra, **self.in_both, **self.in_header})
-        record = placement.directory_record()._replace(**{**self.in_both, **self.in_record})
+        record = unpacked_record(placement)._replace(**{**self.in_both, **self.in_record})
         packed = header.pack()
         return packed, offset + len(packed) + size, record.pack()
 

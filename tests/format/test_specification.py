@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from zip_image import unpacked_record
 
 import onnxarchive
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, schema, tensors, walking
@@ -179,7 +180,7 @@ def test_writer_writes_the_values_of_the_table(field: str, attribute: str) -> No
     (cell,) = [row[3] for row in table(*ENTRY_TABLE) if row[0] == field]
     number = re.match(r"0x[0-9A-F]+|[0-9]+", cell)
     assert number is not None
-    record = layout.Placement(b"w", 8, 0, 0).directory_record()
+    record = unpacked_record(layout.Placement(b"w", 8, 0, 0))
     assert getattr(record, attribute) == int(number[0], 0)
 
 

@@ -113,10 +113,10 @@ def zip64() -> Pieces:
     behind = b""
     for name, data in ((b"none", b""), (b"__MODEL_PROTO", model)):
         placements.append(Placement(name, len(data), checksums.crc32(data), placements[-1].end))
-        behind += placements[-1].local_header().pack() + data
-    directory = b"".join(placement.directory_record().pack() for placement in placements)
+        behind += placements[-1].pack()[0] + data
+    directory = b"".join(placement.pack()[1] for placement in placements)
     end = layout.end_of_archive(len(placements), len(directory), placements[-1].end)
-    return Pieces(((0, large.local_header().pack()), (large.end, behind + directory + end)))
+    return Pieces(((0, large.pack()[0]), (large.end, behind + directory + end)))
 
 
 def free_bits(archive: Pieces) -> set[tuple[int, int]]:

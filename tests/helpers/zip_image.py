@@ -56,6 +56,20 @@ class Sparse:
         return bytes(content)
 
 
+def unpacked_header(placement: Placement) -> LocalHeader:
+    """The fields of an entry's local header."""
+    header = LocalHeader.unpack(placement.pack()[0])
+    assert header is not None
+    return header
+
+
+def unpacked_record(placement: Placement) -> DirectoryRecord:
+    """The fields of an entry's directory record."""
+    record = DirectoryRecord.unpack(placement.pack()[1])
+    assert record is not None
+    return record
+
+
 def inspect(file: Sparse, report: Report) -> Directory | None:
     """Checks all that can be checked without an entry's data, as opening and `check` do."""
     tail = file.read(max(0, file.size - TAIL_SIZE), TAIL_SIZE)
@@ -96,14 +110,14 @@ class Image:
         for name, nbytes in sizes:
             placements.append(Placement(name.encode(), nbytes, CRC32, offset, alignment))
             offset = placements[-1].end
-        directory_records = [placement.directory_record() for placement in placements]
+        directory_records = [unpacked_record(placement) for placement in placements]
         directory_size = sum(record.packed_size for record in directory_records)
         ends = layout.end_of_archive(len(placements), directory_size, offset)
         end = EndRecord.unpack(ends, len(ends) - EndRecord.SIZE)
         assert end is not None
         return cls(
             [placement.header_offset for placement in placements],
-            [placement.local_header() for placement in placements],
+            [unpacked_header(placement) for placement in placements],
             directory_records,
             offset,
             Zip64EndRecord.unpack(ends),

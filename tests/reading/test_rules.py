@@ -480,15 +480,15 @@ def _write_sparse(path: Path, name: bytes, nbytes: int, header: bytes | None = N
     model = model_of(tensor).SerializeToString() if name == b"w" else b""
     placements = [layout.Placement(name, nbytes, 0, 0)]
     with open(path, "wb") as file:
-        file.write(header or placements[0].local_header().pack())
+        file.write(header or placements[0].pack()[0])
         file.seek(placements[0].end)
         if name == b"w":
             crc32 = checksums.crc32(model)
             placements.append(
                 layout.Placement(b"__MODEL_PROTO", len(model), crc32, placements[0].end)
             )
-            file.write(placements[1].local_header().pack() + model)
-        records = b"".join(it.directory_record().pack() for it in placements)
+            file.write(placements[1].pack()[0] + model)
+        records = b"".join(it.pack()[1] for it in placements)
         file.write(records)
         file.write(layout.end_of_archive(len(placements), len(records), placements[-1].end))
 
@@ -513,7 +513,7 @@ def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(pa
 
 
 def test_the_header_of_a_model_is_compared_whatever_else_is_wrong_with_it(path: Path) -> None:
-    header = layout.Placement(b"__MODEL_PROTO", 1 << 31, 0, 0).local_header().pack()
+    header = layout.Placement(b"__MODEL_PROTO", 1 << 31, 0, 0).pack()[0]
     _write_sparse(path, b"__MODEL_PROTO", 1 << 31, b"no" + header[2:])
     assert set(_found(path, full=False)) == {"MODEL-2", "ZIP-7"}
 
@@ -533,7 +533,7 @@ def test_an_entry_of_four_gib_is_sound_and_its_local_zip64_field_is_compared(pat
     nbytes = (1 << 32) + 5
     _write_sparse(path, b"w", nbytes)
     assert onnxarchive.check(path) == []
-    header = bytearray(layout.Placement(b"w", nbytes, 0, 0).local_header().pack())
+    header = bytearray(layout.Placement(b"w", nbytes, 0, 0).pack()[0])
     assert header[31:35] == b"\1\0\x10\0"
     for offset, value in ((35, nbytes + 1), (43, nbytes - 1), (35, 0)):
         damaged = bytearray(header)
@@ -551,12 +551,12 @@ def test_an_offset_beyond_every_file_breaks_a_rule(path: Path, offset: int) -> N
     for name in (b"b", b"__MODEL_PROTO", b"c"):
         at = offset if name == b"b" else placements[-1].end
         placements.append(layout.Placement(name, 7, 0, at))
-    data = placements[0].local_header().pack()
+    data = placements[0].pack()[0]
     records = b""
     for placement in placements:
         if placement.end > (1 << 64) - 1:
             placement = layout.Placement(placement.name, 7, 0, (1 << 64) - 1)
-        records += placement.directory_record().pack()
+        records += placement.pack()[1]
     path.write_bytes(data + records + layout.end_of_archive(4, len(records), len(data)))
     assert "ZIP-6" in _found(path)
 

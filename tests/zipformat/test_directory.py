@@ -25,6 +25,8 @@ from zip_image import (
     inspect,
     plus,
     together,
+    unpacked_header,
+    unpacked_record,
 )
 
 from onnxarchive.errors import ArchiveFormatError, Report
@@ -870,7 +872,7 @@ def check_header(header: bytes, placement: Placement = PLACEMENT) -> list[str]:
         placement.nbytes,
         placement.crc32,
     )
-    check_local_header(header, entry, placement.directory_record().pack(), findings)
+    check_local_header(header, entry, placement.pack()[1], findings)
     return findings.rules
 
 
@@ -881,11 +883,11 @@ def test_the_header_that_is_written_is_right(
     alignment: int, nbytes: int, header_offset: int
 ) -> None:
     placement = Placement("größe".encode(), nbytes, CRC32, header_offset, alignment)
-    assert check_header(placement.local_header().pack(), placement) == []
+    assert check_header(placement.pack()[0], placement) == []
 
 
 def test_a_header_that_is_cut_or_too_long_is_refused() -> None:
-    header = PLACEMENT.local_header().pack()
+    header = PLACEMENT.pack()[0]
     for size in range(len(header)):
         assert check_header(header[:size]) == ["ZIP-7"]
     assert check_header(header + b"\0") == ["ZIP-7"]
@@ -893,7 +895,7 @@ def test_a_header_that_is_cut_or_too_long_is_refused() -> None:
 
 
 def test_every_byte_of_a_header_counts() -> None:
-    header = PLACEMENT.local_header().pack()
+    header = PLACEMENT.pack()[0]
     for position in range(len(header)):
         for bit in range(8):
             changed = bytearray(header)
@@ -903,7 +905,7 @@ def test_every_byte_of_a_header_counts() -> None:
 
 def test_every_byte_of_a_header_with_zip64_counts() -> None:
     placement = Placement(b"key", GIB_4 + 5, CRC32, GIB_4 + 5, 64)
-    header = placement.local_header().pack()
+    header = placement.pack()[0]
     for position in range(len(header)):
         changed = bytearray(header)
         changed[position] ^= 0xFF
@@ -977,14 +979,14 @@ def require_one_encoding(file: Sparse, found: Directory) -> None:
         (alignment,) = struct.unpack_from("<H", content)
         placement = Placement(entry.name.encode(), entry.nbytes, entry.crc32, offset, alignment)
         assert (entry.header_offset, entry.data_offset) == (offset, placement.data_offset)
-        expected = placement.directory_record()._replace(
+        expected = unpacked_record(placement)._replace(
             version_made_by=record.version_made_by,
             version_needed=record.version_needed,
             time=record.time,
             date=record.date,
             external_attributes=record.external_attributes,
         )
-        assert header == placement.local_header()._replace(
+        assert header == unpacked_header(placement)._replace(
             version_needed=record.version_needed,
             time=record.time,
             date=record.date,

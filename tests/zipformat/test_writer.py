@@ -211,7 +211,7 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
     placements = [before.add(name, data) for name, data in ENTRIES[:count]]
     offset = placements[-1].end if placements else 0
     target = io.BytesIO()
-    records = b"".join(placement.directory_record().pack() for placement in placements)
+    records = b"".join(placement.pack()[1] for placement in placements)
     zip_writer = ZipWriter(target, kept=(count, records), offset=offset)
     for name, data in ENTRIES[count:]:
         zip_writer.add(name, data)

@@ -283,16 +283,16 @@ def _make_sparse_archive(place: Place) -> None:
         for name in place.names():
             placement = layout.Placement(key_of(name).encode(), nbytes, crc32, offset)
             file.seek(offset)
-            file.write(placement.local_header().pack())
+            file.write(placement.pack()[0])
             placed.append(placement)
             offset = placement.end
         file.seek(offset)
         crc32 = checksums.crc32(serialized)
         placement = layout.Placement(MODEL_PROTO.encode(), len(serialized), crc32, offset)
         placed.append(placement)
-        directory = b"".join(it.directory_record().pack() for it in placed)
+        directory = b"".join(it.pack()[1] for it in placed)
         end = layout.end_of_archive(len(placed), len(directory), placement.end)
-        file.write(placement.local_header().pack() + serialized + directory + end)
+        file.write(placement.pack()[0] + serialized + directory + end)
 
 
 def _make_external(place: Place) -> None:
