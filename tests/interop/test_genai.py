@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,9 +32,13 @@ VOCABULARY, HEADS, HEAD_SIZE = 300, 2, 32
 HIDDEN_SIZE = HEADS * HEAD_SIZE
 
 
-def tiny_model() -> onnx.ModelProto:
-    """A decoder of one layer, whose next token depends on all tokens before."""
+def tiny_model(first: str = "input_ids") -> onnx.ModelProto:
+    """A decoder of one layer, whose next token depends on all tokens before.
+
+    It takes token ids, or their embeddings (`inputs_embeds`).
+    """
     random = np.random.default_rng(0)
+    embedded = first == "inputs_embeds"
 
     def weight(name: str, *shape: int) -> TensorProto:
         return numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
@@ -42,7 +49,8 @@ def tiny_model() -> onnx.ModelProto:
     def value(name: str, kind: int, *shape: str | int) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, shape)
 
-    nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["x"])]
+    lookup = helper.make_node("Gather", ["embedding", "input_ids"], ["x"])
+    nodes = [helper.make_node("Identity", [first], ["x"]) if embedded else lookup]
     for part in ("key", "value"):
         nodes += [
             helper.make_node("MatMul", ["x", part], [f"{part} 0"]),
@@ -70,7 +78,9 @@ def tiny_model() -> onnx.ModelProto:
         nodes,
         "tiny",
         [
-            value("input_ids", TensorProto.INT64, "batch", "new"),
+            value(first, TensorProto.FLOAT, "batch", "new", HIDDEN_SIZE)
+            if embedded
+            else value(first, TensorProto.INT64, "batch", "new"),
             value("attention_mask", TensorProto.INT64, "batch", "all"),
             *caches["past"],
         ],
@@ -115,6 +125,46 @@ SETTINGS = {
 }
 
 
+# Models whose outputs GenAI hands on: features of image and sound, then embeddings of a prompt.
+COMPONENTS = {
+    "Vision-model": """
+vision (float[images, patches, 64] pixel_values) => (float[all, 64] image_features) {
+  features = MatMul(pixel_values, projection)
+  shape = Constant<value_ints = [-1, 64]>()
+  image_features = Reshape(features, shape)
+}
+""",
+    "speech": """
+speech (float[clips, frames, 64] audio_embeds) => (float[clips, frames, 64] audio_features) {
+  audio_features = MatMul(audio_embeds, projection)
+}
+""",
+    "embedding": """
+embedding (
+  int64[batch, new] input_ids, float[all, 64] image_features, float[sounds, 64] audio_features
+) => (float[batch, new, 64] inputs_embeds) {
+  axes = Constant<value_ints = [0]>()
+  image = ReduceSum<keepdims = 0>(image_features, axes)
+  sound = ReduceSum<keepdims = 0>(audio_features, axes)
+  features = Sub(image, sound)
+  tokens = Gather(table, input_ids)
+  inputs_embeds = Add(tokens, features)
+}
+""",
+}
+
+
+def component(text: str) -> onnx.ModelProto:
+    """A model with random weights; `projection` is the same in all."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]>{text}')
+    random = np.random.default_rng(1)
+    for name, rows in {"projection": HIDDEN_SIZE, "table": VOCABULARY}.items():
+        if name in text:
+            weight = random.standard_normal((rows, HIDDEN_SIZE)).astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    return model
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A directory as GenAI reads it: a model, its data, its settings, and a tokenizer."""
@@ -147,13 +197,35 @@ def archive(directory: Path, tmp_path: Path) -> Path:
     return path
 
 
-def generated(directory: Path) -> str:
-    """What GenAI generates with the model of a directory."""
-    model = og.Model(str(directory))
+@pytest.fixture
+def multimodal(directory: Path) -> Path:
+    """A directory with models of images, of sound, of embeddings, and a decoder."""
+    (directory / "model.onnx").unlink()
+    (directory / "model.onnx.data").unlink()
+    settings = json.loads((directory / "genai_config.json").read_text())
+    settings["model"]["type"] = "phi4mm"
+    settings["model"]["decoder"]["filename"] = "text.onnx"
+    onnx.save(tiny_model("inputs_embeds"), directory / "text.onnx")
+    for name, text in COMPONENTS.items():
+        onnx.save(component(text), directory / f"{name}.onnx")
+        kind = name.partition("-")[0].lower()
+        settings["model"][kind] = {"filename": f"{name}.onnx"}
+    settings["model"]["speech"]["session_options"] = {"intra_op_num_threads": 1}
+    (directory / "genai_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def generated(model: Any, inputs: Mapping[str, np.ndarray] | None = None) -> str:
+    """What GenAI generates for the prompt, and for other inputs if they are given."""
     tokenizer = og.Tokenizer(model)
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(max_length=LENGTH, do_sample=False)
     generator = og.Generator(model, parameters)
+    if inputs:
+        tensors = og.NamedTensors()
+        for name, array in inputs.items():
+            tensors[name] = array
+        generator.set_inputs(tensors)
     generator.append_tokens(tokenizer.encode(PROMPT))
     while not generator.is_done():
         generator.generate_next_token()
@@ -164,7 +236,7 @@ def generated(directory: Path) -> str:
 def test_genai_generates_from_an_archive_what_it_does_from_the_directory(
     directory: Path, archive: Path
 ) -> None:
-    expected = generated(directory)
+    expected = generated(og.Model(str(directory)))
     assert expected.startswith(PROMPT)
     assert len(expected) > len(PROMPT)
     shutil.rmtree(directory)
@@ -173,12 +245,47 @@ def test_genai_generates_from_an_archive_what_it_does_from_the_directory(
     assert found.rstrip("\n") == expected
 
 
+def test_all_models_of_the_settings_come_from_one_archive(multimodal: Path, tmp_path: Path) -> None:
+    path = tmp_path / "all.onnxa"
+    done = onnxarchive.convert(
+        multimodal, path, models="all", default="text.onnx", other_files=True
+    )
+    assert done.shared_nbytes == HIDDEN_SIZE * HIDDEN_SIZE * 4  # `projection`
+    random = np.random.default_rng(2)
+    image, sound = random.standard_normal((2, 1, 3, HIDDEN_SIZE)).astype(np.float32)
+    inputs = {
+        "pixel_values": image,
+        "num_image_tokens": np.array([3]),
+        "audio_embeds": sound,
+        "audio_sizes": np.array([3]),
+    }
+    cases = [None, inputs]
+    expected = [generated(og.Model(str(multimodal)), case) for case in cases]
+    assert expected[0] != expected[1]
+    shutil.rmtree(multimodal)
+    with runpy.run_path(str(RECIPE))["open_model"](str(path)) as model:
+        assert [generated(model, case) for case in cases] == expected
+    command = [sys.executable, str(RECIPE), str(path), PROMPT, "--max-length", str(LENGTH)]
+    assert subprocess.check_output(command, encoding="utf-8").rstrip("\n") == expected[0]
+
+
+def test_a_model_that_the_archive_lacks_is_named(multimodal: Path, tmp_path: Path) -> None:
+    path = tmp_path / "some.onnxa"
+    models = {"speech": multimodal / "speech.onnx"}
+    onnxarchive.convert(multimodal / "text.onnx", path, models=models, other_files=True)
+    command = [sys.executable, str(RECIPE), str(path), PROMPT]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 1
+    assert "no ids for" in done.stderr
+    assert "Vision-model.onnx" in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="maps are read from /proc")
 def test_genai_maps_the_weights_from_the_archive(archive: Path) -> None:
     code = """
 import runpy, sys
-opened = runpy.run_path(sys.argv[1])["open_model"](sys.argv[2])
-with open("/proc/self/maps") as maps:
+open_model = runpy.run_path(sys.argv[1])["open_model"]
+with open_model(sys.argv[2]) as model, open("/proc/self/maps") as maps:
     print(any(line.rstrip().endswith(sys.argv[2]) for line in maps))
 """
     assert run_python(code, RECIPE, os.path.realpath(archive)) == "True\n"
