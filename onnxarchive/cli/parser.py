@@ -176,8 +176,9 @@ def _add_remote(command: argparse.ArgumentParser) -> None:
 
 def _add_storage_option(command: argparse._ActionsContainer) -> None:
     help = (
-        "an option for obstore or fsspec, such as region=eu-west-1; put credentials in the "
-        "environment, where other users cannot see them"
+        "an option for obstore or fsspec, such as region=eu-west-1, timeout=60 (seconds) or "
+        'default_headers=\'{"accept": "*/*"}\'; put credentials in the environment, where other '
+        "users cannot see them"
     )
     _add_arguments(command, {"--storage-option KEY=VALUE": help}, **_REPEATED)
 

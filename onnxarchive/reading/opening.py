@@ -58,9 +58,9 @@ def open(
             pages are read when they are used. An edit of the archive ends the prefetch.
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
-            credentials, region, timeouts, ... Reading ends after `stall_timeout` seconds (30)
-            without a byte. A web address with a user, a query or headers is refused if it redirects
-            to another server, unless `allow_redirects` is True.
+            credentials, region, `timeout` in seconds, ... Reading ends after `stall_timeout`
+            seconds (30) without a byte. A web address with a user, a query or headers is
+            refused if it redirects to another server, unless `allow_redirects` is True.
             `cache`: A directory for copies of remote archives, or True for the user's cache
             directory. `open`, `load`, `session` and `link` download the whole archive once, verify
             it, and map the copy, which processes share; a download goes on where it was

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from onnxarchive.errors import ObjectChangedError, shown
@@ -20,18 +20,37 @@ _Made = TypeVar("_Made")
 # the square of a key's length.
 _KEY_ENDS = ('": Encountered', '" contained')
 _STATUS = re.compile(r"status code: (\d{3})")
-# The address from which machines in a cloud request credentials if none are configured.
-_CREDENTIAL_SERVER = "//169.254.169.254/"
+_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")  # in the answer of a store
+_MOST_SHOWN = 2  # characters of a value that hides nothing
+_MOST_TEXT = 8 << 10  # characters of an error's text; obstore adds the body of an answer
+# The addresses from which machines in a cloud request credentials if none are configured.
+_CREDENTIAL_SERVER = re.compile(r"//(169\.254\.169\.254|metadata\.google\.internal)/")
+_COPY = "; fetch the whole file with another tool, such as curl, and open the copy"
+NO_SIZE = f"the server states no size{_COPY}"
 # {pattern of an error's text: reason to show}; the first pattern that matches counts.
 _REASONS = {
     re.escape(NOWHERE): f"the server redirects{REMEDY}",
-    r"^NotSupportedError": "the server does not answer requests for ranges of bytes; fetch the "
-    "whole file with another tool, such as curl, and open the copy",
+    r"^NotSupportedError": f"the server does not answer requests for ranges of bytes{_COPY}",
     r"\bTimedOut|\bTimeout": "the server took too long to answer; stall_timeout in "
     "storage_options allows more seconds without a byte",
+    r'CONTENT_RANGE header: "bytes \d+-\d+/\*': "the server states no size in Content-Range, which "
+    f"ends with '/*'{_COPY}",
+    r"Content-Range header not present": "the server states no Content-Range in its answer to a "
+    f"request for a range of bytes{_COPY}",
+    r"Content-Length Header missing": "the server states no size: Content-Length is missing"
+    f"{_COPY}",
     r"CONTENT_RANGE|UnexpectedRange": "the server sent other bytes than those asked for",
+    r"following redirect": "the server redirects in a circle or too many times",
+    r"redirect without LOCATION": "the server redirects to no address; S3 does so if a bucket is "
+    "in another region: set region in storage_options",
     r"\bConnect\b|ConnectError": "there is no connection to the server",
     r"builder error": "http:// is not allowed; allow_http in storage_options allows it",
+}
+# {code in the answer of a store: likely cause}
+_CAUSES = {
+    "AuthorizationHeaderMalformed": "set region in storage_options to the region of the bucket",
+    "ExpiredToken": "the token has expired; get new credentials",
+    "RequestTimeTooSkewed": "set the clock of this machine",
 }
 
 
@@ -44,8 +63,34 @@ def status_of(error: BaseException) -> int | None:
     status = getattr(error, "status", None)  # an attribute of aiohttp's errors
     if isinstance(status, int):
         return status
-    match = _STATUS.search(str(error))
+    match = _STATUS.search(_text(error))
     return None if match is None else int(match[1])
+
+
+def refuses_suffix(error: BaseException) -> bool:
+    """True if a server does not answer a request for the last bytes of an object.
+
+    Such servers answer with the first bytes, with the whole object or without its size, or with a
+    status: 416 may come with the whole object, which obstore cannot decode as text.
+    """
+    text, status = _text(error), status_of(error)
+    if status is not None:
+        return status in (405, 416, 501) or (status == 400 and not _CODE.search(text))
+    pattern = r"^NotSupportedError|CONTENT_RANGE|UnexpectedRange|Content-Range|invalid utf-8"
+    return re.search(pattern, text) is not None
+
+
+def without_values(error: BaseException, values: Iterable[str]) -> str:
+    """The first line of an error's text, without these values and without quoted text."""
+    text = str(error).partition("\n\n")[0]
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) > _MOST_SHOWN:
+            text = text.replace(value, "...")
+    return re.sub('(?s)["`].*["`]', '"..."', text).splitlines()[0]
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MOST_TEXT]
 
 
 def changed(name: str) -> ObjectChangedError:
@@ -72,9 +117,13 @@ def failure(error: BaseException, name: str) -> Exception:
     kind, status = type(error).__name__, status_of(error)
     if kind == "PreconditionError":
         return changed(name)
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
+    text = _text(error)
+    code = _CODE.search(text)
+    answer = "" if status is None else f"HTTP status {status}" + (f", {code[1]}" if code else "")
+    # obstore takes 405, too, for a missing file.
+    if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
         return FileNotFoundError(errno.ENOENT, "No such object", name)
-    if _CREDENTIAL_SERVER in str(error):
+    if _CREDENTIAL_SERVER.search(text):
         return PermissionError(
             errno.EACCES,
             "expected credentials from the environment or in storage_options, found none; "
@@ -82,11 +131,11 @@ def failure(error: BaseException, name: str) -> Exception:
             name,
         )
     if isinstance(error, PermissionError) or status in (401, 403):
-        answer = "" if status is None else f" (HTTP status {status})"
         return PermissionError(
             errno.EACCES,
-            f"the server refuses access{answer}; expected credentials that allow it, from the "
-            "environment or in storage_options",
+            f"the server refuses access{answer and f' ({answer})'}; expected credentials that "
+            "allow it and have not expired, from the environment, in storage_options, or in the "
+            "signature of the URL",
             name,
         )
     if kind == "InvalidPathError":
@@ -101,12 +150,13 @@ def failure(error: BaseException, name: str) -> Exception:
         )
     # A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks
     # the object's name.
-    text = f"{kind}: {error}"
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):
             return OSError(errno.EIO, reason, name)
     if status is not None:
-        return OSError(errno.EIO, f"the server answered with HTTP status {status}", name)
+        remedy = _CAUSES.get(code[1], "") if code else ""
+        problem = f"the server answered with {answer}{remedy and f'; {remedy}'}"
+        return OSError(errno.EIO, problem, name)
     import ssl  # slow to import
 
     # Errors of TLS and of names of hosts have numbers of their own.

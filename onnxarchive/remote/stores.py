@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import needing, shown
-from onnxarchive.remote.failures import StalledError, asked, changed, failure, status_of
+from onnxarchive.remote.failures import (
+    NO_SIZE,
+    StalledError,
+    asked,
+    changed,
+    failure,
+    refuses_suffix,
+    without_values,
+)
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
 
@@ -67,6 +75,8 @@ STALL = 30.0  # seconds without a byte after which a transfer ends
 _READ_TIME, _WRITE_TIME = timedelta(days=1), timedelta(hours=1)
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
+_NUMBERS = {"max_retries": int, "base": float}
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
 # Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
 # Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
@@ -201,7 +211,7 @@ class StoreOrigin:
             if known is not None and type(error).__name__ == "NotModifiedError":
                 return known, b""
             # obstore's AzureStore refuses this range. For an empty object, servers answer 416.
-            if type(error).__name__ == "NotSupportedError" or status_of(error) in (416, 501):
+            if refuses_suffix(error):
                 return None
             problems = [failure(error, self.name)]
         else:
@@ -302,12 +312,7 @@ def require_size(size: object, name: str) -> int:
         OSError: The server states no size.
     """
     if not isinstance(size, int) or size < 0:
-        raise OSError(
-            errno.EIO,
-            "the server states no size; fetch the whole file with another tool, such as curl, and "
-            "open the copy",
-            name,
-        )
+        raise OSError(errno.EIO, NO_SIZE, name)
     return size
 
 
@@ -399,7 +404,9 @@ def _proxies() -> dict[str, str]:
 
 def _environment(scheme: str) -> dict[str, str]:
     """The environment variables that obstore reads for a store."""
-    return {name: it for name, it in os.environ.items() if name.startswith(_VARIABLES[scheme])}
+    return {
+        name: it for name, it in os.environ.items() if name.startswith(_VARIABLES.get(scheme, ()))
+    }
 
 
 def _place(*parts: object) -> tuple[str, bool]:
@@ -443,9 +450,10 @@ def open_store(
             in `store`.
         store: A store, or None.
         options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
-            with obstore's keys in upper or lower case. `allow_redirects` allows redirects that may
-            send secrets to other servers. This option and `stall_timeout` may also be given with a
-            store.
+            with obstore's keys in upper or lower case. Durations are seconds, or texts such as
+            `"500ms"`; groups such as `default_headers` may be JSON. `allow_redirects` allows
+            redirects that may send secrets to other servers. This option and `stall_timeout` may
+            also be given with a store.
         is_read: False for a store to write to. A request that reads ends after `stall_timeout`
             without a byte.
 
@@ -485,7 +493,9 @@ def open_store(
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
-        fault = type(error).__name__
+        secrets = [url, without_user(url), *urlsplit(url).netloc.split("@")]
+        secrets += [*_texts(options), *_texts(_environment(scheme))]
+        fault = without_values(error, secrets)
     else:
         if allows_redirects:
             return found, key
@@ -543,20 +553,54 @@ def _grouped(options: Options) -> dict[str, Any]:
         if key == "credential_provider":
             groups[key] = value
         elif key in ("client_options", "retry_config"):
-            groups.setdefault(key, {}).update({name.lower(): it for name, it in value.items()})
+            group = _group(value).items()
+            groups.setdefault(key, {}).update({name.lower(): it for name, it in group})
         elif key in _CLIENT_OPTIONS.split():
             groups.setdefault("client_options", {})[key] = value
         elif key in _RETRY_OPTIONS:
-            is_text = key == "max_retries" and isinstance(value, str)  # on the command line
-            groups.setdefault("retry_config", {})[key] = int(value) if is_text else value
+            groups.setdefault("retry_config", {})[key] = value
         else:
             groups.setdefault("config", {})[key] = value
-    retry = groups.get("retry_config", {})
-    backoff = retry.get("backoff", {})
+    client, retries = groups.get("client_options", {}), groups.get("retry_config", {})
+    if "default_headers" in client:
+        client["default_headers"] = _group(client["default_headers"])
+    if "backoff" in retries:
+        retries["backoff"] = _group(retries["backoff"])
+    backoff = retries.get("backoff", {})
     # obstore refuses unknown names in the other groups, and ignores them here.
-    if not (retry.keys() <= {*_RETRY_OPTIONS} and backoff.keys() <= {*_BACKOFF_OPTIONS}):
-        raise ValueError("an unknown option")
+    for name in (*(retries.keys() - {*_RETRY_OPTIONS}), *(backoff.keys() - {*_BACKOFF_OPTIONS})):
+        raise ValueError(f"unknown option {shown(name)}")
+    for group in (client, retries, backoff):
+        for name, value in group.items():
+            if name in _NUMBERS:
+                if not re.fullmatch(r"\d+(\.\d+)?", str(value)):
+                    raise ValueError(f"{name} is not a number")
+                group[name] = _NUMBERS[name](value)
+            elif re.search(r"timeout|interval|_backoff", name):
+                group[name] = _duration(value)
     return groups
+
+
+def _group(value: Any) -> dict[str, Any]:
+    """A group of options; on the command line, it is an object of JSON."""
+    return dict(json.loads(value) if isinstance(value, str) else value)
+
+
+def _duration(value: Any) -> Any:
+    """A number of seconds, or a number and a unit, as obstore's retries need it; or the value."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*", str(value))
+    if match is None:
+        return value
+    return float(match[1]) * timedelta(seconds=_SECONDS[match[2] or "s"])
+
+
+def _texts(options: Options) -> Iterator[str]:
+    """The values of options, also of those in groups."""
+    for value in options.values():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        else:
+            yield str(value)
 
 
 def _names(options: Options, group: str = "") -> Iterator[str]:

@@ -117,7 +117,10 @@ WRONG_ANSWERS: dict[str, tuple[Any, type[Exception], str]] = {
     "gzip": (with_headers(Content_Encoding="gzip"), OSError, "found Content-Encoding 'gzip'"),
     "nonsense": (with_headers(Content_Range="SECRET"), OSError, "other bytes"),
     "another unit": (with_headers(Content_Range="rows 1-2/3"), OSError, "other bytes"),
-    "no size": (with_headers(Content_Range="bytes 0-9/*"), OSError, "other bytes"),
+    "no size": (with_headers(Content_Range="bytes 0-9/*"), OSError, "states no size in Content-R"),
+    "no range": (with_headers(Content_Range=None), OSError, "states no Content-Range"),
+    "405": (with_status(405), OSError, "HTTP status 405"),
+    "no address": (with_status(301), OSError, "redirects to no address; .* set region"),
     "negative": (with_headers(Content_Range=f"bytes -9-5/{SIZE}"), OSError, "other bytes"),
     "a huge size": (
         with_headers(Content_Range=f"bytes 0-{END_SIZE - 1}/{1 << 63}"),
@@ -217,8 +220,140 @@ def test_each_answer_is_compared_with_the_first(
 
 def test_redirects_in_a_circle_end(server: WebServer) -> None:
     server.change = lambda *_: Answer(302, {"Location": server.url("/m.onnxa")})
-    refused(lambda: open_object(server.url("/m.onnxa")), OSError, "failed|status")
+    refused(lambda: open_object(server.url("/m.onnxa")), OSError, "redirects in a circle")
     assert len(server.requests) < 30
+
+
+def first_bytes(request: Request, answer: Answer) -> Answer:
+    """As servers that take `-N` for `0-N`."""
+    last = int(request.range.removeprefix("bytes=-"))
+    headers = answer.headers | {"Content-Range": f"bytes 0-{last}/{SIZE}"}
+    return Answer(206, headers, [CONTENT[: last + 1]])
+
+
+def without_size(_: Request, answer: Answer) -> Answer:
+    headers = answer.headers | {"Content-Range": f"bytes {SIZE - END_SIZE}-{SIZE - 1}/*"}
+    return Answer(206, headers, answer.body)
+
+
+SUFFIX_ANSWERS: dict[str, Callable[[Request, Answer], Answer]] = {
+    "the first bytes": first_bytes,
+    "no size": without_size,
+    "no range": with_headers(Content_Range=None),
+    "all": lambda _, answer: Answer(200, answer.headers | {"Content-Range": None}, [CONTENT]),
+    "400": with_status(400),
+    "405": with_status(405),
+    "416": with_status(416),
+    "416 and all": lambda *_: Answer(416, {}, [CONTENT]),
+    "501": with_status(501),
+}
+
+
+@pytest.mark.parametrize("answer", SUFFIX_ANSWERS)
+def test_a_server_without_suffix_ranges_is_asked_for_the_size_first(
+    server: WebServer, answer: str
+) -> None:
+    change = SUFFIX_ANSWERS[answer]
+    server.change = lambda request, it: change(request, it) if "=-" in request.range else it
+    with open_object(server.url("/m.onnxa"), storage_options={"max_retries": 0}) as file:
+        assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+        assert file.read(0, 10) == CONTENT[:10]
+    assert [it.method for it in server.requests] == ["GET", "HEAD", "GET", "GET"]
+
+
+def test_a_missing_size_is_named(server: WebServer) -> None:
+    def change(request: Request, answer: Answer) -> Answer:
+        return Answer(200, {"Content-Length": None}, iter([CONTENT]))
+
+    server.change = change
+    refused(lambda: open_object(server.url("/m.onnxa")), OSError, "no size: Content-Length is miss")
+
+
+def test_405_is_no_missing_file(server: WebServer) -> None:
+    server.change = lambda request, it: it if request.method == "GET" else Answer(405)
+    file = open_object(server.url("/m.onnxa"))
+    server.change = with_status(405)
+    refused(lambda: file.read(0, 10), OSError, "HTTP status 405")
+
+
+KEYS = {"access_key_id": "me", "secret_access_key": "SECRET", "max_retries": 0, "allow_http": True}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "text"),
+    [
+        (301, "PermanentRedirect", OSError, "another region: set region in storage_options"),
+        (400, "AuthorizationHeaderMalformed", OSError, "400, Auth.*; set region in storage_opt"),
+        (400, "ExpiredToken", OSError, "400, ExpiredToken; the token has expired"),
+        (
+            403,
+            "AccessDenied",
+            PermissionError,
+            r"\(HTTP status 403, AccessDenied\); .* not expired",
+        ),
+        (403, "RequestTimeTooSkewed", PermissionError, "403, RequestTimeTooSkewed"),
+        (503, "SlowDown", OSError, "503, SlowDown"),
+    ],
+)
+def test_the_answer_of_a_store_names_the_likely_cause(
+    server: WebServer, status: int, code: str, kind: type[Exception], text: str
+) -> None:
+    error = f"<Error><Code>{code}</Code><Message>SECRET</Message></Error>"
+    server.change = lambda *_: Answer(status, {}, [error.encode()])
+    options = {**KEYS, "endpoint": server.url("")}
+    refused(lambda: open_object("s3://bucket/m.onnxa", storage_options=options), kind, text)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "text"),
+    [
+        ("s3://bucket/m.onnxa", {"access_key_id": "SECRET"}, "Missing SecretAccessKey"),
+        ("s3://bucket/m.onnxa", {"secret_access_key": "SECRET"}, "Missing AccessKeyId"),
+        ("s3://bucket/m.onnxa", {"skip_signature": "SECRET"}, 'parse "..." as boolean'),
+        ("s3://bucket/m.onnxa", {"timeout": 'a "SECRET'}, 'parse "..." as Duration'),
+        ("s3://bucket/m.onnxa", {"backoff": '{"base": "SECRET"}'}, "base is not a number"),
+        ("s3://bucket/m.onnxa", {"max_retries": "SECRET"}, "max_retries is not a number"),
+        ("az://bucket/m.onnxa", {}, "Account must be specified"),
+        (
+            "az://bucket/m.onnxa",
+            {"account_name": "me", "account_key": "SECRET!"},
+            "Invalid Access Key",
+        ),
+        ("gs://bucket/m.onnxa", {"service_account": "/SECRET"}, "open service account file from"),
+        ("gs://bucket/m.onnxa", {"service_account_key": '{"type": "SECRET"}'}, "Unable to decode"),
+    ],
+)
+def test_options_that_a_store_refuses_are_explained_in_its_words(
+    url: str, options: dict[str, Any], text: str
+) -> None:
+    refused(lambda: open_object(url, storage_options=options), ValueError, re.escape(text))
+
+
+def test_options_of_the_client_are_given_as_text(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/bucket/m.onnxa"] = CONTENT
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ENDPOINT", server.url(""))
+    options = {
+        "skip_signature": "true",
+        "timeout": "5",
+        "connect_timeout": "1m 30s",
+        "retry_timeout": "0.5s",
+        "max_retries": "2",
+        "backoff": '{"init_backoff": "10ms", "max_backoff": "20 ms", "base": "2"}',
+        "default_headers": '{"X-Token": "SECRET"}',
+    }
+    assert open_object("s3://bucket/m.onnxa", storage_options=options).size == SIZE
+    assert server.requests[-1].headers["x-token"] == "SECRET"
+    server.requests.clear()
+    server.change = with_status(503)
+    refused(
+        lambda: open_object("s3://bucket/m.onnxa", storage_options=options),
+        OSError,
+        "HTTP status 503",
+    )
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -226,7 +361,9 @@ def test_redirects_in_a_circle_end(server: WebServer) -> None:
     [
         ("https://host/m.onnxa?sig=SECRET", {"secret_key": "SECRET"}),
         ("https://host/m.onnxa?sig=SECRET", {"timeout": "SECRET"}),
-        ("https://host/m.onnxa?sig=SECRET", {"timeout": 5}),
+        ("https://host/m.onnxa?sig=SECRET", {"timeout": [5]}),
+        ("s3://bucket/m.onnxa", {"max_retries": "SECRET"}),
+        ("s3://bucket/m.onnxa", {"default_headers": "SECRET"}),
         ("https://me:SECRET@:x/m.onnxa", {}),
         ("s3://bucket/m.onnxa", {"key": "SECRET"}),
         ("s3://bucket/m.onnxa", {"access_key_id": "SECRET", "client_options": "SECRET"}),

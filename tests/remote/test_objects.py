@@ -172,18 +172,6 @@ def test_of_files_that_are_read_in_turn_two_read_ahead(server: WebServer) -> Non
         assert file._stream is None
 
 
-def test_a_server_without_suffix_ranges_is_asked_for_the_size_first(server: WebServer) -> None:
-    def change(request: Request, answer: Answer) -> Answer:
-        if not request.range.startswith("bytes=-"):
-            return answer
-        return Answer(200, dict(answer.headers, **{"Content-Range": None}), [CONTENT])
-
-    server.change = change
-    with open_object(server.url("/m.onnxa")) as file:
-        assert file.read(SIZE - 10, 10) == CONTENT[-10:]
-    assert [it.method for it in server.requests] == ["GET", "HEAD", "GET"]
-
-
 def test_a_store_of_azure_is_asked_for_the_size_first(server: WebServer) -> None:
     server.files["/me/models/m.onnxa"] = CONTENT
     options = {"account_name": "me", "azure_storage_endpoint": server.url("/me")}
