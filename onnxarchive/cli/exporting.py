@@ -8,6 +8,7 @@ import os
 import onnxarchive
 from onnxarchive.cli.frame import DONE, access, require_free, say
 from onnxarchive.cli.terminal import printable, progress_bar, size
+from onnxarchive.interop.links import link_targets
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.urls import shown_url
 
@@ -37,13 +38,20 @@ def export_command(arguments: argparse.Namespace) -> int:
 
 def link_command(arguments: argparse.Namespace) -> int:
     """Runs `link`."""
-    require_free(arguments.target, arguments.force)
-    target, archive = arguments.target, shown_url(arguments.archive)
-    options = {"model": arguments.model, "prepack": arguments.prepack}
-    onnxarchive.link(arguments.archive, target, **options, **access(arguments))
-    nbytes = os.path.getsize(target)
-    text = f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}"
-    say(arguments, {"path": target, "archive": archive, "nbytes": nbytes}, text)
+    archive = shown_url(arguments.archive)
+    targets = link_targets(
+        arguments.archive, arguments.target, arguments.model, **access(arguments)
+    )
+    for target in targets.values():
+        require_free(target, arguments.force)
+    links, lines = [], []
+    for model, target in targets.items():
+        options = {"model": model, "prepack": arguments.prepack}
+        onnxarchive.link(arguments.archive, target, **options, **access(arguments))
+        nbytes = os.path.getsize(target)
+        links.append({"path": target, "archive": archive, "nbytes": nbytes})
+        lines.append(f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}")
+    say(arguments, links if os.path.isdir(arguments.target) else links[0], lines)
     return DONE
 
 

@@ -305,7 +305,7 @@ def _add_export(commands: Any) -> None:
 def _add_link(commands: Any) -> None:
     help = "Write a small .onnx that uses an archive as its external data, for other tools."
     command = _add(commands, "link", "exporting", help)
-    help = "the .onnx to write, in the archive's directory or above"
+    help = "the .onnx to write, in the archive's directory or above; a directory gets one per model"
     _add_arguments(command, {"target TARGET": help})
     _add_model(command, "link this model")
     help = "refer to packed weights, for ONNX Runtime 1.32 or newer"

@@ -56,7 +56,10 @@ def link(
             file in the cache and is valid until the cache is cleared.
         destination: The `.onnx` to write, in the archive's directory or above it, since ONNX
             allows external data only in a model's directory or below. An existing file is replaced.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+            A directory gets a link `ID.onnx` for each model, and one with the archive's name, such
+            as `model.onnx` for `model.onnx_data`, for the default model.
+        model: Id of the model, such as `"decoder"`; `""` for the default one, or for all if
+            `destination` is a directory.
         prepack: Whether the link names the weights that `onnxarchive.prepack` has stored for this
             kind of machine. ONNX Runtime before 1.32 does not notice if they are damaged, and some
             tools refuse such a link.
@@ -70,23 +73,53 @@ def link(
         UnsupportedFeatureError: The link would take 2 GiB or more, or `path` is a URL without
             `cache`.
         ValueError: `destination` is the archive, a symbolic link, or in a directory that is not
-            allowed; or the archive's path is not allowed in external data.
+            allowed; the archive's path is not allowed in external data; or the links of two
+            models would have the same name.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: The archive cannot be read, or the link cannot be written.
 
     Warns:
-        UserWarning: The archive's file has several names (hard links). onnx.checker and onnx.load
-            refuse external data in such files.
+        UserWarning: The archive's file has several names (hard links). ONNX Runtime reads external
+            data in such files, but onnx and onnx_ir refuse it.
 
     Example:
         onnxarchive.link("model.onnxa", "link.onnx")
         session = onnxruntime.InferenceSession("link.onnx")
     """
+    for identifier, target in link_targets(path, destination, model, **access).items():
+        _link(path, target, identifier, prepack, access)
+
+
+def link_targets(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    model: str,
+    **access: Unpack[Access],
+) -> dict[str, str]:
+    """The files that `link` writes, by model id; the arguments are those of `link`."""
+    target = os.fspath(destination)
+    if not os.path.isdir(target):
+        return {model: target}
+    with open(path, model=model, **access) as archive:
+        ids = [model] if model else list(archive.models)
+        name = os.path.splitext(os.path.basename(archive.path or ""))[0]
+    if "" in ids and name.lower() in ids:
+        raise ValueError(
+            f"{os.fspath(path)}: expected no model whose id is the name of the archive, found "
+            f"{name.lower()!r}, whose link would have the name of the default model's; write each "
+            "of these links by itself, with its model (--model), to a .onnx of another name"
+        )
+    return {identifier: os.path.join(target, f"{identifier or name}.onnx") for identifier in ids}
+
+
+def _link(
+    path: str | os.PathLike[str], destination: str, model: str, prepack: bool, access: Access
+) -> None:
     require_no_input(destination, [Location.of(path, **access).path])
     if os.path.islink(destination):
         raise ValueError(
             f"expected a destination that is not a symbolic link, since tools look for external "
-            f"data beside the symbolic link itself, found {os.fspath(destination)}"
+            f"data beside the symbolic link itself, found {destination}"
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
         archive._require_headers(archive._refs)
@@ -102,9 +135,10 @@ def link(
     names = os.stat(file).st_nlink
     if names > 1:
         warnings.warn(
-            f"{archive.path}: the file has {names} names (hard links), and onnx reads no "
-            f"external data from such files; copy the archive and write a .onnx for the copy",
-            stacklevel=2,
+            f"{archive.path}: the file has {names} names (hard links); ONNX Runtime reads such "
+            "external data, but onnx and onnx_ir refuse it; for these, copy the archive and link "
+            "the copy",
+            stacklevel=3,
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 from commands import run
-from models import break_local_header, runnable_model
+from models import break_local_header, further_model, runnable_model
 
 import onnxarchive
 
@@ -30,6 +30,26 @@ def test_link_tells_the_same_in_json(archive: Path, capsys: Captured) -> None:
         "archive": str(archive),
         "nbytes": other.stat().st_size,
     }
+
+
+def test_link_to_a_directory_lists_a_link_for_each_model(tmp_path: Path, capsys: Captured) -> None:
+    archive = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), archive, models={"further": further_model()})
+    assert run("link", archive, tmp_path, "--json") == 0
+    links = [tmp_path / "m.onnx", tmp_path / "further.onnx"]
+    assert json.loads(capsys.readouterr().out) == [
+        {"path": str(link), "archive": str(archive), "nbytes": link.stat().st_size}
+        for link in links
+    ]
+    links[1].write_bytes(b"there")
+    links[0].unlink()
+    assert run("link", archive, tmp_path) == 2
+    assert f"{links[1]}: exists; --force replaces it" in capsys.readouterr().err
+    assert not links[0].exists()
+    assert run("link", archive, tmp_path, "--force") == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        *map(str, links)
+    ]
 
 
 def test_link_replaces_nothing_without_force(archive: Path, capsys: Captured) -> None:

@@ -20,6 +20,7 @@ from models import (
     external_tensors,
     flip_byte,
     full_model,
+    further_model,
     model_of,
     model_protos,
     nested_model,
@@ -291,11 +292,44 @@ def test_a_link_does_not_replace_its_archive(archive: Path) -> None:
 def test_an_archive_with_a_second_name_is_linked_with_a_warning(archive: Path) -> None:
     os.link(archive, archive.with_name("second"))
     link = archive.with_suffix(".onnx")
-    with pytest.warns(UserWarning, match=r"2 names \(hard links\)"):
+    with pytest.warns(UserWarning, match=r"2 names \(hard links\); ONNX Runtime reads such"):
         onnxarchive.link(archive, link)
+    assert messages(link) == []
     assert run_model(link, x=X)
     with pytest.raises(Exception, match="hard link"):
         onnx.checker.check_model(os.fspath(link))
+    onnx_ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    with pytest.raises(ValueError, match="hard link"):
+        onnx_ir.load(link).graph.initializers["layer.0/weight"].const_value.numpy()
+
+
+def test_a_directory_gets_a_link_for_each_model(tmp_path: Path) -> None:
+    archive = tmp_path / "model.onnx_data"
+    further = {"decoder": further_model(), "decoder_with_past": further_model(1 << 17)}
+    onnxarchive.save(runnable_model(), archive, models=further)
+    onnxarchive.link(archive, tmp_path)
+    names = ["decoder.onnx", "decoder_with_past.onnx", "model.onnx", "model.onnx_data"]
+    assert sorted(os.listdir(tmp_path)) == names
+    for name, model in zip(names, [*further.values(), runnable_model()], strict=False):
+        assert messages(tmp_path / name) == []
+        (x,) = model.graph.input
+        rows, columns = (it.dim_value for it in x.type.tensor_type.shape.dim)
+        inputs = {"x": np.linspace(-1, 1, rows * columns, dtype=np.float32).reshape(rows, columns)}
+        expected = tmp_path / "expected.onnx"
+        onnx.save(model, expected)
+        np.testing.assert_array_equal(
+            run_model(tmp_path / name, **inputs), run_model(expected, **inputs)
+        )
+
+
+def test_a_model_by_id_is_linked_alone_in_a_directory(tmp_path: Path) -> None:
+    archive = tmp_path / "Decoder.onnxa"
+    onnxarchive.save(runnable_model(), archive, models={"decoder": further_model()})
+    with pytest.raises(ValueError, match=r"found 'decoder', .* another name"):
+        onnxarchive.link(archive, tmp_path)
+    assert os.listdir(tmp_path) == ["Decoder.onnxa"]
+    onnxarchive.link(archive, tmp_path, model="decoder")
+    assert sorted(os.listdir(tmp_path)) == ["Decoder.onnxa", "decoder.onnx"]
 
 
 def test_a_name_that_external_data_cannot_have_is_refused(archive: Path) -> None:
@@ -328,7 +362,7 @@ def test_a_link_is_whole_or_not_there(archive: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FileNotFoundError):
         onnxarchive.link(archive.with_name("missing"), link)
     (archive.parent / "directory").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ValueError, match=r"ONNX allows no '\.\.'"):
         onnxarchive.link(archive, archive.parent / "directory")
     onnxarchive.link(archive, link)
     assert messages(link) == []

@@ -570,6 +570,17 @@ def test_a_link_names_packed_weights_if_asked(packed: Path) -> None:
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
 
 
+def test_a_link_stays_valid_when_weights_are_packed(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    onnxarchive.prepack(path)
+    assert packed_entries(path)
+    assert onnxarchive.check_link(link) == []
+    assert main(["prepack", str(path), "--remove"]) == 0
+    assert onnxarchive.check_link(link) == []
+
+
 def test_a_link_to_packed_weights_that_have_gone_is_found(packed: Path) -> None:
     link = packed.with_name("link.onnx")
     onnxarchive.link(packed, link, prepack=True)
