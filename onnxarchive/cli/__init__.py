@@ -1,8 +1,7 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`parser` has the arguments and the examples in the help, `frame` the exit statuses of errors,
-`terminal` tables and progress bars. The other modules have the commands. This room (subpackage) may
-import all others.
+`parser` has the arguments that several commands take, `output` what they print, `commands` all
+else. The help imports all of `commands`; so they import large modules where they use them.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.frame import (
+from onnxarchive.cli.output import (
     TERMINAL_SIGNALS,
     WRONG_USE,
-    call,
     drop_output,
     fail,
     status_of,
@@ -50,15 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             ended; the function `run` then exits with status 141.
     """
     try:
-        given = sys.argv[1:] if argv is None else argv
-        arguments = parser(given[0] if given else None).parse_args(given)
+        argv = sys.argv[1:] if argv is None else argv
+        arguments = parser(argv[0] if argv else None).parse_args(argv)
     except SystemExit as end:  # argparse has printed an error, the help or the version
         return end.code if isinstance(end.code, int) else WRONG_USE
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            status = call(arguments)
+            status: int = arguments.function(arguments)
             with to_standard_output():
                 sys.stdout.flush()
     except BrokenPipeError:

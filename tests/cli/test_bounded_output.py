@@ -12,7 +12,7 @@ from commands import run
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.cli.frame import fail
+from onnxarchive.cli.output import fail
 
 Captured = pytest.CaptureFixture[str]
 

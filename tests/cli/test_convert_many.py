@@ -20,7 +20,8 @@ from processes import is_running, started, wait_until
 from written import files_below, write_model
 
 import onnxarchive
-from onnxarchive.cli import converting, main
+from onnxarchive.cli import main
+from onnxarchive.cli.commands import converting
 
 Captured = pytest.CaptureFixture[str]
 
@@ -100,7 +101,7 @@ def test_jobs_are_cores_whether_of_one_model_or_of_several(
         processes.append(jobs)
         return ThreadPoolExecutor(jobs)
 
-    monkeypatch.setattr(converting, "convert_many", convert_many)
+    monkeypatch.setattr(onnxarchive, "convert_many", convert_many)
     monkeypatch.setattr(converting, "ProcessPoolExecutor", executor)
     options = [] if jobs is None else ["--jobs", str(jobs)]
     assert run(tree, "--output-dir", tmp_path / "out", *options) == 0

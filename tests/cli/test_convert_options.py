@@ -17,7 +17,7 @@ from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.cli import converting, main
+from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
 
@@ -52,12 +52,13 @@ def test_one_model_is_converted_by_as_many_threads_as_asked_for(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     used: list[int | None] = []
+    real_convert = onnxarchive.convert
 
     def convert(*paths: Any, jobs: int | None, **others: Any) -> onnxarchive.Conversion:
         used.append(jobs)
-        return onnxarchive.convert(*paths, jobs=jobs, **others)
+        return real_convert(*paths, jobs=jobs, **others)
 
-    monkeypatch.setattr(converting, "convert", convert)
+    monkeypatch.setattr(onnxarchive, "convert", convert)
     assert run(source, target, *options) == 0
     assert used == [int(options[1]) if options else None]
     assert onnxarchive.check(target, full=True) == []

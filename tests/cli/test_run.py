@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from written import write_model
 
 import onnxarchive
-from onnxarchive.cli import main, running
+from onnxarchive.cli import main
+from onnxarchive.interop import running
 from onnxarchive.interop.inputs import Port, make_inputs, random_input
 from onnxarchive.interop.running import Outcome, Value, run as run_model
 from onnxarchive.model import dtypes

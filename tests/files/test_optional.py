@@ -35,8 +35,8 @@ CALLS = [
     ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
     (
         "shtab",
-        "onnxarchive.cli.parser",
-        "sys.modules['onnxarchive.cli.parser'].completion_command(None)",
+        "onnxarchive.cli.commands.completion",
+        "onnxarchive.cli.commands.completion.completion(None)",
     ),
     (
         "torch",

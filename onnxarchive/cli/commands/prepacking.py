@@ -6,16 +6,30 @@ import argparse
 from typing import Any
 
 import onnxarchive
-from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_model
 from onnxarchive.cli.terminal import cut, printable, progress_bar, size
-from onnxarchive.interop.ort_options import compares_packed, machine
-from onnxarchive.interop.prepacking import remove_prepacked
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets
 
 
-def prepack_command(arguments: argparse.Namespace) -> int:
+def add_prepack(commands: Any) -> None:
+    """Adds `prepack`."""
+    command = add_command(
+        commands,
+        "prepack",
+        prepack,
+        "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory.",
+        example="model.onnxa",
+    )
+    add_model(command, "pack the weights of this model alone", default=None)
+    add_arguments(command, {"--remove": "remove all packed weights instead"})
+    add_copy(command)
+
+
+def prepack(arguments: argparse.Namespace) -> int:
     """Runs `prepack`."""
+    from onnxarchive.interop.prepacking import remove_prepacked
+
     path = arguments.archive
     options = {"copy": arguments.copy, "timeout": arguments.timeout}
     if arguments.remove and arguments.model is not None:
@@ -34,6 +48,9 @@ def prepack_command(arguments: argparse.Namespace) -> int:
 
 def described_sets(archive: Archive) -> list[dict[str, Any]]:
     """The sets of packed weights in an archive, as dicts for JSON."""
+    from onnxarchive.interop.ort_options import machine
+    from onnxarchive.reading.linked_models import packed_sets
+
     return [
         {
             "onnxruntime": it.onnxruntime,
@@ -41,7 +58,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
             "weights": sum(map(len, it.weights.values())),
             "nbytes": sum(it.files.values()),
             "unpacked": {id: list(names) for id, names in it.unpacked.items()},
-            "is_usable": it.machine == machine() and _has_onnxruntime(),
+            "is_usable": it.machine == machine() and _compares_packed(),
         }
         for it in packed_sets(archive)
     ]
@@ -61,7 +78,10 @@ def set_lines(described: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _has_onnxruntime() -> bool:
+def _compares_packed() -> bool:
+    """Whether there is an ONNX Runtime that compares packed weights before it uses them."""
+    from onnxarchive.interop.ort_options import compares_packed
+
     try:
         return compares_packed()
     except (ImportError, onnxarchive.UnsupportedFeatureError):

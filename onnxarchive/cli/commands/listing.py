@@ -1,18 +1,30 @@
-"""The commands that list and describe archives."""
+"""The commands that read archives: `ls`, `info`, `models` and `cat`."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
+import numpy as np
 import onnx
 
-from onnxarchive.cli.frame import DONE, open_archive, say
+from onnxarchive.cli.commands.assets import write_asset
+from onnxarchive.cli.commands.prepacking import described_sets, set_lines
+from onnxarchive.cli.output import DONE, StandardOutput, require_no_terminal, say
+from onnxarchive.cli.parser import (
+    add_arguments,
+    add_command,
+    add_model,
+    add_url_options,
+    open_archive,
+)
 from onnxarchive.cli.terminal import count, cut, shape, size, table
+from onnxarchive.errors import shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
@@ -24,7 +36,15 @@ _DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 _MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
 
 
-def ls_command(arguments: argparse.Namespace) -> int:
+def add_ls(commands: Any) -> None:
+    """Adds `ls`."""
+    help = "List the tensors and assets of an archive."
+    command = add_command(commands, "ls", ls, help, example="model.onnxa")
+    add_model(command, "list the tensors of this model only", default=None)
+    add_url_options(command)
+
+
+def ls(arguments: argparse.Namespace) -> int:
     """Runs `ls`."""
     only = arguments.model
     with open_archive(arguments, only or "") as archive:
@@ -98,7 +118,13 @@ def _shown_ids(ids: Iterable[str]) -> str:
     return ", ".join(id or _DEFAULT for id in ids)
 
 
-def models_command(arguments: argparse.Namespace) -> int:
+def add_models(commands: Any) -> None:
+    """Adds `models`."""
+    help = "List the models in an archive with inputs, outputs, parameters and bytes of weights."
+    add_url_options(add_command(commands, "models", models, help, example="model.onnxa"))
+
+
+def models(arguments: argparse.Namespace) -> int:
     """Runs `models`."""
     with open_archive(arguments) as archive:
         users = _users(archive)
@@ -151,10 +177,16 @@ def _parameters(model: onnx.ModelProto) -> int:
     return sum(math.prod(it.dims) for it in initializers if tensors.are_dims(it.dims, None))
 
 
-def info_command(arguments: argparse.Namespace) -> int:
-    """Runs `info`."""
-    from onnxarchive.cli.prepacking import described_sets, set_lines  # `ls` needs no sessions
+def add_info(commands: Any) -> None:
+    """Adds `info`."""
+    help, example = "Describe a model in an archive.", "model.onnxa --model decoder"
+    command = add_command(commands, "info", info, help, example=example)
+    add_model(command, "describe this model")
+    add_url_options(command)
 
+
+def info(arguments: argparse.Namespace) -> int:
+    """Runs `info`."""
     with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
@@ -214,3 +246,39 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
         "headers": nbytes - data - padding,
         "archive": nbytes,
     }
+
+
+def add_cat(commands: Any) -> None:
+    """Adds `cat`."""
+    help = "Write a tensor (as .npy) or an asset to standard output."
+    example = "model.onnxa layer.0/weight > weight.npy"
+    command = add_command(commands, "cat", cat, help, example=example, json=False)
+    help = (
+        "the tensor, or the path of the asset; a type that numpy lacks, such as BFLOAT16, is "
+        "written as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
+    )
+    add_arguments(command, {"name NAME": help})
+    add_model(command, "write the tensor of this model")
+    add_url_options(command)
+
+
+def cat(arguments: argparse.Namespace) -> int:
+    """Runs `cat`."""
+    from onnxarchive.interop.inputs import npy_array
+
+    require_no_terminal()
+    with open_archive(arguments, arguments.model) as archive:
+        if arguments.name in archive.assets:
+            write_asset(archive, arguments.name)
+        else:
+            name = f"{archive.path}: tensor {shown(arguments.name)}"
+            remedy = "use onnxarchive.open in Python"
+            array = npy_array(archive.tensors[arguments.name], name, remedy)
+            output = StandardOutput()
+            header = io.BytesIO()
+            np.lib.format.write_array_header_1_0(
+                header, np.lib.format.header_data_from_array_1_0(array)
+            )
+            output.write(header.getvalue())
+            output.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return DONE

@@ -1,19 +1,17 @@
-"""Exit statuses, and functions that all commands use."""
+"""What a command prints: its result, its errors and warnings; and its exit status."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
-from typing import Any, Final, Unpack
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from onnxarchive.cli.terminal import printable
 from onnxarchive.errors import (
@@ -26,9 +24,6 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.files.data import Buffer
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.locked_file import opened
-from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import shown_url
 
 DONE: Final = 0
@@ -42,13 +37,6 @@ _MAX_LINES: Final = 50  # of a message
 
 # A terminal sends these signals to all processes of a command; Windows lacks SIGHUP.
 TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
-
-
-def call(arguments: argparse.Namespace) -> int:
-    """Runs the command of parsed arguments and returns its exit status."""
-    module = import_module(f"onnxarchive.cli.{arguments.module}")
-    status: int = getattr(module, arguments.function)(arguments)
-    return status
 
 
 def status_of(error: type[BaseException] | None) -> int:
@@ -98,73 +86,6 @@ def warn(message: str) -> None:
 def as_options(message: str) -> str:
     """Replaces arguments by options in a message: `replace=True (--force)` by `--force`."""
     return re.sub(r"\b\w+=[^\s;=]+ \((--[^()]+)\)", r"\1", message)
-
-
-def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
-    """Refuses a target that exists, unless `force` is true.
-
-    Args:
-        path: The target.
-        force: Whether the target may be replaced.
-        access: Options for a remote target.
-
-    Raises:
-        FileExistsError: The target exists, and `force` is false.
-        ValueError: The target is "-", which only `convert` takes as standard output.
-    """
-    if path == "-":
-        raise ValueError("expected a path as target, found '-'; write './-' for a file named '-'")
-    target = Location.of(path, **access)
-    if not force and target.exists():
-        is_special = os.path.exists(path) and not os.path.isfile(path)
-        text = "exists and is not a regular file" if is_special else "exists; --force replaces it"
-        raise FileExistsError(errno.EEXIST, text, target.name)
-
-
-def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) -> dict[str, Any]:
-    """Splits arguments such as NAME=VALUE at the first equals sign.
-
-    Args:
-        form: The option with its value, as in `--help`, for the error message.
-        given: The arguments.
-        convert: Converts the part after the equals sign; may raise a ValueError.
-
-    Raises:
-        ValueError: An argument has another form, or two have the same name.
-    """
-    found: dict[str, Any] = {}
-    for argument in given:
-        name, equals, text = argument.partition("=")
-        try:
-            if not (name and equals) or name in found:
-                raise ValueError
-            found[name] = convert(text)
-        except ValueError:
-            raise ValueError(f"expected {form}, each name once, found {argument!r}") from None
-    return found
-
-
-def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:
-    """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
-    with opened(Location.of(arguments.archive, **access(arguments))) as file:
-        return Archive(file, model=model)
-
-
-def access(arguments: argparse.Namespace) -> Access:
-    """Options for remote archives, from the arguments that `parser._add_remote` adds."""
-    cache = arguments.cache_dir or arguments.cache or None
-    return Access(storage_options=storage_options(arguments), cache=cache)
-
-
-def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
-    """The options of `--storage-option`. Errors do not show them, since they may be secret."""
-    form = "--storage-option KEY=VALUE"
-    try:
-        return pairs(form, arguments.storage_option) or None
-    except ValueError:
-        raise ValueError(
-            f"expected {form}, each key once, found another form or a repeated key"
-        ) from None
 
 
 def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]) -> None:

@@ -11,31 +11,75 @@ import time
 import webbrowser
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from onnxarchive.cli.frame import DONE, access, pairs, say
+from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.parser import (
+    REPEATED,
+    access,
+    add_arguments,
+    add_command,
+    add_model,
+    add_url_options,
+    file_name,
+    pairs,
+)
 from onnxarchive.cli.terminal import printable, shape, table
-from onnxarchive.files.local_file import PositionalWriter, make_file
-from onnxarchive.files.replacement import new_directory
-from onnxarchive.interop.inputs import Input, npy_array
-from onnxarchive.interop.running import Outcome, Value, run
-from onnxarchive.model.keys import Keys
 from onnxarchive.remote.urls import shown_url
+
+if TYPE_CHECKING:
+    from onnxarchive.interop.inputs import Input
+    from onnxarchive.interop.running import Outcome, Value
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def add_run(commands: Any) -> None:
+    """Adds `run`."""
+    help = "Run a model with ONNX Runtime, and print inputs, outputs, time and memory growth."
+    example = "model.onnxa --repeat 5"
+    command = add_command(commands, "run", run, help, example=example, archive=False)
+    add_arguments(command, {"path MODEL": "an archive or a .onnx"}, type=file_name)
+    add_model(command, "run this model of the archive")
+    add_arguments(
+        command,
+        {
+            "--input NAME=FILE.npy": "an input (.npz for a sequence); other inputs are random",
+            "--dim NAME=SIZE": "the size of a dimension that the model leaves open (default 1); "
+            "NAME is x[0] for an unnamed first dimension of the input x",
+        },
+        **REPEATED,
+    )
+    help = "an execution provider, such as cpu or cuda; repeat --provider in order of preference"
+    add_arguments(command, {"--provider NAME": help}, action="append")
+    help = "run the model N times and print the median time (default %(default)s)"
+    add_arguments(command, {"--repeat N": help}, type=int, default=1)
+    add_arguments(
+        command,
+        {
+            "--no-prepack": "make no packed copies of weights, so that memory stays small",
+            "--output DIR": "save the outputs as .npy files in a new directory, which --input "
+            "reads; types that numpy lacks, such as BFLOAT16, as raw bytes: "
+            "np.load(PATH).view(ml_dtypes.bfloat16)",
+        },
+    )
+    add_url_options(command)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Runs `run`."""
-    given = pairs("--input NAME=FILE.npy", arguments.input)
-    inputs = {name: _load(path) for name, path in given.items()}
+    from onnxarchive.files.replacement import new_directory
+    from onnxarchive.interop import running
+
+    paths = pairs("--input NAME=FILE.npy", arguments.input)
+    inputs = {name: _load(path) for name, path in paths.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
     output = arguments.output
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
-        outcome = run(
+        outcome = running.run(
             arguments.path,
             inputs,
             model=arguments.model,
@@ -47,7 +91,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         )
         files = _save(outcome.outputs, directory) if directory is not None else {}
     saved = {name: os.path.join(output, file) for name, file in files.items()}
-    result = _result(outcome) | {"saved": saved}
+    result = _as_json(outcome) | {"saved": saved}
     lines = _lines(result)
     lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
     say(arguments, result, lines)
@@ -70,6 +114,10 @@ def _load(path: str) -> Input:
 
 def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
+    from onnxarchive.files.local_file import PositionalWriter, make_file
+    from onnxarchive.interop.inputs import npy_array
+    from onnxarchive.model.keys import Keys
+
     keys, files = Keys(), {}
     for output in outputs:
         name = f"output {output.name!r}"
@@ -80,7 +128,7 @@ def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
     return files
 
 
-def _result(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as a dict for JSON."""
     return {
         "path": outcome.path,
@@ -128,7 +176,18 @@ def _row(value: Mapping[str, Any]) -> list[str]:
     return [value["name"], value["data_type"], shape(value["dims"])]
 
 
-def view_command(arguments: argparse.Namespace) -> int:
+def add_view(commands: Any) -> None:
+    """Adds `view`."""
+    help = "Show the graph and the weights of an archive in a browser, with Netron."
+    command = add_command(commands, "view", view, help, example="model.onnxa --model decoder")
+    help = "the server's port (default: any free)"
+    add_arguments(command, {"--port N": help}, type=int, default=0)
+    add_model(command, "show this model")
+    add_arguments(command, {"--no-browser": "print the address without starting a browser"})
+    add_url_options(command)
+
+
+def view(arguments: argparse.Namespace) -> int:
     """Runs `view` until it is interrupted."""
     from onnxarchive.interop.netron import Server
 

@@ -6,17 +6,43 @@ import argparse
 import glob
 import os
 from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import onnxarchive
-from onnxarchive.cli.editing import edited, say_size
-from onnxarchive.cli.frame import DONE, StandardOutput, say
+from onnxarchive.cli.commands.editing import edit, say_size
+from onnxarchive.cli.output import DONE, StandardOutput, say
+from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_group
 from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive, asset_pieces
 from onnxarchive.sources.other_files import is_hidden
 
+ASSET: Final = "[NAME=]PATH"
+ASSET_HELP: Final = (
+    "a file; a directory, with all files below it except hidden ones; or a quoted pattern such as "
+    "'llm/*.json' (** matches folders). In the archive, NAME replaces the name of the file or the "
+    "directory; with a pattern, NAME is the folder of the assets. Links to files are followed"
+)
 
-def ls_command(arguments: argparse.Namespace) -> int:
+
+def add_assets(commands: Any) -> None:
+    """Adds `assets` with its actions."""
+    help = "List, add, remove or print the assets of an archive."
+    actions = add_group(commands, "assets", help, example="ls model.onnxa")
+    add_command(actions, "ls", list_assets, "List the assets.", example="model.onnxa")
+    help, example = "Add files, or replace assets of the same names.", "model.onnxa labels.txt"
+    command = add_command(actions, "add", store_assets, help, example=example)
+    add_arguments(command, {f"assets {ASSET}": ASSET_HELP}, nargs="+")
+    add_copy(command)
+    command = add_command(actions, "rm", remove_assets, "Remove assets.", example=example)
+    add_arguments(command, {"names NAME": "the name of an asset"}, nargs="+")
+    add_copy(command)
+    help = "Write an asset to standard output."
+    command = add_command(actions, "cat", print_asset, help, example=example, json=False)
+    add_arguments(command, {"name NAME": "the name of the asset"})
+
+
+def list_assets(arguments: argparse.Namespace) -> int:
     """Runs `assets ls`."""
     with onnxarchive.open(arguments.archive) as archive:
         sizes = {name: archive.entries[ASSET_PREFIX + name].nbytes for name in archive.assets}
@@ -26,24 +52,24 @@ def ls_command(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def add_command(arguments: argparse.Namespace) -> int:
+def store_assets(arguments: argparse.Namespace) -> int:
     """Runs `assets add`."""
-    added = named_assets(arguments.assets)
-    with edited(arguments, "assets add") as changes:
-        for name, path in added.items():
+    paths = named_assets(arguments.assets)
+    with edit(arguments, "assets add") as changes:
+        for name, path in paths.items():
             changes.assets[name] = path
     return say_size(arguments)
 
 
-def rm_command(arguments: argparse.Namespace) -> int:
+def remove_assets(arguments: argparse.Namespace) -> int:
     """Runs `assets rm`."""
-    with edited(arguments, "assets rm") as changes:
+    with edit(arguments, "assets rm") as changes:
         for name in dict.fromkeys(arguments.names):
             del changes.assets[name]
     return say_size(arguments)
 
 
-def cat_command(arguments: argparse.Namespace) -> int:
+def print_asset(arguments: argparse.Namespace) -> int:
     """Runs `assets cat`."""
     with onnxarchive.open(arguments.archive) as archive:
         write_asset(archive, arguments.name)
@@ -57,7 +83,7 @@ def write_asset(archive: Archive, path: str) -> None:
         output.write(piece)
 
 
-def named_assets(given: Iterable[str]) -> dict[str, str]:
+def named_assets(arguments: Iterable[str]) -> dict[str, str]:
     """The paths of the files that arguments `[NAME=]PATH` match, by asset path.
 
     Raises:
@@ -66,7 +92,7 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
         OSError: A directory cannot be read.
     """
     assets: dict[str, str] = {}
-    for argument in given:
+    for argument in arguments:
         name, equals, path = argument.partition("=")
         for asset, file in _files(name if equals else None, path if equals else argument):
             if assets.setdefault(asset, file) != file:
@@ -91,10 +117,10 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
             yield folder + _with_slashes(os.path.relpath(match, fixed or os.curdir)), match
     elif os.path.isdir(path):
         folder = folder or f"{os.path.basename(os.path.abspath(path))}/"
-        found = list(_below(path))
-        if not found:
+        files = list(_below(path))
+        if not files:
             raise ValueError(f"expected files in the directory {path!r}, found none")
-        for file in found:
+        for file in files:
             yield folder + _with_slashes(os.path.relpath(file, path)), file
     else:
         yield os.path.basename(path) if name is None else name, path
@@ -106,35 +132,35 @@ def _matches(directory: str, pattern: str) -> list[str]:
     Unlike in `glob`, `**` does not follow links to folders, which may form cycles.
     """
     parts = pattern.split(os.sep)
-    found = [directory]
+    paths = [directory]
     for part in [*parts, "*"] if parts[-1] == "**" else parts:
-        folders = dict.fromkeys(found)
+        parents = dict.fromkeys(paths)
         if part == "**":
-            walks = (_walk(it or os.curdir) for it in folders if os.path.isdir(it or os.curdir))
-            found = [place for walk in walks for place, _, _ in walk]
+            walks = (_walk(it or os.curdir) for it in parents if os.path.isdir(it or os.curdir))
+            paths = [folder for walk in walks for folder, _, _ in walk]
         else:
-            patterns = (os.path.join(glob.escape(it), part) for it in folders)
-            found = [match for it in patterns for match in glob.glob(it)]
-    return sorted(set(filter(os.path.isfile, found)))
+            patterns = (os.path.join(glob.escape(it), part) for it in parents)
+            paths = [match for pattern in patterns for match in glob.glob(pattern)]
+    return sorted(set(filter(os.path.isfile, paths)))
 
 
 def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walks the folders below a directory like `os.walk`, sorted and without hidden folders."""
-    for place, folders, names in os.walk(directory, onerror=_raise):
+    for parent, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
-        yield place, folders, names
+        yield parent, folders, names
 
 
 def _below(directory: str) -> Iterator[str]:
     """All files below a directory, except hidden files; links to folders are refused."""
-    for place, folders, names in _walk(directory):
-        for folder in folders:
-            if os.path.islink(os.path.join(place, folder)):
+    for parent, folders, names in _walk(directory):
+        for folder in (os.path.join(parent, folder) for folder in folders):
+            if os.path.islink(folder):
                 raise ValueError(
-                    f"links to folders are not followed: {os.path.join(place, folder)!r}; add the "
-                    "folder separately: NAME=PATH"
+                    f"links to folders are not followed: {folder!r}; add the folder separately: "
+                    "NAME=PATH"
                 )
-        yield from (os.path.join(place, name) for name in sorted(names) if not is_hidden(name))
+        yield from (os.path.join(parent, name) for name in sorted(names) if not is_hidden(name))
 
 
 def _raise(error: OSError) -> None:

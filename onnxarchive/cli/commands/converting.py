@@ -10,33 +10,110 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import onnxarchive
 from onnxarchive import errors
-from onnxarchive.cli.assets import named_assets
-from onnxarchive.cli.frame import (
+from onnxarchive.cli.commands.assets import ASSET, ASSET_HELP, named_assets
+from onnxarchive.cli.output import (
     DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
     StandardOutput,
-    access,
     as_options,
-    pairs,
-    require_free,
     require_no_terminal,
     say,
     status_of,
     warn,
 )
+from onnxarchive.cli.parser import (
+    REPEATED,
+    access,
+    add_arguments,
+    add_bytes,
+    add_command,
+    add_force,
+    add_jobs,
+    add_url_options,
+    pairs,
+    require_free,
+)
 from onnxarchive.cli.terminal import count, count_bar, printable, progress_bar, size, table
-from onnxarchive.conversion.batch import convert_many
-from onnxarchive.conversion.converting import Conversion, convert
 from onnxarchive.files.replacement import remove_temporaries
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.zipformat import layout
+
+if TYPE_CHECKING:
+    from onnxarchive.conversion.converting import Conversion
 
 _STANDARD_STREAM = "-"
 
 
-def convert_command(arguments: argparse.Namespace) -> int:
+def add_convert(commands: Any) -> None:
+    """Adds `convert`."""
+    help = "Convert models (.onnx files, directories, zips of any tool, archives) to archives."
+    example = "model.onnx archive.onnxa"
+    command = add_command(commands, "convert", convert, help, example=example, archive=False)
+    command.usage = (
+        "onnxarchive convert [options] SOURCE TARGET\n"
+        "       onnxarchive convert [options] SOURCE... --output-dir DIR"
+    )
+    help = "SOURCE and TARGET (- is standard output); with --output-dir, models and directories"
+    command.add_argument("paths", nargs="*", metavar="PATH", help=help)
+    help = (
+        "convert every model in the sources, one at a time, or N at a time with --jobs N; "
+        "archives keep the relative paths of the models, below DIR"
+    )
+    add_arguments(command, {"--output-dir DIR": help})
+    add_jobs(command)
+    help = "store initializers of this size or more outside the model (default %(default)s)"
+    add_bytes(command, "--size-threshold", help, default=DEFAULT_SIZE_THRESHOLD)
+    help = (
+        "begin the data of every entry at a multiple of BYTES, a power of two from 64 to 32768 "
+        "(default %(default)s)"
+    )
+    add_bytes(command, "--alignment", help, default=layout.MIN_ALIGNMENT)
+    add_arguments(
+        command,
+        {
+            "--convert-attribute": "store all large tensors outside the model, not only "
+            "initializers",
+            "--assets": "add other files of the model's directory or zip, such as tokenizer.json, "
+            "as assets, except hidden files, models and weights",
+        },
+    )
+    help = f"add assets (give the option after the paths): {ASSET_HELP}"
+    add_arguments(command, {f"--asset {ASSET}": help}, nargs="+", action="extend", default=[])
+    help = "add another model, such as decoder=decoder.onnx; equal tensors of the models are "
+    add_arguments(command, {"--model ID=PATH": f"{help}stored once"}, **REPEATED)
+    add_arguments(
+        command,
+        {
+            "--all-models": "add every .onnx in the directory SOURCE and below it, except further "
+            "precisions such as model_fp16.onnx; ids are made of the file names",
+            "--default NAME": "with --all-models: the default model (default: model.onnx)",
+            "--include PATTERN": "with --all-models: only files of these names, as '*_fp16.onnx'",
+        },
+    )
+    help = "compare data files with the SHA-1 checksums in the model"
+    add_arguments(command, {"--verify-checksum": help})
+    help = (
+        "follow symbolic links in a source if they lead to files below DIRECTORY (without "
+        "DIRECTORY: within the model's folder of a Hugging Face cache)"
+    )
+    add_arguments(command, {"--follow-links DIRECTORY": help}, nargs="?", const=True, default=False)
+    add_arguments(
+        command,
+        {
+            "--dry-run": "report the outcome, but write no archive",
+            "--skip-existing": "with --output-dir: skip models whose archive exists",
+        },
+    )
+    add_force(command)
+    add_url_options(command)
+
+
+def convert(arguments: argparse.Namespace) -> int:
     """Runs `convert`."""
     _require_paths(arguments)
     options = {
@@ -70,7 +147,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
     if not to_stream:
         require_free(target, arguments.force, **access(arguments))
     with progress_bar("convert") as progress:
-        conversion = convert(
+        conversion = onnxarchive.convert(
             source,
             StandardOutput() if to_stream else target,
             models="all" if arguments.all_models else models,
@@ -143,7 +220,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
         jobs = arguments.jobs
         executor = None if jobs in (None, 1) else stack.enter_context(_executor(jobs))
         advance = stack.enter_context(count_bar("convert", "model"))
-        conversions = convert_many(
+        conversions = onnxarchive.convert_many(
             arguments.paths,
             arguments.output_dir,
             executor,

@@ -1,0 +1,1 @@
+"""Modules with the arguments, the example and the function of each command."""

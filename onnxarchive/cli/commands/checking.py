@@ -1,0 +1,192 @@
+"""The commands `check`, for the rules of the specification, and `diff`, for two archives."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import onnxarchive
+from onnxarchive.cli.output import DONE, FOUND, fail, say, status_of
+from onnxarchive.cli.parser import (
+    access,
+    add_arguments,
+    add_command,
+    add_jobs,
+    add_model,
+    add_url_options,
+    file_name,
+)
+from onnxarchive.cli.terminal import cut, printable, progress_bar
+from onnxarchive.errors import ArchiveError
+from onnxarchive.remote.location import Access
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.recognition import OtherKindError
+
+if TYPE_CHECKING:
+    from onnxarchive.comparing.archives import Change, Difference
+
+_MAX_LINES: Final = 50  # of a section
+_MAX_PARTS: Final = 8  # of a line
+_MAX_LENGTH: Final = 100  # characters of a name or a value
+_SIGNS: Final = {"added": "+ ", "removed": "- ", "changed": "~ "}
+
+
+def add_check(commands: Any) -> None:
+    """Adds `check`."""
+    help = "Check archives against the specification, and list broken rules."
+    example = "--full model.onnxa"
+    command = add_command(commands, "check", check, help, example=example, archive=False)
+    command.usage = (
+        "onnxarchive check [options] ARCHIVE...\n"
+        "       onnxarchive check [options] --link LINK [ARCHIVE]"
+    )
+    help = "an archive; with --link, the link's archive"
+    add_arguments(command, {"archives ARCHIVE": help}, type=file_name, nargs="*")
+    add_arguments(command, {"--full": "read every byte and compare checksums"})
+    help = "check that this link fits its archive"
+    add_arguments(command, {"--link LINK": help}, type=file_name)
+    add_jobs(command)
+    add_url_options(command)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Runs `check`."""
+    archives, link = arguments.archives, arguments.link
+    if len(archives) > 1 and link is not None:
+        raise ValueError("check takes only one ARCHIVE with --link")
+    if not (archives or link):
+        raise ValueError("check takes an ARCHIVE, or --link LINK")
+    result: list[dict[str, Any]] = []
+    lines: list[str] = []
+    status = DONE
+    for source in archives or _linked(link):
+        archive = shown_url(source)
+        try:
+            with progress_bar("check") as progress:
+                findings = onnxarchive.check(
+                    source,
+                    full=arguments.full,
+                    progress=progress,
+                    jobs=arguments.jobs,
+                    **access(arguments),
+                )
+        except (ArchiveError, OSError) as error:  # the other archives are checked
+            status = max(status, fail(error, status_of(type(error)), debug=arguments.debug))
+            continue
+        result += [{"archive": archive, **asdict(finding)} for finding in findings]
+        lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
+        if findings:
+            lines += [f"{archive}: {it}" for it in _other_kind(source, access(arguments))]
+    if link is not None and not result and status == DONE:
+        findings = onnxarchive.check_link(link, *archives)
+        result = [{"link": link, **asdict(finding)} for finding in findings]
+        lines += [f"{link}: {it}" for it in findings or ("fits the archive",)]
+    if lines:
+        say(arguments, result, map(printable, lines))
+    return max(status, FOUND if result else DONE)
+
+
+def _other_kind(source: str, access: Access) -> list[str]:
+    """What the source is, in a list, if it is no archive and of a known kind."""
+    try:
+        opened = onnxarchive.open(source, storage_options=access.get("storage_options"))
+        opened.close()
+    except OtherKindError as error:
+        return [error.message]
+    except (ArchiveError, OSError):  # as described by the findings
+        pass
+    return []
+
+
+def _linked(link: str) -> list[str]:
+    """The path of a link's archive, in a list.
+
+    The list is empty if the archive does not exist, or if `linked_archive` finds no path;
+    `check_link` then reports the fault.
+    """
+    from onnxarchive.interop.links import linked_archive
+
+    archive = linked_archive(link)
+    return [archive] if archive is not None and os.path.exists(archive) else []
+
+
+def _passed(full: bool) -> str:
+    from onnxarchive.reading.rules import rules
+
+    checked = [rule for rule in rules().values() if full or rule.seen != "data"]
+    unread = "" if full else "; weights not read, --full reads them"
+    return f"valid ({len(checked)} rules checked{unread})"
+
+
+def add_diff(commands: Any) -> None:
+    """Adds `diff`."""
+    help = "Compare the graphs, tensors and assets of two archives (weights by CRC-32)."
+    command = add_command(commands, "diff", diff, help, example="model.onnxa other.onnxa")
+    command.add_argument("other", type=file_name, metavar="OTHER")
+    add_model(command, "compare this model only", default=None)
+    add_arguments(
+        command,
+        {
+            "--full": "also compare bytes, not only the CRC-32s of tensors and assets",
+            "--stack-traces": "also compare the stack traces in the metadata of nodes",
+        },
+    )
+    add_url_options(command)
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """Runs `diff`."""
+    with progress_bar("diff") as progress:
+        difference = onnxarchive.diff(
+            arguments.archive,
+            arguments.other,
+            model=arguments.model,
+            full=arguments.full,
+            stack_traces=arguments.stack_traces,
+            progress=progress,
+            **access(arguments),
+        )
+    result = {"path": difference.path, "other": difference.other, "is_same": difference.is_same}
+    sections = {name: [*map(_as_json, changes)] for name, changes in difference.sections.items()}
+    say(arguments, result | sections, _lines(difference, arguments.model, arguments.full))
+    return DONE if difference.is_same else FOUND
+
+
+def _as_json(change: Change) -> dict[str, Any]:
+    parts = [*map(_as_json, change.parts)]
+    fields = {"name": change.name, "before": change.before, "after": change.after}
+    return {**fields, "parts": parts, "kind": change.kind}
+
+
+def _lines(difference: Difference, model: str | None, full: bool) -> Iterator[str]:
+    path, other = printable(difference.path), printable(difference.other)
+    if difference.is_same:
+        how = "byte by byte" if full else "by CRC-32"
+        what = "model, tensors and assets" if model is None else f"model {model}".strip()
+        yield f"{path} and {other}: the same {what} (weights compared {how})"
+        return
+    yield f"--- {path}"
+    yield f"+++ {other}"
+    for section, changes in difference.sections.items():
+        if changes:
+            kinds = [change.kind for change in changes]
+            counts = [f"{kinds.count(kind):,} {kind}" for kind in _SIGNS if kind in kinds]
+            yield f"{section}: {', '.join(counts)}"
+            yield from (f"  {_line(change)}" for change in changes[:_MAX_LINES])
+            if len(changes) > _MAX_LINES:
+                yield f"  and {len(changes) - _MAX_LINES:,} more"
+
+
+def _line(change: Change) -> str:
+    parts = [_line(part).removeprefix(_SIGNS["changed"]) for part in change.parts[:_MAX_PARTS]]
+    if len(change.parts) > _MAX_PARTS:
+        parts.append(f"and {len(change.parts) - _MAX_PARTS:,} more")
+    texts = (_shown(text) for text in (change.before, change.after) if text is not None)
+    return f"{_SIGNS[change.kind]}{_shown(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
+
+
+def _shown(text: str) -> str:
+    return cut(text, _MAX_LENGTH) or "''"

@@ -1,0 +1,123 @@
+"""The commands `download`, for a remote archive, and `cache`, for the copies in a cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import onnxarchive
+from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.parser import (
+    add_arguments,
+    add_command,
+    add_force,
+    add_group,
+    add_storage_option,
+    require_free,
+    storage_options,
+)
+from onnxarchive.cli.terminal import count, printable, progress_bar, size, table
+
+if TYPE_CHECKING:
+    from onnxarchive.remote.cache import CachedArchive
+
+
+def add_download(commands: Any) -> None:
+    """Adds `download`."""
+    command = add_command(
+        commands,
+        "download",
+        download,
+        "Download a remote archive and verify it; resume an interrupted download.",
+        example="https://example.com/model.onnxa",
+        archive=False,
+    )
+    command.add_argument("url", metavar="URL")
+    add_arguments(command, {"path PATH": "the file (default: the URL's last part)"}, nargs="?")
+    add_force(command)
+    add_storage_option(command)
+
+
+def download(arguments: argparse.Namespace) -> int:
+    """Runs `download`."""
+    from onnxarchive.conversion.downloading import path_of
+    from onnxarchive.files.replacement import partial_path
+
+    options = storage_options(arguments)
+    path = path_of(arguments.url, arguments.path)
+    require_free(path, arguments.force)
+    try:
+        with progress_bar("download") as progress:
+            path = onnxarchive.download(
+                arguments.url, path, progress=progress, storage_options=options
+            )
+    except KeyboardInterrupt:
+        if not os.path.lexists(partial_path(os.path.realpath(path))):
+            raise
+        text = "interrupted; run the same command to resume the download"
+        raise KeyboardInterrupt(text) from None
+    nbytes = os.path.getsize(path)
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}, verified")
+    return DONE
+
+
+def add_cache(commands: Any) -> None:
+    """Adds `cache` with its actions."""
+    help = "List or clear the cache of remote archives."
+    actions = add_group(commands, "cache", help, example="ls")
+    help = "List the archives in the cache, most recently used first."
+    ls = add_command(actions, "ls", list_cache, help, example="", archive=False)
+    help = "Remove archives from the cache; programs that use them are not affected."
+    example = "https://example.com/model.onnxa"
+    clear = add_command(actions, "clear", clear_cache, help, example=example, archive=False)
+    add_arguments(clear, {"urls URL": "remove only these archives"}, nargs="*")
+    help = "the directory of the cache (default: the user's cache)"
+    for command in (ls, clear):
+        add_arguments(command, {"--directory DIR": help}, default=True)
+
+
+def list_cache(arguments: argparse.Namespace) -> int:
+    """Runs `cache ls`."""
+    from onnxarchive.remote.cache import cached_archives, directory_of_cache
+
+    directory = directory_of_cache(arguments.directory)
+    archives = cached_archives(directory)
+    rows = [[it.url or _damaged(it), it.nbytes, it.present, _time(it)] for it in archives]
+    header = ["URL", "bytes", "present", "last used"]
+    summary = f"{_count(archives)} in {printable(directory)}"
+    say(arguments, _as_json(directory, archives), chain(table(header, rows), ("", summary)))
+    return DONE
+
+
+def clear_cache(arguments: argparse.Namespace) -> int:
+    """Runs `cache clear`."""
+    from onnxarchive.remote.cache import clear, directory_of_cache
+
+    directory = directory_of_cache(arguments.directory)
+    removed = clear(directory, arguments.urls)
+    summary = f"removed {_count(removed)} from {printable(directory)}"
+    say(arguments, _as_json(directory, removed), summary)
+    return DONE
+
+
+def _as_json(directory: str, archives: list[CachedArchive]) -> dict[str, Any]:
+    listed = [
+        {"url": it.url, "nbytes": it.nbytes, "present": it.present, "last_used": _time(it)}
+        for it in archives
+    ]
+    return {"directory": directory, "archives": listed}
+
+
+def _count(archives: list[CachedArchive]) -> str:
+    return f"{count(len(archives), 'archive')} with {size(sum(it.present for it in archives))}"
+
+
+def _damaged(archive: CachedArchive) -> str:
+    return f"(damaged: {os.path.basename(archive.path)})"
+
+
+def _time(archive: CachedArchive) -> str:
+    return datetime.fromtimestamp(archive.used).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,177 @@
+"""The commands that edit the models of an archive, and `recover`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import onnxarchive
+from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.parser import (
+    REPEATED,
+    add_arguments,
+    add_bytes,
+    add_command,
+    add_copy,
+    add_model,
+    add_timeout,
+    file_name,
+    pairs,
+)
+from onnxarchive.cli.terminal import printable, progress_bar, size
+from onnxarchive.errors import shown, shown_names
+
+if TYPE_CHECKING:
+    from onnxarchive.editing.transaction import Edit
+
+_TEXT_FIELDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
+
+
+@contextlib.contextmanager
+def edit(arguments: argparse.Namespace, command: str, **options: Any) -> Iterator[Edit]:
+    """Edits the archive, with those options of `onnxarchive.edit` that the command has."""
+    for name in ("compact", "copy", "size_threshold", "timeout"):
+        if hasattr(arguments, name):
+            options[name] = getattr(arguments, name)
+    with (
+        progress_bar(command) as progress,
+        onnxarchive.edit(arguments.archive, progress=progress, **options) as changes,
+    ):
+        yield changes
+
+
+def say_size(arguments: argparse.Namespace) -> int:
+    """Prints the size of the edited archive."""
+    path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
+    return DONE
+
+
+def _add_edit_options(command: argparse.ArgumentParser) -> None:
+    help = "rewrite the whole archive, without tensors that no model uses"
+    add_arguments(command, {"--compact": help})
+    add_copy(command)
+
+
+def add_replace_model(commands: Any) -> None:
+    """Adds `replace-model`."""
+    command = add_command(
+        commands,
+        "replace-model",
+        replace_model,
+        "Replace or add a model; the weights stay in place, unless --compact or --copy is given.",
+        example="model.onnxa decoder.onnx --name decoder",
+    )
+    help = (
+        "a .onnx, such as an edited link or a __MODEL_PROTO that was extracted and edited; its "
+        "external data may be in the archive or in other files"
+    )
+    add_arguments(command, {"model MODEL": help}, type=file_name)
+    help = "the id of the model to replace; an unknown id adds a model"
+    add_arguments(command, {"--name ID": help}, default="")
+    help = "store initializers of this size or more outside the model (default: as in the archive)"
+    add_bytes(command, "--size-threshold", help)
+    _add_edit_options(command)
+
+
+def replace_model(arguments: argparse.Namespace) -> int:
+    """Runs `replace-model`."""
+    with edit(arguments, "replace-model") as changes:
+        changes.models[arguments.name] = arguments.model
+    return say_size(arguments)
+
+
+def add_remove_model(commands: Any) -> None:
+    """Adds `remove-model`."""
+    help = "Remove a model; the weights stay in place unless --compact or --copy is given."
+    command = add_command(
+        commands, "remove-model", remove_model, help, example="model.onnxa decoder"
+    )
+    add_arguments(command, {"id ID": "the id of the model"})
+    _add_edit_options(command)
+
+
+def remove_model(arguments: argparse.Namespace) -> int:
+    """Runs `remove-model`."""
+    with edit(arguments, "remove-model") as changes:
+        del changes.models[arguments.id]
+    return say_size(arguments)
+
+
+def add_rename_model(commands: Any) -> None:
+    """Adds `rename-model`."""
+    help = "Give a model of an archive another id."
+    example = "model.onnxa decoder encoder"
+    command = add_command(commands, "rename-model", rename_model, help, example=example)
+    add_arguments(
+        command, {"old OLD": "the id of the model", "new NEW": "the new id: [a-z][a-z0-9_]*"}
+    )
+    add_copy(command)
+
+
+def rename_model(arguments: argparse.Namespace) -> int:
+    """Runs `rename-model`."""
+    with edit(arguments, "rename-model") as changes:
+        changes.models.rename(arguments.old, arguments.new)
+    return say_size(arguments)
+
+
+def add_set_metadata(commands: Any) -> None:
+    """Adds `set-metadata`."""
+    help = "Set metadata, doc string, producer and domain of a model in an archive."
+    example = "model.onnxa author=Ada"
+    command = add_command(commands, "set-metadata", set_metadata, help, example=example)
+    add_arguments(command, {"pairs KEY=VALUE": "metadata to set"}, nargs="*")
+    add_arguments(command, {"--remove KEY": "metadata to remove"}, **REPEATED)
+    for field in _TEXT_FIELDS:
+        option, words = field.replace("_", "-"), field.replace("_", " ")
+        add_arguments(command, {f"--{option} TEXT": f"set the {words}; '' removes it"})
+    add_model(command, "change this model")
+    _add_edit_options(command)
+
+
+def set_metadata(arguments: argparse.Namespace) -> int:
+    """Runs `set-metadata`."""
+    metadata = pairs("KEY=VALUE", arguments.pairs)
+    with edit(arguments, "set-metadata", model=arguments.model) as changes:
+        for field in _TEXT_FIELDS:
+            value = getattr(arguments, field)
+            if value:
+                setattr(changes.model, field, value)
+            elif value is not None:
+                changes.model.ClearField(field)
+        for key in arguments.remove:
+            if key not in changes.metadata:
+                raise ValueError(
+                    f"--remove: no metadata {shown(key)}; there is {shown_names(changes.metadata)}"
+                )
+            del changes.metadata[key]
+        changes.metadata.update(metadata)
+    return say_size(arguments)
+
+
+def add_recover(commands: Any) -> None:
+    """Adds `recover`."""
+    help = "Roll back an interrupted edit, and remove temporary files of killed processes."
+    add_timeout(add_command(commands, "recover", recover, help, example="model.onnxa"))
+
+
+def recover(arguments: argparse.Namespace) -> int:
+    """Runs `recover`."""
+    recovery = onnxarchive.recover(arguments.archive, timeout=arguments.timeout)
+    result = {
+        "path": arguments.archive,
+        "is_rolled_back": recovery.is_rolled_back,
+        "removed": list(recovery.removed),
+    }
+    path = printable(arguments.archive)
+    lines = [f"removed   {printable(removed)}" for removed in recovery.removed]
+    if recovery.is_rolled_back:
+        lines.append(f"{path}: an interrupted edit was rolled back")
+    elif not lines:
+        lines.append(f"{path}: nothing to recover")
+    say(arguments, result, lines)
+    return DONE

@@ -1,0 +1,118 @@
+"""The commands `export`, `link` and `extract`, which write models for other tools."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import onnxarchive
+from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.parser import (
+    access,
+    add_arguments,
+    add_command,
+    add_force,
+    add_model,
+    add_url_options,
+    require_free,
+)
+from onnxarchive.cli.terminal import printable, progress_bar, size
+from onnxarchive.model.keys import is_model, model_id
+from onnxarchive.remote.urls import shown_url
+
+
+def add_export(commands: Any) -> None:
+    """Adds `export`."""
+    help = "Write a model of an archive as a .onnx."
+    command = add_command(commands, "export", export, help, example="model.onnxa exported.onnx")
+    add_arguments(
+        command,
+        {
+            "target TARGET": "the .onnx to write",
+            "--external-data NAME": "write large tensors to this file beside the .onnx; needed "
+            "from 2 GiB on",
+        },
+    )
+    add_model(command, "write this model")
+    add_force(command)
+    add_url_options(command)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Runs `export`."""
+    paths = [arguments.target]
+    if arguments.external_data is not None:
+        paths.append(os.path.join(os.path.dirname(arguments.target), arguments.external_data))
+    for path in paths:
+        require_free(path, arguments.force)
+    with progress_bar("export") as progress:
+        onnxarchive.export(
+            arguments.archive,
+            arguments.target,
+            model=arguments.model,
+            external_data=arguments.external_data,
+            progress=progress,
+            **access(arguments),
+        )
+    files = [{"path": path, "nbytes": os.path.getsize(path)} for path in paths]
+    lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
+    say(arguments, {"files": files}, lines)
+    return DONE
+
+
+def add_link(commands: Any) -> None:
+    """Adds `link`."""
+    help = "Write a small .onnx that uses an archive as its external data, for other tools."
+    command = add_command(commands, "link", link, help, example="model.onnxa linked.onnx")
+    help = "the .onnx to write, in the archive's directory or above; a directory gets one per model"
+    add_arguments(command, {"target TARGET": help})
+    add_model(command, "link this model")
+    help = "refer to packed weights, for ONNX Runtime 1.32 or newer"
+    add_arguments(command, {"--prepack": help})
+    add_force(command)
+    add_url_options(command)
+
+
+def link(arguments: argparse.Namespace) -> int:
+    """Runs `link`."""
+    from onnxarchive.interop.links import link_targets
+
+    archive = shown_url(arguments.archive)
+    targets = link_targets(
+        arguments.archive, arguments.target, arguments.model, **access(arguments)
+    )
+    for target in targets.values():
+        require_free(target, arguments.force)
+    links, lines = [], []
+    for model, target in targets.items():
+        options = {"model": model, "prepack": arguments.prepack}
+        onnxarchive.link(arguments.archive, target, **options, **access(arguments))
+        nbytes = os.path.getsize(target)
+        links.append({"path": target, "archive": archive, "nbytes": nbytes})
+        lines.append(f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}")
+    say(arguments, links if os.path.isdir(arguments.target) else links[0], lines)
+    return DONE
+
+
+def add_extract(commands: Any) -> None:
+    """Adds `extract`."""
+    help = "Unzip an archive to a directory of ONNX external data."
+    command = add_command(commands, "extract", extract, help, example="model.onnxa unzipped")
+    add_arguments(command, {"directory DIRECTORY": "a new or an empty directory"})
+    add_url_options(command)
+
+
+def extract(arguments: argparse.Namespace) -> int:
+    """Runs `extract`."""
+    directory = arguments.directory
+    with progress_bar("extract") as progress:
+        onnxarchive.extract(arguments.archive, directory, progress=progress, **access(arguments))
+    names = {model_id(name): name for name in os.listdir(directory) if is_model(name)}
+    paths = {id: os.path.join(directory, names[id]) for id in sorted(names)}
+    lines = [
+        f"{printable(path)}: the model{f' {id}' * bool(id)}, with its tensors beside it"
+        for id, path in paths.items()
+    ]
+    say(arguments, {"model": paths[""], "models": paths}, lines)
+    return DONE
