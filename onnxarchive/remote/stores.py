@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import needing, shown
+from onnxarchive.remote.background import run
 from onnxarchive.remote.failures import (
     NO_SIZE,
     StalledError,
@@ -73,6 +74,8 @@ STALL = 30.0  # seconds without a byte after which a transfer ends
 # The times that one request of obstore may take, unless options say otherwise: any, while its bytes
 # arrive; those of an upload are not seen to arrive.
 _READ_TIME, _WRITE_TIME = timedelta(days=1), timedelta(hours=1)
+_ANSWER_TIME = 5.0  # seconds in which obstore answers without a server, if it has its threads
+_process_with_threads = 0  # the id of this process, if obstore has answered
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 _NUMBERS = {"max_retries": int, "base": float}
@@ -463,14 +466,14 @@ def open_store(
         ValueError: An option has a wrong name or value.
     """
     allows_redirects, stall, options = _own_options(options)
+    with needing("obstore", "read and write objects in stores"):
+        import obstore.store
+    scheme, name = scheme_of(url), url if store is not None else shown_url(url)
+    _require_threads(name)
     if store is not None:
         if options:
             raise ValueError("expected store or storage_options, found both")
         return store if allows_redirects else keep_secrets(url, store, url), url
-    with needing("obstore", "read and write objects in stores"):
-        import obstore.store
-
-    scheme, name = scheme_of(url), shown_url(url)
     try:
         groups = _grouped(options)
         client, retries = groups.setdefault("client_options", {}), groups.get("retry_config", {})
@@ -514,6 +517,37 @@ def open_store(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
         f"({fault})"
     )
+
+
+def _require_threads(name: str) -> None:
+    """Refuses a fork of a process that has used obstore, whose threads are missing in the fork.
+
+    Raises:
+        OSError: obstore does not answer.
+    """
+    global _process_with_threads
+    if os.getpid() == _process_with_threads:
+        return
+
+    async def ask() -> bool:
+        import asyncio
+
+        import obstore
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_TIME):
+                await obstore.list_with_delimiter_async(obstore.store.MemoryStore())
+                return True
+        return False
+
+    if not run(name, ask):
+        raise OSError(
+            errno.ENOTSUP,
+            "obstore does not answer; this process may be a fork of one that has used obstore: "
+            "start processes with multiprocessing's method 'spawn'",
+            name,
+        )
+    _process_with_threads = os.getpid()
 
 
 def _own_options(options: Options | None) -> tuple[bool, float, Options]:

@@ -385,6 +385,41 @@ def test_a_fork_is_refused_instead_of_waiting_for_ever(server: WebServer) -> Non
     assert all("start processes with multiprocessing's method 'spawn'" in it for it in lines)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize(
+    ("use", "printed"),
+    [
+        ("store", str(SIZE)),  # without threads
+        ("obstore.get(store, 'm.onnxa').bytes()", "multiprocessing's method 'spawn'"),
+        ("asyncio.run(get())", "multiprocessing's method 'spawn'"),
+    ],
+)
+def test_a_fork_of_a_process_that_has_used_obstore_is_refused(
+    server: WebServer, use: str, printed: str
+) -> None:
+    code = f"""
+import asyncio, multiprocessing, sys, warnings
+import obstore, onnxarchive
+from obstore.store import HTTPStore
+warnings.simplefilter("ignore")
+store = HTTPStore(sys.argv[1], client_options={{"allow_http": True}})
+async def get():
+    await obstore.head_async(store, "m.onnxa")
+{use}
+def child():
+    from onnxarchive.remote.objects import open_object
+    try:
+        print(open_object(sys.argv[1] + "/m.onnxa").size, flush=True)
+    except OSError as error:
+        print(error, flush=True)
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(30)
+process.kill()
+"""
+    assert printed in run_python(code, server.url(""))
+
+
 def test_a_thread_that_cannot_be_started_fails_one_request_and_not_the_next(
     server: WebServer,
 ) -> None:
