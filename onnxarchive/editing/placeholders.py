@@ -34,7 +34,7 @@ from onnxarchive.writing.stored_entries import EntryData, referred_data, verifie
 if TYPE_CHECKING:
     from onnxarchive.writing.saving import Model
 
-    GivenModel: TypeAlias = Model | Archive | str | os.PathLike[str]
+    AssignedModel: TypeAlias = Model | Archive | str | os.PathLike[str]
 
 _PLACEHOLDER = "\0"  # no key begins with this character
 _OF_ANOTHER = (
@@ -53,31 +53,37 @@ class Placeholders:
 
     Args:
         archive: The archive that is edited.
+        file: Its file.
         resources: Closes files that assigned models are read from.
         timeout: Seconds to wait for the lock of an archive at an assigned path; None waits without
             limit. Another process may edit that archive, and wait for this one.
     """
 
     def __init__(
-        self, archive: Archive, resources: contextlib.ExitStack, timeout: float | None
+        self,
+        archive: Archive,
+        file: MappedFile,
+        resources: contextlib.ExitStack,
+        timeout: float | None,
     ) -> None:
-        self._timeout = timeout
         self._archive = archive
+        self._file = file
         self._resources = resources
+        self._timeout = timeout
         self._data: dict[str, Callable[[], Data]] = {}
         self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
-        self._files: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}
+        self._states: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}
 
-    def add(self, data: Callable[[], Data]) -> str:
+    def _add(self, data: Callable[[], Data]) -> str:
         """The placeholder for data."""
         placeholder = f"{self._prefix}/{len(self._data)}"
         self._data[placeholder] = data
         return placeholder
 
-    def watch(self, data: FileData) -> None:
+    def watch(self, data: Data) -> None:
         """Remembers the state of a file that is read when the edit is written."""
-        if data.identity not in self._files:
-            self._files[data.identity] = data, data.state()
+        if isinstance(data, FileData) and data.identity not in self._states:
+            self._states[data.identity] = data, data.state()
 
     def require_unchanged(self) -> None:
         """Refuses files that were written to since they were assigned.
@@ -86,7 +92,7 @@ class Placeholders:
             ArchiveFormatError: A file has changed, or another file has its path.
             OSError: A file cannot be opened any more.
         """
-        for data, state in self._files.values():
+        for data, state in self._states.values():
             if data.state() != state:
                 raise ArchiveFormatError(
                     "expected a file that stays as it was assigned until the edit ends, found it "
@@ -108,7 +114,7 @@ class Placeholders:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
         return self._data[location]()
 
-    def message(self, model: GivenModel, *, is_new: bool) -> onnx.ModelProto:
+    def message(self, model: AssignedModel, *, is_new: bool) -> onnx.ModelProto:
         """The message of an assigned model; a ModelProto is its own message.
 
         Args:
@@ -136,38 +142,39 @@ class Placeholders:
         owner = owner_of(model)
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
-            if key is not None and is_placeholder(key) and key not in self._data:
+            if key is None:
+                continue
+            if is_placeholder(key) and key not in self._data:
                 raise ValueError(f"{self._archive.path}: {ref}: {_OF_ANOTHER}")
-            if key is None or (owner is not None and self._has_entry(owner, key)):
-                continue
-            if owner is None and not is_new:
-                continue
-            found = "one of an unknown archive" if owner is None else f"one of {owner.path}"
-            raise ValueError(
-                f"{self._archive.path}: {ref}: expected an external tensor of this archive, found "
-                f"{found}; assign the open archive or its path, whose tensors are copied"
-            )
+            if is_new if owner is None else not self._has_entry(owner, key):
+                archive = "an unknown archive" if owner is None else owner.path
+                raise ValueError(
+                    f"{self._archive.path}: {ref}: expected an external tensor of this archive, "
+                    f"found one of {archive}; assign the open archive or its path, whose tensors "
+                    "are copied"
+                )
 
-    def _has_entry(self, other: Archive, key: str) -> bool:
+    def _has_entry(self, archive: Archive, key: str) -> bool:
         """True if an entry of an archive at the same path is still an entry of this archive."""
-        own, entry = self._archive.entries.get(key), other.entries.get(key)
+        own, entry = self._archive.entries.get(key), archive.entries.get(key)
         return (
             own is not None
             and entry is not None
             and (own.nbytes, own.crc32) == (entry.nbytes, entry.crc32)
-            and other.contents.is_at(self._archive._local_file.absolute_path)
+            and archive.contents.is_at(self._file.absolute_path)
         )
 
-    def _of_archive(self, other: Archive) -> onnx.ModelProto:
+    def _of_archive(self, archive: Archive) -> onnx.ModelProto:
+        refs = archive.contents.models[archive.model_id].refs
         locations = {
-            ref.path: self.add(partial(_data_of, other, key))
-            for key, ref in other._refs_of(other.model_id).items()
-            if not self._has_entry(other, key)
+            ref.path: self._add(partial(_data_of, archive, key))
+            for key, ref in refs.items()
+            if not self._has_entry(archive, key)
         }
-        return with_locations(other.model, locations)
+        return with_locations(archive.model, locations)
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
-        require_no_input(self._archive._local_file.absolute_path, [os.fspath(path)])
+        require_no_input(self._file.absolute_path, [os.fspath(path)])
         if not os.path.isdir(path):
             with MappedFile(path) as file:
                 is_archive = is_zip(file.read(0, 4))
@@ -191,31 +198,29 @@ class Placeholders:
         name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
         end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
         for path, data in source.data.items():
+            tensor = walking.at(source.model, path)
             key = data.name if isinstance(data, EntryData) else None
-            if isinstance(data, FileData):
-                self.watch(data)
-            if isinstance(data, FileData) and data.identity == self._archive._local_file.identity:
+            self.watch(data)
+            if isinstance(data, FileData) and data.identity == self._file.identity:
                 key = name_of.get((data.offset, data.nbytes))
                 if key is None and data.nbytes and data.offset + data.nbytes > end:
-                    ref = TensorRef(path, walking.at(source.model, path))
                     raise ArchiveFormatError(
-                        f"{ref}: expected external data in a tensor of the archive, found "
-                        f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
+                        f"{TensorRef(path, tensor)}: expected external data in a tensor of the "
+                        f"archive, found {data.nbytes} bytes at offset {data.offset}, in a model "
+                        "or the directory"
                     )
-            location = self.add(partial(_same, data)) if key is None else key
-            tensors.set_location(walking.at(source.model, path), location)
+            tensors.set_location(tensor, key or self._add(partial(_same, data)))
         return source.model
 
     def _of_split(self, model: Model) -> onnx.ModelProto:
         parts = split(model, DEFAULT_SIZE_THRESHOLD)
         assert not isinstance(parts, onnx.ModelProto)
-        for ref in list(tensors.walk(parts.proto)):
-            if ref.path in parts.large:
-                entry = parts.entry(ref)
-                if entry is not None and self._has_entry(*entry):
-                    tensors.set_location(ref.tensor, entry[1])
-                else:
-                    tensors.set_location(ref.tensor, self.add(partial(parts.resolve, ref)))
+        for path in parts.large:
+            ref = TensorRef(path, walking.at(parts.proto, path))
+            archive, key = parts.entry(ref) or (None, "")
+            if archive is None or not self._has_entry(archive, key):
+                key = self._add(partial(parts.resolve, ref))
+            tensors.set_location(ref.tensor, key)
         return parts.proto
 
 
@@ -223,13 +228,13 @@ def _same(data: Data) -> Data:
     return data
 
 
-def _data_of(other: Archive, key: str) -> Data:
+def _data_of(archive: Archive, key: str) -> Data:
     try:
-        return verified_data(other, key)
+        return verified_data(archive, key)
     except ArchiveError:
         raise
     except ValueError as error:
         raise ValueError(
-            f"{other.path}: expected the archive that was assigned to an edit to stay open until "
+            f"{archive.path}: expected the archive that was assigned to an edit to stay open until "
             "the edit ends, found it closed"
         ) from error

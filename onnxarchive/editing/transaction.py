@@ -5,25 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 
-from onnxarchive.editing.changes import Draft, EditOptions, in_memory, require_fit
+from onnxarchive.editing.changes import Changes, Draft, EditOptions, in_memory, require_fit
 from onnxarchive.editing.commit import commit
-from onnxarchive.editing.packed_weights import with_packed_weights
-from onnxarchive.editing.placeholders import Placeholders
 from onnxarchive.editing.recovery import opened_for_edit, roll_back
-from onnxarchive.errors import (
-    ArchiveError,
-    TensorNotFoundError,
-    UnsupportedFeatureError,
-    shown,
-    with_path,
-)
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
@@ -33,7 +25,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.unfinished import require_finished
-from onnxarchive.reading.views import array_in_model, require_model
+from onnxarchive.reading.views import Tensors, array_in_model
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -42,13 +34,14 @@ from onnxarchive.writing.plan import open_assets, require_model_ids
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.editing.placeholders import GivenModel
+    from onnxarchive.editing.placeholders import AssignedModel
     from onnxarchive.model.tensors import TensorRef
     from onnxarchive.writing.elements import Elements, Tensor
-    from onnxarchive.writing.plan import Item
     from onnxarchive.zipformat.directory import Entry
 
 __all__ = ["Edit", "edit"]
+
+_Value = TypeVar("_Value")
 
 
 @contextlib.contextmanager
@@ -121,7 +114,7 @@ def edit(
             edit.model.graph.node[0].name = "first"
             edit.assets["labels.txt"] = b"cat"
     """
-    options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
+    options = EditOptions(compact, copy, size_threshold, convert_attribute, progress, timeout)
     WriteOptions(size_threshold=size_threshold or 0)  # refuses a negative one
     path = Location.of(path).require_local()
     thread = threading.get_ident()
@@ -130,42 +123,35 @@ def edit(
         if copy:
             require_finished(file)
         else:
-            require_one_name(path, file)
+            _require_one_name(path, file)
             roll_back(file)
         archive = Archive(file, max_model_nbytes, model)
         # Innermost, since an assigned model's file remains open, and would be named instead.
         with contextlib.ExitStack() as resources, with_path(path):
-            changes = Edit(archive, resources, timeout)
-            resources.callback(changes._end)
-            yield changes
+            changes = Changes(archive, file, options, resources)
+            resources.callback(changes.end)
+            yield Edit(changes)
             file.require_own()
             if threading.get_ident() != thread:
                 raise ArchiveError(
                     "expected the edit to end in the thread that began it, found another thread; "
                     "nothing was written"
                 )
-            changes._placeholders.require_unchanged()
-            assets = with_packed_weights(archive, changes._drafts, changes._items)
-            commit(archive, changes._drafts, assets, changes._placeholders, options)
+            commit(changes)
 
 
-def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
-    """Refuses to change a file that has several names.
-
-    Raises:
-        ValueError: The file has several hard links, or `path` is a symbolic link.
-    """
-    names = file.status().st_nlink
-    found = None
+def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
+    """Refuses to change a file that has several hard links, or to which a symbolic link leads."""
     if os.path.islink(path):
-        found = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"
-    elif names > 1:
-        found = f"a file with {names} names (hard links), which share the content"
-    if found is not None:
-        raise ValueError(
-            f"{os.fspath(path)}: expected a file with one name, found {found}; copy=True (--copy) "
-            "writes a new file at this path instead"
-        )
+        kind = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"
+    elif (names := file.status().st_nlink) > 1:
+        kind = f"a file with {names} names (hard links), which share the content"
+    else:
+        return
+    raise ValueError(
+        f"{os.fspath(path)}: expected a file with one name, found {kind}; copy=True (--copy) "
+        "writes a new file at this path instead"
+    )
 
 
 class Edit:
@@ -182,34 +168,15 @@ class Edit:
             edit.tensors["layer.0/weight"] = weight
     """
 
-    __slots__ = (
-        "_archive",
-        "_drafts",
-        "_index",
-        "_is_open",
-        "_items",
-        "_messages",
-        "_model_id",
-        "_placeholders",
-    )
+    __slots__ = ("_changes",)
 
-    def __init__(
-        self, archive: Archive, resources: contextlib.ExitStack, timeout: float | None
-    ) -> None:
-        self._archive = archive
-        self._is_open = True
-        self._model_id = archive.model_id
-        self._drafts = {identifier: Draft(identifier) for identifier in archive.models}
-        self._messages = archive._edited  # all that were looked up or assigned
-        self._items: dict[str, Item | None] = {}
-        # The initializers of a message by name, as they were when a tensor was last looked up.
-        self._index: tuple[object, Mapping[str, list[TensorRef]]] = None, {}
-        self._placeholders = Placeholders(archive, resources, timeout)
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Every entry of the archive as it was, by name."""
-        return self._current.entries
+        return self._changes.current().archive.entries
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -219,68 +186,56 @@ class Edit:
         or for data of an assigned model. `tensors` replaces their elements. A new initializer holds
         its data in `raw_data`, as `onnx.numpy_helper.from_array` makes it.
         """
-        return self.models[self._model_id]
+        return self.models[self._changes.model_id]
 
     @model.setter
-    def model(self, model: GivenModel) -> None:
-        self.models[self._model_id] = model
+    def model(self, model: AssignedModel) -> None:
+        self.models[self._changes.model_id] = model
 
     @property
     def models(self) -> EditedModels:
         """Every model by id, the default one (`""`) first; items can be assigned and deleted."""
-        self._require_open()
-        return EditedModels(self)
+        return EditedModels(self._changes.current())
 
     @property
     def metadata(self) -> EditedMetadata:
         """The metadata (`metadata_props`) of `model`, by key."""
-        self._require_open()
-        return EditedMetadata(self)
+        return EditedMetadata(self._changes.current())
 
     @property
     def assets(self) -> EditedAssets:
         """The assets by path: bytes, or on assignment the path of a file."""
-        self._require_open()
-        return EditedAssets(self)
+        return EditedAssets(self._changes.current())
 
     @property
     def tensors(self) -> EditedTensors:
         """The initializers of `model` by name, as read-only arrays; assigning replaces elements."""
-        self._require_open()
-        return EditedTensors(self)
+        return EditedTensors(self._changes.current())
 
     def __repr__(self) -> str:
-        return f"<onnxarchive.Edit {self._archive.path!r}{' (ended)' * (not self._is_open)}>"
+        path = self._changes.archive.path
+        return f"<onnxarchive.Edit {path!r}{' (ended)' * (not self._changes.is_open)}>"
+
+
+class _EditedMapping(MutableMapping[str, _Value]):
+    """A part of an edit."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._all_changes = changes
 
     @property
-    def _current(self) -> Archive:
-        self._require_open()
-        return self._archive
+    def _changes(self) -> Changes:
+        return self._all_changes.current()
 
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise ValueError(
-                f"{self._archive.path}: this edit has ended; begin another one with "
-                "onnxarchive.edit"
-            )
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-    def _end(self) -> None:
-        self._is_open = False
-
-    def _draft(self, identifier: str) -> Draft:
-        with with_path(self._current.path):
-            require_model([*EditedModels(self)], identifier)
-        return self._drafts[identifier]
-
-    def _shown_message(self) -> onnx.ModelProto:
-        """The chosen model, not to be changed."""
-        draft = self._draft(self._model_id)
-        if draft.message is not None:
-            return draft.message
-        return self._archive._model_of(draft.origin or "")
+    def __repr__(self) -> str:
+        kind = type(self).__name__.removeprefix("Edited").lower()
+        return f"<{len(self)} {kind} of {self._changes.archive.path!r}>"
 
 
-class EditedModels(MutableMapping[str, onnx.ModelProto]):
+class EditedModels(_EditedMapping[onnx.ModelProto]):
     """The models of an edit, by id.
 
     An assigned model replaces the one of this id, or is added. It is an `onnx.ModelProto`, whose
@@ -290,41 +245,35 @@ class EditedModels(MutableMapping[str, onnx.ModelProto]):
     Assigning a model of the edit to another id adds a copy of it.
     """
 
-    def __init__(self, edit: Edit) -> None:
-        self._edit = edit
-
     def __getitem__(self, id: str) -> onnx.ModelProto:
-        edit = self._edit
-        draft = edit._draft(id)
+        changes = self._changes
+        draft = changes.draft(id)
         if draft.message is None:
-            assert draft.origin is not None
-            draft.message, draft.is_copy = (
-                copied(edit._archive._model_of(draft.origin)),
-                True,
-            )
-            edit._messages.append(draft.message)
+            draft.message = copied(changes.message(draft))
+            changes.archive.contents.edited.append(draft.message)
         return draft.message
 
-    def __setitem__(self, id: str, model: GivenModel) -> None:
-        edit = self._edit
-        edit._require_open()
+    def __setitem__(self, id: str, model: AssignedModel) -> None:
+        changes = self._changes
         require_model_ids([id])
-        old = edit._drafts.get(id, Draft(None))
-        if isinstance(model, onnx.ModelProto) and any(model is it for it in edit._messages):
+        old = changes.drafts.get(id, Draft(None))
+        own = changes.archive.contents.edited
+        elements: dict[str, Elements] = {}
+        if isinstance(model, onnx.ModelProto) and any(model is message for message in own):
             if model is old.message:
                 return
+            for draft in changes.drafts.values():
+                if draft.message is model:
+                    elements |= draft.elements
             message = copied(model)
-            sources = (draft for draft in edit._drafts.values() if draft.message is model)
-            elements = {name: it for draft in sources for name, it in draft.elements.items()}
         else:
-            elements = {}
-            message = edit._placeholders.message(model, is_new=id not in edit._drafts)
-        edit._messages.append(message)
-        edit._drafts[id] = Draft(old.origin, message, message is not model, elements)
+            message = changes.placeholders.message(model, is_new=id not in changes.drafts)
+        own.append(message)
+        changes.drafts[id] = Draft(old.origin, message, elements)
 
     def __delitem__(self, id: str) -> None:
         self._require_further(id)
-        del self._edit._drafts[id]
+        del self._changes.drafts[id]
 
     def rename(self, old: str, new: str) -> None:
         """Gives a model another id; `Edit.model` follows.
@@ -341,158 +290,135 @@ class EditedModels(MutableMapping[str, onnx.ModelProto]):
             with onnxarchive.edit("model.onnxa") as edit:
                 edit.models.rename("decoder", "decoder_with_past")
         """
-        edit = self._edit
+        changes = self._changes
         self._require_further(old)
-        if not keys.is_model_id(new) or new in edit._drafts:
+        if not keys.is_model_id(new) or new in changes.drafts:
             raise ValueError(
-                f"{edit._archive.path}: expected an id that no model has, {keys.MODEL_ID}, got "
+                f"{changes.archive.path}: expected an id that no model has, {keys.MODEL_ID}, got "
                 f"{new!r}"
             )
-        edit._drafts[new] = edit._drafts.pop(old)
-        if edit._model_id == old:
-            edit._model_id = new
+        changes.drafts[new] = changes.drafts.pop(old)
+        if changes.model_id == old:
+            changes.model_id = new
 
     def _require_further(self, id: str) -> None:
         if id == "":
             raise ValueError(
-                f"{self._edit._current.path}: expected the id of a model other than the default "
+                f"{self._changes.archive.path}: expected the id of a model other than the default "
                 "one, got ''; assign another model to replace the default one"
             )
-        self._edit._draft(id)
+        self._changes.draft(id)
 
     def __iter__(self) -> Iterator[str]:
-        self._edit._require_open()
-        return iter(sorted(self._edit._drafts))
-
-    def __len__(self) -> int:
-        self._edit._require_open()
-        return len(self._edit._drafts)
+        return iter(sorted(self._changes.drafts))
 
     def __repr__(self) -> str:
-        return f"<models {', '.join(map(repr, self))} of {self._edit._archive.path!r}>"
+        return f"<models {', '.join(map(repr, self))} of {self._changes.archive.path!r}>"
 
 
-class EditedMetadata(MutableMapping[str, str]):
+class EditedMetadata(_EditedMapping[str]):
     """The metadata of the model of an edit; unchanged items keep their place."""
-
-    def __init__(self, edit: Edit) -> None:
-        self._edit = edit
 
     def __getitem__(self, key: str) -> str:
         return self._pairs()[key]
 
     def __setitem__(self, key: str, value: str) -> None:
-        for text, place in ((key, "a key of metadata"), (value, f"metadata[{key!r}]")):
+        for text, role in ((key, "a key of metadata"), (value, f"metadata[{key!r}]")):
             if not isinstance(text, str):
                 raise TypeError(
-                    f"{self._edit._current.path}: expected a string for {place}, found "
+                    f"{self._changes.archive.path}: expected a string for {role}, found "
                     f"{type(text).__name__}; convert it with str() or json.dumps()"
                 )
-        if self._pairs().get(key) != value:
-            proto.set_metadata(self._edit.model, {**self._pairs(), key: value})
+        pairs = self._pairs()
+        if pairs.get(key) != value:
+            self._set(pairs | {key: value})
 
     def __delitem__(self, key: str) -> None:
         pairs = self._pairs()
         del pairs[key]
-        proto.set_metadata(self._edit.model, pairs)
+        self._set(pairs)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pairs())
-
-    def __len__(self) -> int:
-        return len(self._pairs())
 
     def __repr__(self) -> str:
         return repr(self._pairs())
 
     def _pairs(self) -> dict[str, str]:
-        return proto.metadata(self._edit._shown_message())
+        changes = self._changes
+        return proto.metadata(changes.message(changes.draft(changes.model_id)))
+
+    def _set(self, pairs: dict[str, str]) -> None:
+        changes = self._changes
+        proto.set_metadata(EditedModels(changes)[changes.model_id], pairs)
 
 
-class EditedAssets(MutableMapping[str, bytes]):
+class EditedAssets(_EditedMapping[bytes]):
     """The assets of an edit, by path without `assets/`."""
 
-    def __init__(self, edit: Edit) -> None:
-        self._edit = edit
-
     def __getitem__(self, path: str) -> bytes:
-        edit = self._edit
-        if path not in self:
-            raise self._not_found(path)
-        item = edit._items.get(ASSET_PREFIX + path)
-        return edit._archive.assets[path] if item is None else b"".join(item.data())
+        item = self._changes.assets.get(self._require(path))
+        return self._changes.archive.assets[path] if item is None else b"".join(item.data())
 
     def __setitem__(self, path: str, data: Asset) -> None:
-        edit = self._edit
+        changes = self._changes
         if isinstance(data, str | os.PathLike):
-            require_no_input(edit._current._local_file.absolute_path, [os.fspath(data)])
+            require_no_input(changes.file.absolute_path, [os.fspath(data)])
         elif not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
-                f"{edit._current.path}: expected bytes or the path of a file for the asset "
+                f"{changes.archive.path}: expected bytes or the path of a file for the asset "
                 f"{shown(path)}, found {type(data).__name__}"
             )
-        edit._require_open()
-        for item in open_assets({path: data}):
-            edit._items[item.name] = item
-            if isinstance(file_data := item.data(), FileData):
-                edit._placeholders.watch(file_data)
+        (item,) = open_assets({path: data})
+        changes.assets[item.name] = item
+        changes.placeholders.watch(item.data())
 
     def __delitem__(self, path: str) -> None:
-        if path not in self:
-            raise self._not_found(path)
-        name = ASSET_PREFIX + path
-        if name in self._edit._archive.entries:
-            self._edit._items[name] = None
-        else:
-            del self._edit._items[name]
+        self._changes.assets[self._require(path)] = None
 
     def __contains__(self, path: object) -> bool:
-        edit = self._edit
-        if path in edit._current.assets:
-            return edit._items.get(f"{ASSET_PREFIX}{path}", path) is not None
-        return f"{ASSET_PREFIX}{path}" in edit._items
-
-    def __iter__(self) -> Iterator[str]:
-        edit = self._edit
-        items = {ASSET_PREFIX + path: True for path in edit._current.assets}
-        items |= {name: item is not None for name, item in edit._items.items()}
-        return iter(
-            [name.removeprefix(ASSET_PREFIX) for name, is_there in items.items() if is_there]
+        changes = self._changes
+        name = f"{ASSET_PREFIX}{path}"
+        return (
+            changes.assets[name] is not None
+            if name in changes.assets
+            else path in changes.archive.assets
         )
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def __iter__(self) -> Iterator[str]:
+        changes = self._changes
+        added = (name.removeprefix(ASSET_PREFIX) for name in changes.assets)
+        paths = dict.fromkeys((*changes.archive.assets, *added))
+        return iter([path for path in paths if path in self])
 
-    def __repr__(self) -> str:
-        return f"<{len(self)} assets of {self._edit._archive.path!r}>"
+    def _require(self, path: str) -> str:
+        """The name of the entry of an asset that is there."""
+        if path not in self:
+            contents = self._changes.archive.contents
+            raise contents.not_found(f"expected the path of an asset, found {shown(path)}")
+        return ASSET_PREFIX + path
 
-    def _not_found(self, path: str) -> TensorNotFoundError:
-        contents = self._edit._current.contents
-        return contents.not_found(f"expected the path of an asset, found {shown(path)}")
 
-
-class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
+class EditedTensors(_EditedMapping["NDArray[Any]"]):
     """The initializers of the model of an edit, by name.
 
     A new array must have the tensor's data type and shape. It may be anything that
     `onnxarchive.Writer.add` takes. If several models share the tensor, only this model's changes.
     """
 
-    def __init__(self, edit: Edit) -> None:
-        self._edit = edit
-
     def __getitem__(self, name: str) -> NDArray[Any]:
-        edit, given = self._edit, self._given.get(name)
-        if given is None and self._message is None:
-            return edit._archive.tensors[name]
+        draft = self._draft
+        elements = draft.elements.get(name)
+        if elements is None and draft.message is None:
+            return self._of_archive[name]
         ref = self._ref(name)
-        if given is not None:
-            view = in_memory(given.data).view.toreadonly()
-            return dtypes.as_array(view, given.data_type, given.dims)
-        with with_path(edit._archive.path):
+        if elements is not None:
+            view = in_memory(elements.data).view.toreadonly()
+            return dtypes.as_array(view, elements.data_type, elements.dims)
+        with with_path(self._changes.archive.path):
             if tensors.location(ref.tensor) is None:
                 return array_in_model(ref)
-            view = in_memory(edit._placeholders.data(ref)).view
+            view = in_memory(self._changes.placeholders.data(ref)).view
             return dtypes.as_array(view, tensors.external_type(ref), ref.tensor.dims)
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
@@ -502,48 +428,44 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
                 f"{ref}: expected a tensor of a type that ONNX can store outside a model, found "
                 "STRING; change `string_data` in edit.model"
             )
-        given = elements_of(name, tensor)
-        require_fit(self._edit._archive, ref, given)
-        self._given[name] = given
+        elements = elements_of(name, tensor)
+        require_fit(self._changes.archive, ref, elements)
+        self._draft.elements[name] = elements
 
     def __delitem__(self, name: str) -> None:
         raise TypeError(
-            f"{self._edit._current.path}: tensors cannot be deleted one by one; remove the "
+            f"{self._changes.archive.path}: tensors cannot be deleted one by one; remove the "
             "initializer from edit.model, with compact=True"
         )
 
     def __contains__(self, name: object) -> bool:
-        return name in (self._edit._archive.tensors if self._message is None else self._refs())
+        return name in (self._of_archive if self._draft.message is None else self._new_index())
 
     def __iter__(self) -> Iterator[str]:
-        if self._message is None:
-            return iter(self._edit._archive.tensors)
-        return iter([name for name, refs in self._refs().items() if len(refs) == 1])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} tensors of {self._edit._archive.path!r}>"
+        if self._draft.message is None:
+            return iter(self._of_archive)
+        return iter([name for name, refs in self._new_index().items() if len(refs) == 1])
 
     @property
-    def _given(self) -> dict[str, Elements]:
-        return self._edit._draft(self._edit._model_id).elements
+    def _draft(self) -> Draft:
+        return self._changes.draft(self._changes.model_id)
 
     @property
-    def _message(self) -> onnx.ModelProto | None:
-        """The model of the edit; None if it is the archive's."""
-        return self._edit._draft(self._edit._model_id).message
+    def _of_archive(self) -> Tensors:
+        """The tensors of the model as it was."""
+        archive, origin = self._changes.archive, self._draft.origin
+        assert origin is not None
+        return archive.tensors if origin == archive.model_id else Tensors(archive.contents, origin)
 
-    def _refs(self) -> Mapping[str, list[TensorRef]]:
-        """The initializers of `_message`, by name."""
-        assert self._message is not None
-        refs: dict[str, list[TensorRef]] = {}
-        for ref in tensors.walk(self._message):
+    def _new_index(self) -> Mapping[str, list[TensorRef]]:
+        """Lists the initializers of the edited model by name."""
+        draft = self._draft
+        index = defaultdict(list)
+        for ref in tensors.walk(self._changes.message(draft)):
             if ref.is_initializer:
-                refs.setdefault(ref.name, []).append(ref)
-        self._edit._index = self._message, refs
-        return refs
+                index[ref.name].append(ref)
+        draft.index = dict(index)
+        return draft.index
 
     def _ref(self, name: str) -> TensorRef:
         """The initializer of this name, in the archive's model or in the one that replaced it.
@@ -551,23 +473,21 @@ class EditedTensors(MutableMapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        edit, message = self._edit, self._message
-        if message is None:
-            return edit._archive.tensors.ref(name)
-        indexed, refs = edit._index
-        named = refs.get(name, []) if indexed is message else []
-        if not (named and all(_is_at(message, ref) for ref in named)):
-            named = self._refs().get(name, [])
-        if len(named) != 1:
-            raise edit._archive.contents.not_found(
-                f"expected one initializer named {shown(name)}, found {len(named)}"
+        draft = self._draft
+        if draft.message is None:
+            return self._of_archive.ref(name)
+        refs = draft.index.get(name, [])
+        if not refs or not all(_is_at(draft.message, ref, name) for ref in refs):
+            refs = self._new_index().get(name, [])
+        if len(refs) != 1:
+            raise self._changes.archive.contents.not_found(
+                f"expected one initializer named {shown(name)}, found {len(refs)}"
             )
-        return named[0]
+        return refs[0]
 
 
-def _is_at(message: onnx.ModelProto, ref: TensorRef) -> bool:
-    """True if an initializer still has its path in a model, and its name."""
-    try:
-        return walking.at(message, ref.path) is ref.tensor and ref.tensor.name == ref.name
-    except IndexError:
-        return False
+def _is_at(message: onnx.ModelProto, ref: TensorRef, name: str) -> bool:
+    """True if an initializer still has its path in a model, and this name."""
+    with contextlib.suppress(IndexError):
+        return ref.name == name and walking.at(message, ref.path) is ref.tensor
+    return False

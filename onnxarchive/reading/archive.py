@@ -98,7 +98,6 @@ class Archive(Closing):
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
-        self._edited: list[onnx.ModelProto] = []  # the models of an edit of this archive
         with with_path(self._path):
             contents = read_contents(file, Report(), max_model_nbytes)
             require_model(contents.models, model)
@@ -456,9 +455,6 @@ class Archive(Closing):
         with opened_archive(path, rule="FILE-1") as file:
             return cls(file, max_model_nbytes, model)
 
-    def _has_given(self, model: onnx.ModelProto) -> bool:
-        return self.contents.has_model(model) or any(model is it for it in self._edited)
-
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
 
@@ -476,7 +472,7 @@ def owner_of(model: onnx.ModelProto) -> Archive | None:
     """The archive that has this very object as a model, also in an edit, while it exists."""
     for reference in _archives.valuerefs():
         archive = reference()
-        if archive is not None and archive._has_given(model):
+        if archive is not None and archive.contents.has_model(model):
             return archive
     return None
 

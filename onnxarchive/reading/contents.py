@@ -45,6 +45,7 @@ class Contents:
             order of their ids.
         first_model: Index of the first model's entry, if no rule is broken; the models are last.
         entries: The entries by name, if no rule is broken.
+        edited: The models of an edit of the archive, whose external tensors are the archive's.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Contents:
         self.models = models
         self.first_model = len(directory.entries) - len(models)
         self.entries = NamedEntries(directory.entries)
+        self.edited: list[onnx.ModelProto] = []
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
 
@@ -67,8 +69,11 @@ class Contents:
         return os.path.realpath(path) == own or self.file.is_at(path)
 
     def has_model(self, model: onnx.ModelProto) -> bool:
-        """True if this object is one of the archive's models."""
-        return any(found.model is model for found in self.models.values())
+        """True if this object is one of the archive's models, or of `edited`."""
+        return any(
+            own is model
+            for own in (*self.edited, *(checked.model for checked in self.models.values()))
+        )
 
     def given_model(self, id: str) -> onnx.ModelProto:
         """A model for a caller, who may change it: its `refs` still give the old tensors."""
