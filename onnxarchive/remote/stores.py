@@ -290,7 +290,9 @@ class FileSystemOrigin:
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
         """A range and the version after it was read; no version if the file is shorter."""
-        body = self.system.cat_file(self.path, start=offset, end=offset + size)
+        # Files of huggingface_hub would read 5 MiB ahead.
+        options = {"cache_type": "none"} if _package(self.system) == "huggingface_hub" else {}
+        body = self.system.cat_file(self.path, start=offset, end=offset + size, **options)
         if len(body) != size:
             return Version(-1), b""
         return self._version(), body
@@ -394,10 +396,14 @@ def _place_of_file(url: str, options: Options | None, system: Any) -> tuple[str,
     from fsspec.config import conf
 
     try:
-        server = attrgetter(_SERVERS[type(system).__module__.partition(".")[0]])(system)
+        server = attrgetter(_SERVERS[_package(system)])(system)
     except Exception:  # another file system, or one that cannot connect: reading it is an error
         return os.urandom(32).hex(), False
     return _place(url, dict(options or {}), conf, server, _proxies())
+
+
+def _package(system: Any) -> str:
+    return type(system).__module__.partition(".")[0]
 
 
 def _proxies() -> dict[str, str]:
