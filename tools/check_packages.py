@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Builds the packages, and tries the wheel on each Python of this machine.
 
-python3 tools/dev.py python tools/check_packages.py
+python3 tools/dev.py python tools/check_packages.py                  all that follows
+python3 tools/dev.py python tools/check_packages.py --tracked SDIST  only the files of an sdist
 
-For each of `VERSIONS` on PATH or below `~/.pyenv`, installs the wheel into a new environment:
-first without extras, then with all extras, without a compiler, and runs the README's snippets.
-On the newest that is not this Python, runs the quick tests of `TESTS`. Reports missing versions.
+Git must track every file of the sdist. For each of `VERSIONS` on PATH or below `~/.pyenv`, installs
+the wheel into a new environment: first without extras, then with all extras, without a compiler,
+and runs the README's snippets. On the newest that is not this Python, runs the quick tests of
+`TESTS`. Reports missing versions.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +32,14 @@ README = str(ROOT / "tools" / "docs" / "readme.py")
 
 def main() -> int:
     """Builds and checks; returns the exit status."""
+    if sys.argv[1:2] == ["--tracked"]:
+        check_tracked(Path(sys.argv[2]))
+        return 0
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as threads:
         packages = Path(directory, "packages")
         run(sys.executable, "-m", "build", "--outdir", str(packages), str(ROOT))
         wheel, sdist = sorted(packages.iterdir(), key=lambda path: path.suffix != ".whl")
+        check_tracked(sdist)
         run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
         pythons = {version: find_python(version) for version in VERSIONS}
         checks = {
@@ -51,6 +58,16 @@ def main() -> int:
             result = test(Path(directory, others[-1]))
             print(f"Python {others[-1]}: tests of {', '.join(TESTS)}: {result}")
     return 0 if checks else 1
+
+
+def check_tracked(sdist: Path) -> None:
+    """Exits with the names of the files of the sdist that git does not track."""
+    with tarfile.open(sdist) as archive:
+        paths = {it.partition("/")[2] for it in archive.getnames()}
+    tracked = run("git", "-C", str(ROOT), "ls-files", "-z").split("\0")
+    others = paths - {*tracked, "PKG-INFO"}  # PKG-INFO is made by the build
+    if others:
+        sys.exit(f"{sdist}: expected files that git tracks, found {', '.join(sorted(others))}")
 
 
 def find_python(version: str) -> str | None:

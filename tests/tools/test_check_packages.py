@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,18 @@ def test_a_failed_command_ends_the_check_with_its_output() -> None:
     with pytest.raises(SystemExit, match="why\n\nfailed: "):
         check_packages.run(sys.executable, "-c", "import sys; print('why'); sys.exit(1)")
     assert check_packages.run(sys.executable, "-c", "print(1)") == "1"
+
+
+def test_a_file_of_an_sdist_that_git_does_not_track_is_named(tmp_path: Path) -> None:
+    def packed(*names: str) -> Path:
+        path = tmp_path / "sdist.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name in ("PKG-INFO", *names):
+                archive.addfile(tarfile.TarInfo(f"onnxarchive-1/{name}"))
+        return path
+
+    if not (check_packages.ROOT / ".git").exists():
+        pytest.skip("not a checkout of git")
+    check_packages.check_tracked(packed("README.md", "tools/dev.py"))
+    with pytest.raises(SystemExit, match=r"tools/secret\.txt"):
+        check_packages.check_tracked(packed("README.md", "tools/secret.txt"))

@@ -1,0 +1,60 @@
+"""What workflows and packages download is pinned."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit_and_the_same_everywhere(path: Path) -> None:
+    found = re.findall(r"uses: (\S+)@(.*)", path.read_text(encoding="utf-8"))
+    everywhere = dict(
+        pair
+        for workflow in WORKFLOWS
+        for pair in re.findall(r"uses: (\S+)@(.*)", workflow.read_text(encoding="utf-8"))
+    )
+    assert found
+    for action, version in found:
+        assert re.fullmatch(r"[0-9a-f]{40}  # v\d+\.\d+\.\d+", version), action
+        assert everywhere[action] == version
+
+
+def test_build_tools_of_a_release_have_versions() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    (packages,) = re.findall(r"pip install (.*)", text)
+    assert all(re.fullmatch(r"\w+==[\d.]+", it) for it in packages.split())
+
+
+def test_pythons_of_classifiers_are_those_that_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    (tested,) = re.findall(r"python: (\[.*\])", text)
+    assert named == json.loads(tested)
+    assert project["requires-python"] == f">={named[0]}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path in sorted(ROOT.glob("tools/**/package.json"))
+        if "node_modules" not in path.parts
+    ],
+    ids=lambda path: path.parent.name,
+)
+def test_packages_of_npm_are_locked(path: Path) -> None:
+    asked = json.loads(path.read_text(encoding="utf-8"))["dependencies"]
+    locked = json.loads(path.with_name("package-lock.json").read_text(encoding="utf-8"))["packages"]
+    assert locked[""]["dependencies"] == asked
+    for name, version in asked.items():
+        assert locked[f"node_modules/{name}"]["version"] == version
+    assert all(it["integrity"] for name, it in locked.items() if name and not it.get("link"))
