@@ -14,6 +14,7 @@ from onnxarchive.remote.stores import (
     is_web,
     open_file_system,
     open_store,
+    require_key,
     require_size,
 )
 from onnxarchive.remote.urls import shown_url
@@ -50,7 +51,7 @@ def list_objects(
         ValueError: An option is wrong.
     """
     name = shown_url(url_or_path) if store is None else url_or_path
-    base = url_or_path.rstrip("/")
+    base = url_or_path.removesuffix("/")
     if is_of_store(url_or_path, store):
         if is_web(url_or_path, store):
             raise UnsupportedFeatureError(
@@ -58,6 +59,8 @@ def list_objects(
                 "address, which has no listing"
             )
         found, prefix = open_store(base, store, storage_options)
+        if prefix:
+            require_key(base, store)
         listed = _listed(found, prefix, name)
     else:
         system, prefix = open_file_system(base, storage_options)

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from onnxarchive.errors import needing, shown
+from onnxarchive.errors import UnsupportedFeatureError, needing, shown
 from onnxarchive.remote.background import run
 from onnxarchive.remote.failures import (
     NO_SIZE,
@@ -341,6 +341,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
         ValueError: Both options and a store are given, or an option has a wrong name or value.
     """
     name = shown_url(url) if store is None else url
+    require_key(url, store)
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
         stall = _own_options(options)[1]
@@ -438,6 +439,30 @@ def _place(*parts: object) -> tuple[str, bool]:
 def is_of_store(url: str, store: Store | None) -> bool:
     """True if obstore reads and writes the object, False if fsspec does."""
     return store is not None or scheme_of(url) in (*_STORES, *WEB)
+
+
+def require_key(url: str, store: Store | None) -> None:
+    """Refuses a URL or key that the libraries would take for that of another object.
+
+    obstore drops a slash at the beginning and at the end of a key, fsspec those at the end.
+
+    Raises:
+        UnsupportedFeatureError: There is such a slash, or obstore does not take the key.
+    """
+    path = url if store is not None else url.partition("://")[2].partition("/")[2]
+    if is_web(url, store):
+        is_right = store is not None or not path.startswith("/")
+    elif is_of_store(url, store):
+        is_right = not re.search(r"[\0-\x1f\x7f]", path)
+        is_right &= not {"", ".", ".."} & {*path.split("/")}
+    else:
+        is_right = not url.partition("::")[0].endswith("/")
+    if not is_right:
+        name = shown(url if store is not None else shown_url(url))
+        raise UnsupportedFeatureError(
+            "expected a key without a slash at its beginning or end, empty components, '.', '..' "
+            f"and control characters, found {name}; rename the object"
+        )
 
 
 def is_web(url: str, store: Store | None) -> bool:

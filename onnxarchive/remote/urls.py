@@ -13,8 +13,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*
 # Patterns that most processes do not use: `re` compiles each on first use.
 _USER_INFO = r"(?<=://)[^/?#]*@"
 _CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
+# Schemes of stores whose keys may have `?` and `#`.
+_KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 # Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
-_SIGNED = r"(?i)(?:x-(?:amz|goog)-)?(?:signature|sig)"
+_SIGNED = r"(?:x-(?:amz|goog)-)?(?:signature|sig)"
 _OF_SIGNATURE = (
     r"(?i)x-(?:amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
     r"|sig|s[eprtv]|sip|spr|ske|skoid|sks|skt|sktid|skv"
@@ -35,9 +37,10 @@ def scheme_of(url: str) -> str:
 def shown_url(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret.
 
-    A path is returned unchanged. A password may have `/`, `?`, `#` and `@`, and `:` may begin a
-    password or a port: after a `:`, everything up to the last `@` is removed, even if this removes
-    a part of the path.
+    A path is returned unchanged, and so is the key in S3, Google Cloud Storage or Azure, unless it
+    looks like the query of a signed URL. A password may have `/`, `?`, `#` and `@`, and `:` may
+    begin a password or a port: after a `:`, everything up to the last `@` is removed, even if this
+    removes a part of the path.
     """
     if "://" not in url:
         return url
@@ -49,6 +52,8 @@ def _shown(url: str) -> str:
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     has_colon = ":" in re.sub(r"^\[[^]@]*\]", "", host)  # other than those of an IPv6 address
     rest = rest[rest.rfind("@", 0, len(rest if has_colon else host)) + 1 :]
+    if scheme.lower() in _KEYED and not re.search(rf"(?i)[?&#]{_SIGNED}=", rest):
+        return scheme + separator + rest
     return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
 
 
@@ -64,7 +69,7 @@ def unsigned_url(url: str) -> str:
     """
     parameters = [it for it in urlsplit(url).query.split("&") if it]
     names = [it.partition("=")[0] for it in parameters]
-    if any(re.fullmatch(_SIGNED, name) for name in names):
+    if any(re.fullmatch(_SIGNED, name, re.IGNORECASE) for name in names):
         parameters = [
             it
             for it, name in zip(parameters, names, strict=True)

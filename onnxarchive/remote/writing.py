@@ -19,6 +19,7 @@ from onnxarchive.remote.stores import (
     is_web,
     open_file_system,
     open_store,
+    require_key,
 )
 from onnxarchive.remote.urls import shown_url
 
@@ -87,6 +88,7 @@ def create_object(
             files.
         ValueError: An option is wrong.
     """
+    require_key(url_or_path, store)
     if is_of_store(url_or_path, store):
         name = shown_url(url_or_path) if store is None else url_or_path
         if is_web(url_or_path, store):

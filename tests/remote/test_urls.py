@@ -50,7 +50,12 @@ def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
         ("zip://x/a@b::ftp::ftp://me:S/@host/m", "zip://x/a@b::ftp::ftp://host/m"),
         ("https://me:SE@CRET@host/m.onnxa", "https://host/m.onnxa"),
         ("zip://m::ftp://me:SECRET@host/a.zip", "zip://m::ftp://host/a.zip"),
-        ("s3://bucket/m.onnxa#SECRET", "s3://bucket/m.onnxa"),
+        ("memory://bucket/m.onnxa#SECRET", "memory://bucket/m.onnxa"),
+        # A key may have any character; but a signature is secret.
+        ("s3://bucket/a?b/m@n.onnxa#1", "s3://bucket/a?b/m@n.onnxa#1"),
+        ("s3://me:SECRET@bucket/m?1", "s3://bucket/m?1"),
+        ("s3://bucket/m.onnxa?X-Amz-Date=1&X-Amz-Signature=SECRET", "s3://bucket/m.onnxa"),
+        ("az://bucket/m.onnxa?sv=1&SIG=SECRET", "az://bucket/m.onnxa"),
         ("C#/what?/me@home.onnxa", "C#/what?/me@home.onnxa"),  # a path has no query
     ],
 )

@@ -57,6 +57,45 @@ def test_an_object_appears_when_it_is_complete(target: tuple[str, dict[str, Any]
         assert file.read(0, 10) == b"new"
 
 
+@pytest.mark.parametrize("key", ["a?b/m#n.onnxa", "#a", "?a", "a%20b", "a%2Fb", "a b", "é+&@:"])
+def test_a_key_is_read_and_written_as_itself_and_shown_whole(key: str) -> None:
+    store = MemoryStore()
+    store.put(key, b"12345")
+    with open_object(key, store=store) as file:
+        assert (file.size, file.path) == (5, key)
+    with create_object(f"new/{key}", store=store) as writer:
+        assert writer.path == f"new/{key}"
+        writer.commit()
+    assert [it["path"] for it in store.list("new").collect()] == [f"new/{key}"]
+    assert [it.url for it in list_objects("new", store=store)] == [f"new/{key}"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "a/", "/a", "//a", "a//b", "a//", "a/./b", "../a", "a/..", "a\nb", "a\0", "\x7f"],
+)
+def test_a_key_that_would_be_another_object_is_refused_by_name(key: str) -> None:
+    store = MemoryStore()
+    for name in ("a", "a/b", "b"):
+        store.put(name, b"12345")
+    for call in (create_object, open_object):
+        for url, given in ((key, store), (f"s3://bucket/{key}", None)):
+            with pytest.raises(UnsupportedFeatureError, match="expected a key") as caught:
+                call(url, store=given)
+            assert repr(url) in str(caught.value)
+    if key.strip("/"):
+        with pytest.raises(UnsupportedFeatureError, match="expected a key"):
+            list(list_objects(f"{key}/", store=store))
+
+
+def test_slashes_that_a_library_drops_are_refused() -> None:
+    for url in ("https://host//m.onnxa", "memory://folder/m.onnxa/", "zip://m/::memory://m.zip"):
+        with pytest.raises(UnsupportedFeatureError, match=f"found '{url}'"):
+            open_object(url)
+    fsspec.filesystem("memory").pipe("/a//b", b"12345")
+    assert open_object("memory://a//b").size == 5
+
+
 @pytest.mark.parametrize("interrupt", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_of_an_object_that_is_given_up(
     target: tuple[str, dict[str, Any]], interrupt: type[BaseException], tmp_path: Path
