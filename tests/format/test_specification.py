@@ -7,9 +7,7 @@ import io
 import itertools
 import json
 import re
-import shutil
 import struct
-import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -436,18 +434,3 @@ def test_example_unzips_to_models_with_external_data(section: str, example_path:
         onnx.checker.check_model(unzipped / names[id])
         (weight,) = onnx.load(unzipped / names[id]).graph.initializer
         assert onnx.numpy_helper.to_array(weight).tolist() == [1, -2]
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["unzip -tqq", "zipinfo", "7z t", "bsdtar -tf", "zipalign -c 64"],
-)
-def test_example_in_other_tools(command: str, example_path: Path) -> None:
-    program, *arguments = command.split()
-    found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed")
-    done = subprocess.run(
-        [found, *arguments, example_path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

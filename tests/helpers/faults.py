@@ -83,16 +83,6 @@ def _two(path: Path) -> None:
     onnxarchive.save(_generation(1, padding=10_000), path, models={"decoder": decoder})
 
 
-def _interrupted(phase: str, before: Edit = _old) -> Edit:
-    """An edit that makes an archive and leaves it interrupted in a phase of `PHASES`."""
-
-    def leave(path: Path) -> None:
-        before(path)
-        path.write_bytes(interrupt(path, _longer).states[phase])
-
-    return leave
-
-
 def _cloned(edit: Edit) -> Edit:
     """The edit as on a file system with clones; a clone is a copy here."""
 
@@ -111,20 +101,24 @@ def _cloned(edit: Edit) -> Edit:
     return edit_clone
 
 
-def _shorter(path: Path) -> None:
-    replace_model(path, _generation(2))
+def _replaced(*, compact: bool = False, copy: bool = False, name: str = "", **model: int) -> Edit:
+    """An edit that replaces a model."""
+    return lambda path: replace_model(
+        path, _generation(2, **model), name=name, compact=compact, copy=copy
+    )
 
 
-def _equal(path: Path) -> None:
-    replace_model(path, _generation(2, padding=10_000))
+_longer = _replaced(padding=40_000)
 
 
-def _longer(path: Path) -> None:
-    replace_model(path, _generation(2, padding=40_000))
+def _interrupted(phase: str, before: Edit = _old) -> Edit:
+    """An edit that makes an archive and leaves it interrupted in a phase of `PHASES`."""
 
+    def leave(path: Path) -> None:
+        before(path)
+        path.write_bytes(interrupt(path, _longer).states[phase])
 
-def _added(path: Path) -> None:
-    replace_model(path, _generation(2, weights=WEIGHTS + 1))
+    return leave
 
 
 def _assigned(path: Path) -> None:
@@ -133,14 +127,6 @@ def _assigned(path: Path) -> None:
         edit.metadata["author"] = "Ada"
         edit.models["decoder"] = _generation(3)
         edit.assets["new"] = bytes(2000)
-
-
-def _compacted(path: Path) -> None:
-    replace_model(path, _generation(2, weights=WEIGHTS - 1), compact=True)
-
-
-def _copied(path: Path) -> None:
-    replace_model(path, _generation(2), copy=True)
 
 
 def _tensor(path: Path) -> None:
@@ -155,10 +141,6 @@ def _new_assets(path: Path) -> None:
     edits.change_assets(path, {"a": bytes(2000), "b": b"new"})
 
 
-def _further(path: Path) -> None:
-    replace_model(path, _generation(2, weights=WEIGHTS + 1, padding=8000), name="decoder")
-
-
 def _removed(path: Path) -> None:
     remove_model(path, "decoder")
 
@@ -167,29 +149,37 @@ def _saved(path: Path) -> None:
     onnxarchive.save(_generation(2), path)
 
 
+_further = _replaced(weights=WEIGHTS + 1, padding=8000, name="decoder")
+
 # By name: makes the archive, then edits it.
 EDITS: dict[str, tuple[Edit, Edit]] = {
     "save": (_nothing, _saved),
     "save over an archive": (_old, _saved),
-    "replace_model with a shorter end": (_old, _shorter),
-    "replace_model with an equal end": (_old, _equal),
+    "replace_model with a shorter end": (_old, _replaced()),
+    "replace_model with an equal end": (_old, _replaced(padding=10_000)),
     "replace_model with a longer end": (_old, _longer),
-    "replace_model with a new tensor": (_without_assets, _added),
-    "replace_model with a new tensor after assets": (_old, _added),
+    "replace_model with a new tensor": (_without_assets, _replaced(weights=WEIGHTS + 1)),
+    "replace_model with a new tensor after assets": (_old, _replaced(weights=WEIGHTS + 1)),
     "several changes": (_old, _assigned),
     "several changes on a clone": (_old, _cloned(_assigned)),
     "replace_model on a clone": (_old, _cloned(_longer)),
-    "replace_model with compact": (_old, _compacted),
-    "replace_model with copy": (_old, _copied),
+    "replace_model with compact": (_old, _replaced(weights=WEIGHTS - 1, compact=True)),
+    "replace_model with copy": (_old, _replaced(copy=True)),
     "save after a new end was begun": (_interrupted("new end begun"), _saved),
-    "replace_model after a log was begun": (_interrupted("log begun"), _shorter),
-    "replace_model after a new end was begun": (_interrupted("new end begun"), _shorter),
+    "replace_model after a log was begun": (_interrupted("log begun"), _replaced()),
+    "replace_model after a new end was begun": (_interrupted("new end begun"), _replaced()),
     "replace_model of one of two models": (_two, _longer),
     "replace_model of a further model": (_two, _further),
     "replace_model with a further model": (_old, _further),
     "remove_model": (_two, _removed),
-    "remove_model after a log was begun": (_interrupted("log begun", _two), _removed),
-    "remove_model after a new end was begun": (_interrupted("new end begun", _two), _removed),
+    "remove_model after a log was begun": (
+        _interrupted("log begun", _two),
+        _removed,
+    ),
+    "remove_model after a new end was begun": (
+        _interrupted("new end begun", _two),
+        _removed,
+    ),
     "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
