@@ -405,28 +405,6 @@ def test_a_bomb_declared_as_what_it_is_takes_little_memory(method: int, total: i
     assert run(BOMB, str(method), str(total), str(total)) == f"{total}\n"
 
 
-ZIPFILE_STATE = """
-    import sys, zipfile, zlib
-
-    def state():
-        classes = [value for value in vars(zipfile).values() if isinstance(value, type)]
-        return [dict(vars(zipfile)), *(dict(vars(item)) for item in classes)]
-
-    before = state()
-    from test_zipped_data import inflated
-
-    stored_block = b"\\1\\3\\0\\xfc\\xffone"
-    inflated(0, b"one", b"one")
-    inflated(8, stored_block, b"one")
-    assert not [name for name in sys.modules if "deflate64" in name]
-    assert state() == before
-"""
-
-
-def test_other_methods_leave_its_package_alone_and_zipfile_as_it_was() -> None:
-    run(ZIPFILE_STATE)
-
-
 def test_a_method_without_its_package_is_an_error_that_names_the_extra() -> None:
     printed = run(
         """
