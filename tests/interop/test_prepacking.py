@@ -34,6 +34,7 @@ MIB = 1 << 20
 CPU = ["CPUExecutionProvider"]
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 WEIGHT = "layer.0/weight"
+RUNTIMES = Path(__file__).parents[2] / "build" / "onnxruntime"  # made by .ci/run
 FOLDER = f"{PREFIX}{ort.__version__}-{machine()}/"
 
 
@@ -335,19 +336,59 @@ def test_without_prepacking_no_packed_weight_is_named(packed: Path) -> None:
     np.testing.assert_allclose(run(packed, prepack=False), expected(runnable_model()), rtol=1e-3)
 
 
-def test_damaged_packed_weights_are_warned_of_and_packed_anew(packed: Path) -> None:
-    with onnxarchive.open(packed) as archive:
+def damage(path: Path) -> None:
+    """Changes bytes of the packed weight."""
+    with onnxarchive.open(path) as archive:
         (name,) = (it for it in archive.entries if it.startswith(FOLDER) and "json" not in it)
         offset = archive.entries[name].data_offset
-    with packed.open("r+b") as file:
+    with path.open("r+b") as file:
         file.seek(offset + 100)
         file.write(b"damaged")
+
+
+def test_damaged_packed_weights_are_warned_of_and_packed_anew(packed: Path) -> None:
+    damage(packed)
     with pytest.warns(UserWarning, match=r"\.onnxa: ONNX Runtime did not take the packed weights"):
         session = onnxarchive.session(packed, providers=CPU)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
     with pytest.raises(Exception, match="do not match"):
         ort.InferenceSession(*onnxarchive.session_options(packed), CPU)
     assert onnxarchive.check(packed, full=True) != []
+
+
+OTHER_RUNTIME = """
+import sys
+import numpy as np, onnxruntime, onnxarchive
+
+def output(session):
+    return session.run(None, {"x": np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)})[0]
+
+path = sys.argv[1]
+session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
+model = onnxarchive.load(path).SerializeToString()
+plain = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+np.testing.assert_array_equal(output(session), output(plain))
+print(onnxruntime.__version__, onnxarchive.session_options(path)[0].count(b"prepacked_"))
+"""
+
+
+@pytest.mark.tool
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["sound", "damaged"])
+def test_other_versions_give_the_outputs_of_the_model(packed: Path, is_damaged: bool) -> None:
+    runtimes = sorted(RUNTIMES.glob("*"))
+    if not runtimes:
+        pytest.skip("no other versions of ONNX Runtime are installed in build/onnxruntime")
+    if is_damaged:
+        damage(packed)
+    for directory in runtimes:
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *sys.path])}
+        command = [sys.executable, "-W", "ignore", "-c", OTHER_RUNTIME, str(packed)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+        assert done.returncode == 0, done.stderr
+        version, named = done.stdout.split()
+        assert version.startswith(f"{directory.name}.")
+        compares = tuple(map(int, version.split(".")[:2])) >= (1, 32)
+        assert int(named) == compares
 
 
 def test_a_session_that_fails_without_packed_weights_fails_with_its_own_error(

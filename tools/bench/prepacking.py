@@ -2,12 +2,14 @@
 
 Writes two archives: one with float32 weights (1 GiB), one with 4-bit weights (160 MiB). Each holds
 a model of 64 layers with weights of shape 2048 x 2048. Runs each model in one process, then in four
-processes at once, with one thread per process, on inputs of 1 and of 64 rows. Prints a table.
+processes at once, with one and with several threads per process, on inputs of 1 and of 64 rows.
+Prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import statistics
 import tempfile
@@ -32,8 +34,8 @@ MODES: Final = ("yes", "no", "stored")  # packed copies in each process, none, i
 RUNS: Final = 5
 MIB: Final = 1 << 20
 HEADER: Final = (
-    "| weights | prepack | processes | start | run, 1 row | run, 64 rows | private memory |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| weights | prepack | processes | threads | start | run, 1 row | run, 64 rows "
+    "| private memory |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -86,7 +88,7 @@ def private_nbytes() -> int:
     return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Anonymous:"))
 
 
-def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
+def measure(path: Path, mode: str, threads: int, together: Barrier, results: Any) -> None:
     """Measures a session in step with the other processes; puts its figures into `results`.
 
     The figures: seconds to make the session, median seconds of a run for each number of rows of the
@@ -95,7 +97,7 @@ def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     before = private_nbytes()
     together.wait()
     begin = time.perf_counter()
@@ -114,11 +116,11 @@ def measure(path: Path, mode: str, together: Barrier, results: Any) -> None:
     results.put([*figures, private_nbytes() - before])
 
 
-def measure_together(path: Path, mode: str, processes: int) -> list[list[float]]:
+def measure_together(path: Path, mode: str, processes: int, threads: int) -> list[list[float]]:
     """Runs `measure` in several processes at once; returns the figures of each process."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(processes), context.Queue()
-    arguments = (path, mode, together, results)
+    arguments = (path, mode, threads, together, results)
     workers = [context.Process(target=measure, args=arguments) for _ in range(processes)]
     for worker in workers:
         worker.start()
@@ -128,11 +130,11 @@ def measure_together(path: Path, mode: str, processes: int) -> list[list[float]]
     return measured
 
 
-def row(kind: str, mode: str, measured: list[list[float]]) -> str:
+def row(kind: str, mode: str, threads: int, measured: list[list[float]]) -> str:
     """A line of the table: median times of the processes, and total memory of all processes."""
     *times, private = zip(*measured, strict=True)
     start, *runs = map(statistics.median, times)
-    cells = [kind, mode, str(len(measured)), f"{start:.2f} s"]
+    cells = [kind, mode, str(len(measured)), str(threads), f"{start:.2f} s"]
     cells += [f"{seconds * 1000:,.0f} ms" for seconds in runs]
     cells += [f"{sum(private) / MIB:,.0f} MiB"]
     return f"| {' | '.join(cells)} |"
@@ -142,6 +144,8 @@ def main() -> None:
     """Measures everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=64, help="layers of each model (default 64)")
+    help = "threads of each process (default 1 and 4)"
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 4], help=help)
     parser.add_argument("--directory", help="directory for the archives (default: the system's)")
     arguments = parser.parse_args()
     rows = []
@@ -152,8 +156,9 @@ def main() -> None:
             for mode in MODES:
                 if mode == "stored":
                     onnxarchive.prepack(path)
-                for processes in PROCESSES:
-                    rows.append(row(kind, mode, measure_together(path, mode, processes)))
+                for threads, processes in itertools.product(arguments.threads, PROCESSES):
+                    measured = measure_together(path, mode, processes, threads)
+                    rows.append(row(kind, mode, threads, measured))
             path.unlink()
     print(HEADER, *rows, sep="\n")
 
