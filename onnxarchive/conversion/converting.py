@@ -40,7 +40,6 @@ from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
     Item,
-    ModelToStore,
     plan_archive,
     with_further_models,
 )
@@ -270,23 +269,20 @@ def convert_silently(
         default = models[""]
         if other_files and repository is not None:
             others, left_out = other_files_of(repository, follow_links)
-            default = replace(default, others=others, left_out=left_out)
+            default.others, default.left_out = others, left_out
         models = {**default.further, **models}
         files = [file for found in models.values() for file in found.files]
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
         taken = _without_data_files(default.others, models.values())
         assets = [
-            Item.of(ASSET_PREFIX + name, data)
+            Item(ASSET_PREFIX + name, data)
             for name, data in chain(default.assets.items(), taken.items())
         ]
         plan = plan_archive(
-            {
-                id: ModelToStore(found.model, found.resolve, is_parsed=True)
-                for id, found in models.items()
-            },
+            models,
             options,
-            kept_assets=assets,
+            assets=assets,
             temporary=temporary,
         )
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
@@ -308,7 +304,7 @@ def _without_data_files(files: Mapping[str, Data], opened: Iterable[Source]) -> 
     """The files that hold no tensor of the models to convert."""
     if not files:
         return {}
-    found = [*(data for source in opened for data in source.data.values())]
+    found = [*(data for source in opened for data in source.data)]
     used = {data.identity for data in found if isinstance(data, FileData)}
     return {
         name: data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from onnxarchive.errors import (
     ArchiveError,
@@ -21,14 +22,13 @@ from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.files.spooling import spool
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive, StreamedEntry
 from onnxarchive.reading.locked_file import opened_archive
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import FollowLinks, open_copy, open_model
 from onnxarchive.sources.places import RemotePlace, sha1
 from onnxarchive.sources.recognition import is_zip, recognised
-from onnxarchive.sources.source import Source
+from onnxarchive.sources.source import Source, with_cleared_tail
 
 
 @contextlib.contextmanager
@@ -155,11 +155,18 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
                         f"{ref}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
                     )
 
-    def data(identifier: str) -> dict[Path, Data]:
-        return {ref.path: stored(key) for key, ref in archive._refs_of(identifier).items()}
+    def source(identifier: str) -> Source:
+        refs = archive._refs_of(identifier).items()  # in the order of `tensors.walk`
+        cleared: dict[str, str] = {}
+        data = [with_cleared_tail(stored(key), ref, cleared) for key, ref in refs]
+        return Source(archive.models[identifier], data, is_own=True, cleared=cleared)
 
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
     default, *others = archive.models
-    further = {other: Source(archive.models[other], data(other)) for other in others}
     files = (archive.path,) if isinstance(archive._file, MappedFile) else ()
-    return Source(archive.model, data(default), assets, files, further=further)
+    return replace(
+        source(default),
+        assets=assets,
+        files=files,
+        further={other: source(other) for other in others},
+    )

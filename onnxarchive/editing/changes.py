@@ -23,6 +23,7 @@ from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import packed_sets
 from onnxarchive.reading.views import require_model
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.elements import Elements
 from onnxarchive.writing.plan import Item
 from onnxarchive.writing.stored_entries import referred_key
@@ -238,10 +239,14 @@ class ChangedModel:
         self.others.append(ref)
         self.elements[ref.path] = data
 
-    def data(self, ref: TensorRef) -> Data:
-        """The bytes of an external tensor."""
-        data = self.elements.get(ref.path)
-        return self._placeholders.data(ref) if data is None else data
+    def source(self, without: Collection[Path] = ()) -> Source:
+        """The message, and the data of its external tensors but of those at the given paths."""
+        data: list[Data] = []
+        for ref in tensors.external(self.message):
+            if ref.path not in without:
+                elements = self.elements.get(ref.path)
+                data.append(self._placeholders.data(ref) if elements is None else elements)
+        return Source(self.message, data)
 
     def remaining(self, weights: Mapping[str, PackedWeight]) -> Mapping[str, PackedWeight]:
         """Those of the packed weights whose initializers have the same bytes as before."""
@@ -293,7 +298,7 @@ def packed_changes(archive: Archive, models: Mapping[str, ChangedModel]) -> dict
         assets |= dict.fromkeys(packed.folder + name for name in removed)
         index = packed.folder + INDEX
         data = Stored(memoryview(remaining.to_json()))
-        assets[index] = Item.of(index, data) if remaining.files else None
+        assets[index] = Item(index, data) if remaining.files else None
     return assets
 
 

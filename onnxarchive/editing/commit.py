@@ -17,7 +17,6 @@ import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, takewhile
 from typing import TypeAlias
 
@@ -45,7 +44,6 @@ from onnxarchive.reading.contents import check_model_sizes, require_models
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
-    ModelToStore,
     Plan,
     plan_archive,
     plan_model,
@@ -57,6 +55,7 @@ from onnxarchive.writing.stored_entries import (
     asset_items,
     entry_data,
     entry_items,
+    entry_of,
 )
 from onnxarchive.writing.write import stream, write_file
 from onnxarchive.zipformat import writer
@@ -113,14 +112,14 @@ def commit(changes: Changes) -> None:
     assets = {
         name: item
         for name, item in assets.items()
-        if (name in archive.entries if item is None else not has_bytes(archive, name, item.data()))
+        if (name in archive.entries if item is None else not has_bytes(archive, name, item.data))
     }
     plan = (_plan_anew if options.compact else _plan_end)(changes, models, assets)
     is_same = (
         plan.is_end(archive)
         and not plan.items
         and len(models) == len(archive.models)
-        and all(has_bytes(archive, item.name, item.data()) for item in plan.models)
+        and all(has_bytes(archive, name, data) for name, data in plan.models)
     )
     if options.compact or options.copy or not is_same:
         _write(changes, plan)
@@ -134,12 +133,12 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
     archive, options = changes.archive, changes.options
     items = {item.name: item for item in asset_items(archive)} | dict(assets)
     plan = plan_archive(
-        {id: ModelToStore(model.message, model.data) for id, model in models.items()},
+        {id: model.source() for id, model in models.items()},
         archive_options(archive, archive.models, options.size_threshold, options.convert_attribute),
-        kept_assets=[item for item in items.values() if item is not None],
+        assets=[item for item in items.values() if item is not None],
         temporary=directory_of(changes.file.absolute_path),
     )
-    sizes = {item.name: item.nbytes for item in plan.models}
+    sizes = {name: data.nbytes for name, data in plan.models}
     check_model_sizes(sizes, archive.max_model_nbytes, Report())
     return _Plan(plan.items, plan.models)
 
@@ -169,7 +168,7 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
         order += sorted(name for name in remaining if name.startswith(ASSET_PREFIX))
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
-    new |= {name: Item.of(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
+    new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
     items = [new[name] if name in new else entry_items(archive, [name])[0] for name in order[stay:]]
     if any(name not in archive.entries for name in new):
         require_names(order)
@@ -177,11 +176,11 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
     model_sizes = {name: len(data) for name, data in serialized.items()}
     check_model_sizes(model_sizes, archive.max_model_nbytes, Report())
     sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[:stay]}
-    sizes |= {item.name: item.nbytes for item in items}
+    sizes |= {name: data.nbytes for name, data in items}
     tensor_sizes = {name: it for name, it in sizes.items() if not name.startswith(ASSET_PREFIX)}
     require_models(serialized, tensor_sizes)
     last = [*serialized][1:] + [*serialized][:1]  # the default model
-    stored = [Item.of(name, Stored(memoryview(serialized[name]))) for name in last]
+    stored = [Item(name, Stored(memoryview(serialized[name]))) for name in last]
     return _Plan(items, tuple(stored), stay=stay, replaced=replaced)
 
 
@@ -248,7 +247,7 @@ def _serialize(
         for checked in archive.contents.models.values():
             # Without entries that get other bytes.
             shared.add(
-                (key, ref, partial(entry_data, archive, key))
+                (key, ref, entry_of(archive, key, ref))
                 for key, ref in checked.refs.items()
                 if key not in replaced
             )
@@ -261,8 +260,7 @@ def _serialize(
         else:
             origins = [*archive.models] if model.origin is None else [model.origin]
             planned = plan_model(
-                model.message,
-                model.data,
+                model.source(model.stored),
                 archive_options(
                     archive, origins, options.size_threshold, options.convert_attribute
                 ),
@@ -272,7 +270,7 @@ def _serialize(
                 temporary=directory_of(changes.file.absolute_path),
             )
             items += planned.items
-            uses.update(planned.keys)
+            uses.update(planned.shared)
             serialized[name] = b"".join(proto.filled(*planned.serialize()))
     return serialized, items
 
@@ -331,8 +329,8 @@ def _write(changes: Changes, plan: _Plan) -> None:
         undo.change_end(file, offset, plan.size(archive.alignment, offset, kept), write)
         return
     items = [
-        Item.of(item.name, plan.replaced.get(item.name) or item.data())
-        for item in entry_items(archive, archive.entries.names[: plan.stay])
+        Item(name, plan.replaced.get(name) or data)
+        for name, data in entry_items(archive, archive.entries.names[: plan.stay])
     ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=[*items, *plan.items])

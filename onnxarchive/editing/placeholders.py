@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,17 +18,23 @@ from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, owner_of
 from onnxarchive.reading.opening import open
 from onnxarchive.sources.models import open_model
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.saving import split
-from onnxarchive.writing.stored_entries import EntryData, referred_data, verified_data
+from onnxarchive.writing.stored_entries import (
+    EntryData,
+    entry_of,
+    referred_data,
+    referred_key,
+    verified_data,
+)
 
 if TYPE_CHECKING:
     from onnxarchive.writing.saving import Model
@@ -70,11 +75,11 @@ class Placeholders:
         self._file = file
         self._resources = resources
         self._timeout = timeout
-        self._data: dict[str, Callable[[], Data]] = {}
+        self._data: dict[str, Data] = {}
         self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
         self._states: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}
 
-    def _add(self, data: Callable[[], Data]) -> str:
+    def _add(self, data: Data) -> str:
         """The placeholder for data."""
         placeholder = f"{self._prefix}/{len(self._data)}"
         self._data[placeholder] = data
@@ -109,10 +114,11 @@ class Placeholders:
         """
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
-            return referred_data(self._archive, ref)
+            return entry_of(self._archive, referred_key(self._archive, ref), ref)
         if location not in self._data:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
-        return self._data[location]()
+        nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
+        return LazyData(nbytes, partial(tensors.resolved, self._data[location]), ref)
 
     def message(self, model: AssignedModel, *, is_new: bool) -> onnx.ModelProto:
         """The message of an assigned model; a ModelProto is its own message.
@@ -167,7 +173,7 @@ class Placeholders:
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
         refs = archive.contents.models[archive.model_id].refs
         locations = {
-            ref.path: self._add(partial(_data_of, archive, key))
+            ref.path: self._add(entry_of(archive, key, read=_data_of))
             for key, ref in refs.items()
             if not self._has_entry(archive, key)
         }
@@ -197,38 +203,32 @@ class Placeholders:
         entries = [entry for entry in self._archive.entries.values() if not is_model(entry.name)]
         name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
         end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
-        for path, data in source.data.items():
-            tensor = walking.at(source.model, path)
+        for ref, data in zip(tensors.external(source.model), source.data, strict=True):
             key = data.name if isinstance(data, EntryData) else None
             self.watch(data)
             if isinstance(data, FileData) and data.identity == self._file.identity:
                 key = name_of.get((data.offset, data.nbytes))
                 if key is None and data.nbytes and data.offset + data.nbytes > end:
                     raise ArchiveFormatError(
-                        f"{TensorRef(path, tensor)}: expected external data in a tensor of the "
-                        f"archive, found {data.nbytes} bytes at offset {data.offset}, in a model "
-                        "or the directory"
+                        f"{ref}: expected external data in a tensor of the archive, found "
+                        f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
                     )
-            tensors.set_location(tensor, key or self._add(partial(_same, data)))
+            tensors.set_location(ref.tensor, key or self._add(data))
         return source.model
 
     def _of_split(self, model: Model) -> onnx.ModelProto:
         parts = split(model, DEFAULT_SIZE_THRESHOLD)
         assert not isinstance(parts, onnx.ModelProto)
-        for path in parts.large:
-            ref = TensorRef(path, walking.at(parts.proto, path))
-            archive, key = parts.entry(ref) or (None, "")
+        refs = tensors.external(parts.proto)
+        for ref, entry, data in zip(refs, parts.entries, parts.source().data, strict=True):
+            archive, key = entry or (None, "")
             if archive is None or not self._has_entry(archive, key):
-                key = self._add(partial(parts.resolve, ref))
+                key = self._add(data)
             tensors.set_location(ref.tensor, key)
         return parts.proto
 
 
-def _same(data: Data) -> Data:
-    return data
-
-
-def _data_of(archive: Archive, key: str) -> Data:
+def _data_of(archive: Archive, key: str) -> EntryData:
     try:
         return verified_data(archive, key)
     except ArchiveError:

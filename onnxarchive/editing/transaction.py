@@ -358,7 +358,7 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def __getitem__(self, path: str) -> bytes:
         item = self._changes.assets.get(self._require(path))
-        return self._changes.archive.assets[path] if item is None else b"".join(item.data())
+        return self._changes.archive.assets[path] if item is None else b"".join(item.data)
 
     def __setitem__(self, path: str, data: Asset) -> None:
         changes = self._changes
@@ -371,7 +371,7 @@ class EditedAssets(_EditedMapping[bytes]):
             )
         (item,) = open_assets({path: data})
         changes.assets[item.name] = item
-        changes.placeholders.watch(item.data())
+        changes.placeholders.watch(item.data)
 
     def __delitem__(self, path: str) -> None:
         self._changes.assets[self._require(path)] = None

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.model import dtypes, schema
-from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
+from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, INITIALIZER, LOCATION
 from onnxarchive.model.walking import Path
 from onnxarchive.model.wire import varint
 
@@ -34,6 +34,7 @@ def copied(message: _Copied) -> _Copied:
 def with_locations(
     model: onnx.ModelProto,
     locations: Mapping[Path, str],
+    initializers: Mapping[int, str] | None = None,
     *,
     is_parsed: bool = False,
 ) -> onnx.ModelProto:
@@ -44,12 +45,14 @@ def with_locations(
     Args:
         model: The model.
         locations: New location of each of these tensors, by the path of the tensor in `model`.
+        initializers: The same for initializers of the main graph, by index.
         is_parsed: True if the model is parsed from a file and its weights are left there.
     """
     copy = onnx.ModelProto()
     is_heavy = not is_parsed and holds_weights(model.graph)
     of_external = _copied_fields(onnx.TensorProto.DESCRIPTOR, _NOT_IN_EXTERNAL)
-    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
+    root = _branches(locations, initializers or {})
+    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, root)]
     while stack:
         source, target, branch = stack.pop()
         _copy_fields(source, target, _copied_fields(source.DESCRIPTOR, tuple(branch)), is_heavy)
@@ -79,8 +82,10 @@ _Branch: TypeAlias = "dict[str, dict[int | None, _Branch | str]]"
 _NOT_IN_EXTERNAL = (*DATA_FIELDS, "external_data", "data_location")
 
 
-def _branches(locations: Mapping[Path, str]) -> _Branch:
+def _branches(locations: Mapping[Path, str], initializers: Mapping[int, str]) -> _Branch:
     root: _Branch = {}
+    if initializers:
+        root["graph"] = {None: {INITIALIZER: {**initializers}}}  # type: ignore[dict-item]
     for (*above, (field, index)), location in locations.items():
         branch = root
         for step, number in above:

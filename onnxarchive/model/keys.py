@@ -27,6 +27,8 @@ MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
 FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # before a further model's id, in the name of its entry
 MAX_MODEL_ID_SIZE = 64  # bytes
 ASSET_PREFIX = "assets/"
+PACKED_PREFIX = f"{ASSET_PREFIX}onnxruntime/prepacked/"  # of weights that ONNX Runtime packed
+_PACKED_ALIGNMENT = 256  # bytes; ONNX Runtime copies a buffer at another offset
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
@@ -57,7 +59,8 @@ _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
 
 def fold(name: str) -> str:
     """`name` with ASCII letters in lower case, for comparison (rule NAME-2)."""
-    return name.lower() if name.isascii() else name.translate(_DOWN_CASE)
+    folded = name.lower() if name.isascii() else name.translate(_DOWN_CASE)
+    return name if folded == name else folded  # equal names take the memory of one
 
 
 _DOWN_CASE = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -86,6 +89,11 @@ def model_id(name: str) -> str:
 def is_model(name: str) -> bool:
     """True if an entry of this name holds a model, even one with an invalid id."""
     return name == MODEL_PROTO or name.startswith(FURTHER_MODEL_PREFIX)
+
+
+def least_alignment(name: str) -> int:
+    """Least alignment in bytes of the data of an entry; larger for packed weights."""
+    return _PACKED_ALIGNMENT if name.startswith(PACKED_PREFIX) else 1
 
 
 def is_asset_name(name: str) -> bool:

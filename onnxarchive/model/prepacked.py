@@ -14,20 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.keys import PACKED_PREFIX
 
-PREFIX: Final = f"{ASSET_PREFIX}onnxruntime/prepacked/"
+PREFIX: Final = PACKED_PREFIX
 INDEX: Final = "index.json"
-ALIGNMENT: Final = 256  # ONNX Runtime copies a buffer at another offset
 MAX_INDEX_NBYTES: Final = 1 << 24
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
 _PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
-
-
-def least_alignment(name: str) -> int:
-    """Least alignment in bytes of the data of an entry; larger for packed weights."""
-    return ALIGNMENT if name.startswith(PREFIX) else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.files.data import Data, Stored
 from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import MODEL_PROTO
@@ -165,6 +167,11 @@ def main_initializer(tensor: onnx.TensorProto, index: int) -> TensorRef:
     return TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
 
 
+def external(model: onnx.ModelProto) -> Iterator[TensorRef]:
+    """Yields the refs of the external tensors, in the order of `walk`."""
+    return (ref for ref in walk(model) if ref.tensor.data_location == EXTERNAL)
+
+
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Yields the ref of every tensor except the initializers of the main graph."""
     found = chain(
@@ -201,6 +208,62 @@ def raw_data(ref: TensorRef) -> memoryview:
             f"{shown(tensor.dims)}, found {data.nbytes}"
         )
     return data
+
+
+@dataclass(slots=True, eq=False)
+class LazyData:
+    """Data that is made when it is read.
+
+    Attributes:
+        nbytes: Its size in bytes; of a tensor, as shape and data type need.
+        make: Gives the data; called in any thread, perhaps several times. A copy in memory must
+            hold only this data: the writer frees the copy after writing it.
+        ref: The tensor whose elements it holds; None for other data.
+    """
+
+    nbytes: int
+    make: Callable[[], Data]
+    ref: TensorRef | None = None
+    crc32: ClassVar[None] = None
+
+    def resolve(self) -> tuple[TensorRef | None, Data]:
+        """The tensor and the data."""
+        return self.ref, self.make()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(self.make())
+
+
+@dataclass(slots=True, eq=False)
+class InitializerData:
+    """The bytes of an initializer of the main graph, copied out of the model when they are read.
+
+    It refers to the initializer by its index: protobuf's Python object of a message, once one of
+    its absent fields was asked for, takes 300 bytes.
+    """
+
+    nbytes: int
+    initializers: Sequence[onnx.TensorProto]
+    index: int
+    crc32: ClassVar[None] = None
+
+    @property
+    def ref(self) -> TensorRef:
+        """The tensor."""
+        return main_initializer(self.initializers[self.index], self.index)
+
+    def resolve(self) -> tuple[TensorRef, Data]:
+        """The tensor and its data; see `raw_data`."""
+        ref = self.ref
+        return ref, Stored(raw_data(ref))
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(self.resolve()[1])
+
+
+def resolved(data: Data) -> Data:
+    """The data that `LazyData` and `InitializerData` make; other data is returned."""
+    return data.resolve()[1] if isinstance(data, LazyData | InitializerData) else data
 
 
 def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
@@ -436,10 +499,12 @@ def _decoded(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
-def has_checked_elements(tensor: onnx.TensorProto) -> bool:
-    """True if there are rules about the elements of a tensor (see `checked`)."""
-    data_type = dtypes.BY_NUMBER[tensor.data_type]
-    return data_type is dtypes.BOOL or data_type.is_packed
+# The numbers of the data types with rules about elements (see `checked`).
+CHECKED_TYPES: Final = frozenset(
+    number
+    for number, data_type in dtypes.BY_NUMBER.items()
+    if data_type is dtypes.BOOL or data_type.is_packed
+)
 
 
 def checked(

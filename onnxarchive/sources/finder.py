@@ -17,7 +17,6 @@ from onnxarchive.files.file_data import FileData
 from onnxarchive.model import tensors, weights
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import ExternalData, TensorRef
-from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
@@ -28,7 +27,7 @@ from onnxarchive.sources.recognition import (
     kind_of_head,
 )
 from onnxarchive.sources.serialized import Serialized
-from onnxarchive.sources.source import Source
+from onnxarchive.sources.source import Source, with_cleared_tail
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
@@ -90,7 +89,7 @@ class Finder:
             ChecksumError: A file does not have the stated checksum.
         """
         self._ranges.append(Counter())
-        data: dict[Path, Data] = {}
+        data: list[Data] = []
         faults = _Faults()
         idle: list[TensorRef] = []
         packed: list[TensorRef] = []
@@ -110,7 +109,7 @@ class Finder:
                 faults.add(ref, error)
             else:
                 if found is not None:
-                    data[ref.path] = found
+                    data.append(with_cleared_tail(found, ref, cleared))
                 elif _clear_tail(ref.tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
@@ -123,7 +122,7 @@ class Finder:
                 "weights that ONNX Runtime packed were left out, onnxarchive.prepack packs them "
                 f"again: {_list(packed)}"
             )
-        return Source(serialized.model, data, warnings=tuple(warnings), cleared=cleared)
+        return Source(serialized.model, data, True, warnings=tuple(warnings), cleared=cleared)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -11,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.data import Data
 from onnxarchive.model import proto, tensors, weights, wire
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import Span, decode
 from onnxarchive.sources.places import DataFile
 from onnxarchive.sources.recognition import recognised
@@ -51,11 +52,9 @@ class Serialized:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
             )
-        return (
-            self.file.part(span.offset, nbytes)
-            if span.is_raw
-            else _Decoded(self.view, span, nbytes)
-        )
+        if span.is_raw:
+            return self.file.part(span.offset, nbytes)
+        return LazyData(nbytes, partial(_Decoded, self.view, span, nbytes), ref)
 
 
 def require_messages(files: Iterable[DataFile]) -> None:

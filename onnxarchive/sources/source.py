@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -12,18 +12,18 @@ from onnxarchive.files.checksums import Crc32
 from onnxarchive.files.data import Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import Path
 
 _MAX_LISTED = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Source:
-    """A model to be converted.
+    """A model to be stored, whatever it comes from.
 
     Attributes:
-        model: The model; large tensors are external.
-        data: The bytes of each external tensor, by the tensor's path in the model.
+        model: The model.
+        data: The bytes of each external tensor, in the order of `tensors.walk`.
+        is_own: True if the plan of an archive may change the model, and take it away.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files from which the source is read.
         others: The bytes of other files in the directory or zip, by path without a prefix
@@ -38,7 +38,8 @@ class Source:
     """
 
     model: onnx.ModelProto
-    data: Mapping[Path, Data]
+    data: Iterable[Data] = ()
+    is_own: bool = False
     assets: Mapping[str, Data] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     others: Mapping[str, Data] = field(default_factory=dict)
@@ -47,15 +48,6 @@ class Source:
     further: Mapping[str, Source] = field(default_factory=dict)
     cleared: dict[str, str] = field(default_factory=dict)
 
-    def resolve(self, ref: TensorRef) -> Data:
-        """The bytes of an external tensor of the model; unused bits of the last byte are zero."""
-        data = self.data[ref.path]
-        data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
-        if data_type.is_packed and data_type.tail_bits(ref.tensor.dims):
-            used = tensors.last_byte_mask(ref.tensor.dims, data_type)
-            return _WithClearedTail(data, ref, used, self.cleared)
-        return data
-
     def notes(self) -> tuple[str, ...]:
         """The warnings, and after the data was read also one about cleared bits."""
         if not self.cleared:
@@ -63,6 +55,15 @@ class Source:
         names = [name for _, name in sorted(self.cleared.items())]
         note = f"unused bits in the last byte were cleared: {listing(names)}"
         return (*self.warnings, note)
+
+
+def with_cleared_tail(data: Data, ref: TensorRef, cleared: dict[str, str]) -> Data:
+    """Data of a tensor with zeros in the unused bits of the last byte; see `_WithClearedTail`."""
+    data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
+    if data_type.is_packed and data_type.tail_bits(ref.tensor.dims):
+        used = tensors.last_byte_mask(ref.tensor.dims, data_type)
+        return _WithClearedTail(data, ref, used, cleared)
+    return data
 
 
 @dataclass(frozen=True, slots=True)

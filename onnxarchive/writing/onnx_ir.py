@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
 from onnxarchive.files.data import Data, Stored, SupportsWrite, pieces
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import Path
+from onnxarchive.model.tensors import LazyData
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.opening import open
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.plan import refuse_external
 from onnxarchive.writing.stored_entries import verified_data
 
@@ -214,25 +215,30 @@ class SplitModel:
     Attributes:
         model: The model.
         proto: The proto; its large tensors are external, each with its own placeholder as location.
-        large: The large tensors by their path in the proto.
+        large: The large tensors, in the order of `tensors.walk`.
         archives: The archives that hold tensors of the model.
     """
 
     model: onnx_ir.Model
     proto: onnx.ModelProto
-    large: dict[Path, onnx_ir.TensorProtocol]
+    large: list[onnx_ir.TensorProtocol]
     archives: tuple[Archive, ...]
 
-    def resolve(self, ref: TensorRef) -> Data:
-        """Reads a large tensor: a view if it is mapped from an archive, else a copy."""
-        if ref.path not in self.large:
-            return refuse_external(ref)
-        return data_of(self.large[ref.path])
+    def source(self) -> Source:
+        """The proto, and the large tensors, which are read when they are needed."""
+        data = [
+            LazyData(tensors.external_type(ref).nbytes(ref.tensor.dims), partial(data_of, it), ref)
+            for ref, it in zip(tensors.external(self.proto), self.large, strict=True)
+        ]
+        return Source(self.proto, data, is_own=True)
 
-    def entry(self, ref: TensorRef) -> tuple[Archive, str] | None:
-        """The archive and the key of a large tensor that an archive holds; else None."""
-        tensor = self.large[ref.path]
-        return (tensor.archive, tensor.key) if isinstance(tensor, ArchiveTensor) else None
+    @property
+    def entries(self) -> list[tuple[Archive, str] | None]:
+        """The archive and the key of each large tensor; None if no archive holds the tensor."""
+        return [
+            (tensor.archive, tensor.key) if isinstance(tensor, ArchiveTensor) else None
+            for tensor in self.large
+        ]
 
     @property
     def origin(self) -> Archive | None:
@@ -290,12 +296,13 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
     _replace_tensors(clone, placeholder)
     proto = onnx_ir.to_proto(clone)
-    by_path: dict[Path, onnx_ir.TensorProtocol] = {}
-    for ref in tensors.walk(proto):
+    walked = []
+    for ref in tensors.external(proto):
         location = tensors.location(ref.tensor)
-        if location is not None and location.startswith(_PLACEHOLDER):
-            by_path[ref.path] = large[int(location.removeprefix(_PLACEHOLDER))]
-    return SplitModel(model, proto, by_path, tuple(archives.values()))
+        if location is None or not location.startswith(_PLACEHOLDER):
+            refuse_external(ref)
+        walked.append(large[int(location.removeprefix(_PLACEHOLDER))])
+    return SplitModel(model, proto, walked, tuple(archives.values()))
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import mmap
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
@@ -22,10 +22,10 @@ from onnxarchive.files.file_data import FileData, read_all
 from onnxarchive.files.spooling import spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
-from onnxarchive.model.prepacked import least_alignment
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
+from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.sharing import SharedEntries
 from onnxarchive.zipformat import layout, writer
@@ -34,8 +34,6 @@ from onnxarchive.zipformat import layout, writer
 MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
-# Gives the bytes of a tensor whose data is external.
-Resolve: TypeAlias = Callable[[TensorRef], Data]
 # A serialized model, and bytes to insert for external tensors, by location.
 SerializedModel: TypeAlias = tuple[bytes, Mapping[str, memoryview]]
 
@@ -45,27 +43,11 @@ class Item(NamedTuple):
 
     Attributes:
         name: Name of the entry.
-        nbytes: Size of the data in bytes.
-        resolve: Gives the data of `ref`; called in any thread, possibly several times. If the
-            function copies the data to memory, the copy must hold only this entry's data: the
-            writer frees the copy after writing the entry.
-        ref: The tensor in the entry; None for an asset, a model, or an existing entry of an edited
-            archive.
+        data: Its data.
     """
 
     name: str
-    nbytes: int
-    resolve: Callable[[Any], Data]
-    ref: TensorRef | None = None
-
-    @classmethod
-    def of(cls, name: str, data: Data) -> Item:
-        """An entry with this data."""
-        return cls(name, data.nbytes, lambda _: data)
-
-    def data(self) -> Data:
-        """The data."""
-        return self.resolve(self.ref)
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -90,7 +72,7 @@ class Plan:
     @cached_property
     def nbytes(self) -> int:
         """Size of all data in bytes, without headers and padding."""
-        return sum([item.nbytes for item in self.entries])
+        return sum([data.nbytes for _, data in self.entries])
 
     def size(
         self,
@@ -106,9 +88,9 @@ class Plan:
             kept: Number of entries before `offset`, and their packed directory records.
         """
         count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
-        for item in self.entries:
-            least = max(alignment, least_alignment(item.name))
-            placement = layout.place(item.name, item.nbytes, 0, offset, least)
+        for name, data in self.entries:
+            least = max(alignment, least_alignment(name))
+            placement = layout.place(name, data.nbytes, 0, offset, least)
             offset = placement.end
             directory_size += len(placement.pack()[1])
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
@@ -120,22 +102,16 @@ class PlannedModel:
 
     Attributes:
         items: The new entries, in the order of the model.
-        model: A copy of the model; tensors stored outside are external.
-        locations: The keys of tensors stored outside, by path. Keys of entries that are written
-            already or planned for other models are included.
+        model: The model; tensors stored outside are external.
         held: Bytes of large tensors that go into the serialized model, by placeholder. In `model`,
             these tensors are external, with the placeholders as locations.
+        shared: The keys of entries of other models that this model shares.
     """
 
     items: list[Item]
     model: onnx.ModelProto
-    locations: Mapping[Path, str]
     held: Mapping[str, memoryview]
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """The keys of all tensors that are stored outside."""
-        return frozenset(self.locations.values())
+    shared: frozenset[str]
 
     def serialize(self) -> SerializedModel:
         """Serializes the model, and frees it before the bytes are parsed, which checks them.
@@ -161,28 +137,13 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
     if len(models) > 1:
         proto.check_messages_together([data for data, _ in models.values()], Report())
     return tuple(
-        Item.of(keys.model_entry(id), Pieces(proto.filled(*models[id])))
+        Item(keys.model_entry(id), Pieces(proto.filled(*models[id])))
         for id in (*sorted(models.keys() - {""}), "")
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelToStore:
-    """A model to store.
-
-    Attributes:
-        model: The model. It is not changed.
-        resolve: Gives the bytes of an external tensor.
-        is_parsed: True if the model is parsed from a file and its weights are left there.
-    """
-
-    model: onnx.ModelProto
-    resolve: Resolve
-    is_parsed: bool = False
-
-
-def refuse_external(ref: TensorRef) -> Data:
-    """The `Resolve` of a model that must hold all of its tensors.
+def refuse_external(ref: TensorRef) -> NoReturn:
+    """Refuses an external tensor of a model that must hold all of its tensors.
 
     Raises:
         ArchiveFormatError: Always.
@@ -206,9 +167,9 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
     for path, asset in sorted((assets or {}).items()):
         name = _asset_name(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            items.append(Item.of(name, Stored(as_bytes(asset))))
+            items.append(Item(name, Stored(as_bytes(asset))))
         else:
-            items.append(Item.of(name, FileData.of(asset)))
+            items.append(Item(name, FileData.of(asset)))
     return tuple(items)
 
 
@@ -225,10 +186,10 @@ def _asset_name(path: str) -> str:
 
 
 def plan_archive(
-    models: Mapping[str, ModelToStore],
+    models: Mapping[str, Source],
     options: WriteOptions,
     *,
-    kept_assets: Iterable[Item] = (),
+    assets: Iterable[Item] = (),
     temporary: str | None = None,
 ) -> Plan:
     """Plans the archive of one or several models.
@@ -236,9 +197,9 @@ def plan_archive(
     The data of a tensor that becomes an entry is read only to find equal tensors of several models.
 
     Args:
-        models: The models by id; `""` is the id of the default model.
+        models: The models by id; `""` is the id of the default model. Their assets are not planned.
         options: The options of the archive.
-        kept_assets: Assets of the source; `options.assets` overrides them.
+        assets: Assets; `options.assets` overrides them.
         temporary: Directory for a temporary copy of large external tensors that go into a model
             and cannot be mapped; None for the system's temporary directory.
 
@@ -248,50 +209,43 @@ def plan_archive(
         ValueError: The path of an asset or the id of a model is not allowed.
     """
     require_model_ids(models)
-    assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
-    if assets:
-        require_names(assets)
+    asset_items = {item.name: item for item in (*assets, *open_assets(options.assets))}
+    if asset_items:
+        require_names(asset_items)
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
-    for identifier, given in sorted(models.items()):
-        planned = plan_model(
-            given.model,
-            given.resolve,
-            options,
-            assigned=assigned,
-            shared=shared,
-            temporary=temporary,
-            is_parsed=given.is_parsed,
-        )
+    for identifier, source in sorted(models.items()):
+        planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
         items += planned.items
         serialized[identifier] = planned.serialize()
-    crc32s = shared.crc32s if shared else {}
-    for number, item in enumerate(items):
-        if item.name in crc32s:
-            items[number] = item._replace(
-                resolve=partial(_compared, item.resolve, crc32s[item.name])
-            )
-    items.extend(assets[name] for name in sorted(assets))
+    if shared is not None and shared.crc32s:
+        items = [
+            Item(name, _compared(data, shared.crc32s[name])) if name in shared.crc32s else item
+            for item in items
+            for name, data in (item,)
+        ]
+    items.extend(asset_items[name] for name in sorted(asset_items))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 
 
-def _compared(resolve: Resolve, crc32: int, ref: TensorRef) -> Data:
+def _compared(data: Data, crc32: int) -> Data:
     """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
 
     Args:
-        resolve: Gives the data. A CRC-32 that the data already has is kept.
+        data: The data. A CRC-32 that it already has is kept.
         crc32: CRC-32 that the data had when models were searched for equal tensors.
-        ref: The tensor.
     """
-    found = resolve(ref)
-    if found.crc32 is None and isinstance(found, Stored):
-        return Stored(found.view, crc32)
-    if found.crc32 is None and isinstance(found, FileData):
-        return replace(found, crc32=crc32)
-    return found
+    if isinstance(data, LazyData | InitializerData):
+        unread = data
+        return LazyData(data.nbytes, lambda: _compared(tensors.resolved(unread), crc32), unread.ref)
+    if data.crc32 is None and isinstance(data, Stored):
+        return Stored(data.view, crc32)
+    if data.crc32 is None and isinstance(data, FileData):
+        return replace(data, crc32=crc32)
+    return data
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -317,27 +271,24 @@ def require_model_ids(ids: Iterable[str]) -> None:
 
 
 def plan_model(
-    model: onnx.ModelProto,
-    resolve: Resolve,
+    source: Source,
     options: WriteOptions,
     *,
     stored: Mapping[Path, str] | None = None,
     assigned: Keys | None = None,
     shared: SharedEntries | None = None,
     temporary: str | None = None,
-    is_parsed: bool = False,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
 
     Args:
-        model: The model. It is not changed.
-        resolve: Gives the bytes of an external tensor.
+        source: The model, and the data of its external tensors.
         options: The options of the archive.
-        stored: The keys of tensors whose entries are written already, by path.
+        stored: The keys of tensors whose entries are written already, by path; `source` has no data
+            of these.
         assigned: The keys that are assigned already.
         shared: The entries of other models, for this model to share; the new entries are added.
         temporary: Directory for a temporary file; None for the system's.
-        is_parsed: True if the model is parsed from a file and its weights are left there.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the
@@ -346,49 +297,91 @@ def plan_model(
     stored, assigned = stored or {}, assigned or Keys()
     if shared:
         shared.begin_model(stored.values())
+    model = source.model
+    initializers = model.graph.initializer
+    count = len(initializers)
+    external_data = iter(source.data)
     items: list[Item] = []
-    locations = dict(stored)
-    staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
+    added: list[tuple[str, TensorRef, Data]] = []  # for other models to share
+    shared_keys: set[str] = set()
+    main: dict[int, str] = {}  # locations of initializers of the main graph, by index
+    locations = dict(stored)  # those of other tensors
+    staying: list[tuple[TensorRef, Data]] = []  # external tensors that go into the model
     idle: list[Path] = []  # tensors in the model whose `external_data` has no effect
-    for ref in tensors.walk(model):
+    leave = False  # whether tensors leave the model
+    for number, ref in enumerate(tensors.walk(model)):
         if stored and ref.path in stored:
             continue
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
-        data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
-        nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims[:])
-        may_leave = ref.is_initializer or options.convert_attribute
-        if may_leave and nbytes >= options.size_threshold:
-            data_of = resolve if is_external else _raw_data
-            key = shared.find(ref, nbytes, partial(data_of, ref)) if shared else None
-            if key is None:
+        data: Data
+        if is_external:
+            data = next(external_data, None) or refuse_external(ref)
+            if tensor.data_type in tensors.CHECKED_TYPES and not isinstance(data, LazyData):
+                data = LazyData(data.nbytes, partial(_same, data), ref)
+            nbytes = data.nbytes
+        else:
+            data_type = tensors.stored_type(tensor)
+            nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims[:])
+        is_large = nbytes >= options.size_threshold
+        if is_large and (number < count or ref.is_initializer or options.convert_attribute):
+            if is_external:
+                pass
+            elif number < count:
+                data = InitializerData(nbytes, initializers, number)
+            else:
+                data = LazyData(nbytes, partial(_raw_data, ref), ref)
+            leave = leave or not is_external
+            key = shared.find(ref, data) if shared else None
+            if key is not None:
+                shared_keys.add(key)
+            else:
                 key = assigned.assign(ref.name)
-                items.append(Item(key, nbytes, data_of, ref))
-            locations[ref.path] = key
+                items.append(Item(key, data))
+                if shared:
+                    added.append((key, ref, data))
+            if number < count:
+                main[number] = key
+            else:
+                locations[ref.path] = key
         elif is_external:
-            staying.append((ref, nbytes))
+            staying.append((ref, data))
         elif tensor.external_data:
             idle.append(ref.path)
     if shared:
-        shared.add((item.name, item.ref, item.data) for item in items if item.ref)
-    proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
-    copied, large = _staying(staying, resolve)
+        shared.add(added)
+    proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
+    copied, large = _staying(staying)
     held = _views(large, temporary)
     placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
-    external = {**locations, **placeholders} if placeholders else locations
-    copy = with_locations(model, external, is_parsed=is_parsed)
+    locations |= placeholders
+    if source.is_own and not leave:
+        del source.model  # `PlannedModel.serialize` frees it
+        for index, key in main.items():
+            tensors.set_location(initializers[index], key)
+        for path, key in locations.items():
+            tensors.set_location(walking.at(model, path), key)
+    else:
+        model = with_locations(model, locations, main, is_parsed=source.is_own)
     for path, raw_data in copied.items():
-        tensors.set_raw_data(walking.at(copy, path), raw_data)
+        tensors.set_raw_data(walking.at(model, path), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
-        walking.at(copy, path).ClearField("external_data")
-    return PlannedModel(
-        items, copy, locations, {placeholders[path]: view for path, view in held.items()}
-    )
+        walking.at(model, path).ClearField("external_data")
+    views = {placeholders[path]: view for path, view in held.items()}
+    return PlannedModel(items, model, views, frozenset(shared_keys))
+
+
+def _same(data: Data) -> Data:
+    return data
+
+
+def _raw_data(ref: TensorRef) -> Data:
+    return Stored(tensors.raw_data(ref))
 
 
 def _staying(
-    staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
+    staying: Iterable[tuple[TensorRef, Data]],
 ) -> tuple[dict[Path, bytes], dict[Path, Data]]:
     """Resolves external tensors that go into the model.
 
@@ -399,8 +392,9 @@ def _staying(
     large: dict[Path, Data] = {}
     together: dict[Path, FileData] = {}  # parts of a file, which is opened once for many of them
     together_nbytes = 0
-    for ref, nbytes in staying:
-        data = _verified(ref, resolve(ref))
+    for ref, unread in staying:
+        nbytes = unread.nbytes
+        data = _verified(ref, tensors.resolved(unread))
         if nbytes >= MAPPED_SIZE:
             large[ref.path] = data
         elif not isinstance(data, FileData):
@@ -485,10 +479,6 @@ def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> 
         return None
     maps[file] = memoryview(view.obj)
     return view
-
-
-def _raw_data(ref: TensorRef) -> Data:
-    return Stored(tensors.raw_data(ref))
 
 
 def require_names(names: Iterable[str]) -> None:

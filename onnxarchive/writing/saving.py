@@ -11,26 +11,23 @@ import onnx
 
 from onnxarchive.errors import is_instance
 from onnxarchive.files import locking
-from onnxarchive.files.data import Data, SupportsWrite
+from onnxarchive.files.data import SupportsWrite
 from onnxarchive.files.filesystem import directory_of, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive
 from onnxarchive.remote.location import Access, Location
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
-    ModelToStore,
     Plan,
     plan_archive,
-    refuse_external,
     with_further_models,
 )
 from onnxarchive.writing.stored_entries import (
     archive_options,
     asset_items,
-    referred_key,
+    sources_of,
     verified_data,
 )
 from onnxarchive.writing.write import write_archive, write_file
@@ -146,19 +143,20 @@ def save(
     target = Location.of(path, **access)
     if target.path is not None:
         require_no_input(target.path, options.asset_files)
-    planned = {} if origin is None else _kept_models(origin)
-    planned |= {identifier: _to_store(found) for identifier, found in given.items()}
-    splits = {
-        identifier: found
-        for identifier, found in given.items()
-        if not isinstance(found, onnx.ModelProto)
-    }
+    sources = {} if origin is None else sources_of(origin, origin.models, verified_data)
+    splits: dict[str, SplitModel] = {}
+    for identifier, parts in given.items():
+        if isinstance(parts, onnx.ModelProto):
+            sources[identifier] = Source(parts)
+        else:
+            sources[identifier] = parts.source()
+            splits[identifier] = parts
     if splits:
         options = replace(options, jobs=1)
     plan = plan_archive(
-        planned,
+        sources,
         options,
-        kept_assets=() if origin is None else asset_items(origin, verified_data),
+        assets=() if origin is None else asset_items(origin, verified_data),
         temporary=directory_of(target.path) if target.path is not None else None,
     )
     if splits and target.path is not None:
@@ -188,12 +186,6 @@ def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
     return split_model(cast("onnx_ir.Model", model), size_threshold=size_threshold)
 
 
-def _to_store(model: onnx.ModelProto | SplitModel) -> ModelToStore:
-    if isinstance(model, onnx.ModelProto):
-        return ModelToStore(model, refuse_external)
-    return ModelToStore(model.proto, model.resolve)
-
-
 def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
     """Gives the saved model the id that it has in the archive from which it was loaded.
 
@@ -207,13 +199,6 @@ def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: 
             "give another id, or keep=False to save `model` as the default model"
         )
     given[identifier] = model
-
-
-def _kept_models(archive: Archive) -> dict[str, ModelToStore]:
-    def resolve(ref: TensorRef) -> Data:
-        return verified_data(archive, referred_key(archive, ref))
-
-    return {identifier: ModelToStore(it, resolve) for identifier, it in archive.models.items()}
 
 
 def _write_split(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnxarchive.files.checksums import Crc32
 from onnxarchive.files.data import Data, Stored, are_equal
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.spooling import RandomAccessData
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import TensorRef, resolved
 from onnxarchive.reading.archive import StreamedEntry
 
 # Different data rarely has the same CRC-32, but an attacker can give any number of different
@@ -27,12 +27,12 @@ class _Content:
 
     Attributes:
         keys: The keys of the entries, in their order.
-        data: Gives the data.
-        crc32: CRC-32 of the data.
+        data: The data.
+        crc32: Its CRC-32.
     """
 
     keys: list[str]
-    data: Callable[[], Data]
+    data: Data
     crc32: int
 
 
@@ -40,14 +40,14 @@ class _Alike:
     """Entries with equal data type and dims; no data is read before `find` is called."""
 
     def __init__(self) -> None:
-        self._unread: list[tuple[str, Callable[[], Data]]] = []
+        self._unread: list[tuple[str, Data]] = []
         self._by_crc32: defaultdict[int, list[_Content]] = defaultdict(list)
 
-    def add(self, key: str, data: Callable[[], Data]) -> None:
+    def add(self, key: str, data: Data) -> None:
         """Adds an entry."""
         self._unread.append((key, data))
 
-    def find(self, data: Callable[[], Data]) -> _Content | None:
+    def find(self, data: Data) -> _Content | None:
         """The entries that hold this data, or None."""
         for key, unread in self._unread:
             crc32, content = self._find(unread)
@@ -59,11 +59,11 @@ class _Alike:
         self._unread.clear()
         return self._find(data)[1]
 
-    def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
+    def _find(self, data: Data) -> tuple[int, _Content | None]:
         """The CRC-32 of this data, and the `_Content` of equal data (None if there is none)."""
-        given = data()
-        crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
-        equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
+        data = resolved(data)
+        crc32 = Crc32.of(data).value if data.crc32 is None else data.crc32
+        equal = (it for it in self._by_crc32[crc32] if _are_same(resolved(it.data), data))
         return crc32, next(equal, None)
 
 
@@ -97,22 +97,21 @@ class SharedEntries:
         self._taken = {*taken}
         self._tried.clear()
 
-    def add(self, planned: Iterable[tuple[str, TensorRef, Callable[[], Data]]]) -> None:
-        """Adds the entries of a model: the key, the tensor and a function that gives its data."""
+    def add(self, planned: Iterable[tuple[str, TensorRef, Data]]) -> None:
+        """Adds the entries of a model: the key, the tensor and its data."""
         for key, ref, data in planned:
             if key not in self._known:
                 self._known.add(key)
                 self._alike[type_and_dims(ref)].add(key, data)
 
-    def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
+    def find(self, ref: TensorRef, data: Data) -> str | None:
         """The key of an entry to share for this tensor; None if there is none.
 
         Tensors of one model have different entries (DATA-3), so a model gets no key twice.
 
         Args:
             ref: The tensor.
-            nbytes: Size of its data in bytes.
-            data: Gives its data; only called if a tensor of the same type and dims was added.
+            data: Its data; only read if a tensor of the same type and dims was added.
         """
         alike = self._alike.get(type_and_dims(ref))
         content = None if alike is None else alike.find(data)
@@ -125,7 +124,7 @@ class SharedEntries:
             if key not in self._taken:
                 self._taken.add(key)
                 self.crc32s[key] = content.crc32
-                self.saved_nbytes += nbytes
+                self.saved_nbytes += data.nbytes
                 return key
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
@@ -15,10 +15,11 @@ from onnxarchive.files.data import Stored
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, read_verified
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
-from onnxarchive.writing.plan import Item, ModelToStore, plan_archive
+from onnxarchive.writing.plan import Item, plan_archive
 from onnxarchive.writing.write import write_file
 
 
@@ -57,12 +58,25 @@ def entry_items(
     names: Iterable[str],
     read: Callable[[Archive, str], EntryData] = entry_data,
 ) -> list[Item]:
-    """Entries of an archive as items of a plan, with the same data, read by `read`."""
+    """Entries of an archive as items of a plan, with the same data, read by `read` when needed."""
+    return [Item(name, entry_of(archive, name, read=read)) for name in names]
 
-    def item(name: str) -> Item:
-        return Item(name, archive.entries[name].nbytes, lambda _: read(archive, name))
 
-    return [item(name) for name in names]
+def entry_of(
+    archive: Archive,
+    name: str,
+    ref: TensorRef | None = None,
+    read: Callable[[Archive, str], EntryData] = entry_data,
+) -> LazyData:
+    """The bytes of an entry, read when they are needed.
+
+    Args:
+        archive: The archive.
+        name: The entry's name.
+        ref: The tensor in the entry, if its elements are to be checked.
+        read: Gives the bytes.
+    """
+    return LazyData(archive.entries[name].nbytes, partial(read, archive, name), ref)
 
 
 def asset_items(
@@ -146,15 +160,31 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     return key
 
 
-def require_referring(model: onnx.ModelProto, archive: Archive) -> None:
-    """Refuses a model with an external tensor that does not fit an entry of the archive.
+def sources_of(
+    archive: Archive,
+    models: Mapping[str, onnx.ModelProto],
+    read: Callable[[Archive, str], EntryData] = entry_data,
+) -> dict[str, Source]:
+    """Models that refer to an archive as sources, which read the data of tensors by `read`.
+
+    Args:
+        archive: The archive.
+        models: The models by id. They are not changed.
+        read: Gives the bytes of an entry.
 
     Raises:
         ArchiveFormatError: As for `referred_key`.
     """
-    for ref in tensors.walk(model):
-        if ref.tensor.data_location == tensors.EXTERNAL:
-            referred_key(archive, ref)
+    return {
+        identifier: Source(
+            model,
+            [
+                entry_of(archive, referred_key(archive, ref), ref, read)
+                for ref in tensors.external(model)
+            ],
+        )
+        for identifier, model in models.items()
+    }
 
 
 def save_referring(
@@ -178,13 +208,11 @@ def save_referring(
             `archive` since it was opened.
         OSError: The new archive cannot be written.
     """
-    require_referring(model, archive)
-    resolve = partial(referred_data, archive)
     models = {**archive.models, archive.model_id: model}
     plan = plan_archive(
-        {identifier: ModelToStore(found, resolve) for identifier, found in models.items()},
+        sources_of(archive, models),
         options,
-        kept_assets=asset_items(archive),
+        assets=asset_items(archive),
         temporary=directory_of(path),
     )
     require = partial(archive._require_current, path)

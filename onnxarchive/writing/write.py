@@ -20,7 +20,8 @@ from onnxarchive.files.random_access import READ_SIZE
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.files.spooling import RandomAccessData
 from onnxarchive.model import tensors
-from onnxarchive.model.prepacked import least_alignment
+from onnxarchive.model.keys import least_alignment
+from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, Plan
@@ -34,7 +35,9 @@ SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched w
 _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
 
-_Fetched: TypeAlias = tuple[int, Iterable[memoryview], bool]  # see `fetch_item`
+# The size of an entry's data in bytes, its CRC-32, the data in pieces, and True if the data cannot
+# have changed since the CRC-32 was computed from it: the arguments of `ZipWriter.add_stream`.
+Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
 
 
 def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
@@ -106,69 +109,86 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     batches = [*_batches(plan.entries)]
-    sizes = [batch[0].nbytes if len(batch) == 1 else 0 for batch in batches]
-    fetch = partial(_fetched, copied_size=copied_size)
-    with contextlib.closing(threads.in_order(batches, sizes, fetch, jobs)) as fetched:
+    sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
+    get = partial(fetch, copied_size=copied_size)
+    with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
             parts = next(fetched)
-            for item, (crc, pieces, is_constant) in zip(batch, parts, strict=True):
-                write_item(item, crc, counter(pieces), is_constant, target)
+            for item, (nbytes, crc, pieces, is_constant) in zip(batch, parts, strict=True):
+                write_fetched(item.name, (nbytes, crc, counter(pieces), is_constant), target)
             del parts, pieces  # frees their data before further entries are fetched
     return target.finish()
+
+
+def write_fetched(name: str, fetched: Fetched, target: ZipWriter) -> None:
+    """Writes an entry from what `fetch` got."""
+    nbytes, crc, pieces, is_constant = fetched
+    alignment = least_alignment(name)
+    target.add_stream(name, nbytes, crc, pieces, is_constant=is_constant, alignment=alignment)
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Divides entries into lists of successive small entries, and lists of one large entry."""
     batch: list[Item] = []
-    nbytes = 0
+    batch_nbytes = last = 0
     for item in items:
-        nbytes += item.nbytes
-        is_full = nbytes > _BATCH_SIZE or len(batch) == _BATCH_COUNT
-        if batch and (is_full or item.nbytes > SMALL_SIZE or batch[-1].nbytes > SMALL_SIZE):
+        nbytes = item.data.nbytes
+        batch_nbytes += nbytes
+        is_full = batch_nbytes > _BATCH_SIZE or len(batch) == _BATCH_COUNT
+        if batch and (is_full or nbytes > SMALL_SIZE or last > SMALL_SIZE):
             yield batch
-            batch, nbytes = [], item.nbytes
+            batch, batch_nbytes = [], nbytes
         batch.append(item)
+        last = nbytes
     if batch:
         yield batch
 
 
-def _fetched(batch: Sequence[Item], copied_size: int) -> list[_Fetched]:
-    """Fetches one entry, or several small ones; successive parts of a file are read together."""
-    found = [item.resolve(item.ref) for item in batch]
-    parts = [data for data in found if isinstance(data, FileData)]
+def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
+    """Gets the data and CRC-32 of one entry, or of several small ones.
+
+    Successive parts of a file are read together.
+
+    Args:
+        batch: The entries.
+        copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
+            that cannot change is never copied.
+
+    Raises:
+        ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
+            element of a tensor breaks a rule.
+    """
+    refs: list[TensorRef | None] = []
+    resolved: list[Data] = []
+    for _, data in batch:
+        ref = None
+        if isinstance(data, LazyData | InitializerData):
+            ref, data = data.resolve()
+        refs.append(ref)
+        resolved.append(data)
+    parts = [data for data in resolved if isinstance(data, FileData)]
     if parts and len(batch) > 1:
         contents = iter(read_all(parts))
-        found = [
+        resolved = [
             Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
-            for data in found
+            for data in resolved
         ]
-    return [fetch_item(*pair, copied_size) for pair in zip(batch, found, strict=True)]
+    return [
+        _fetch_one(item, ref, data, copied_size)
+        for item, ref, data in zip(batch, refs, resolved, strict=True)
+    ]
 
 
-def fetch_item(item: Item, data: Data, copied_size: int = READ_SIZE) -> _Fetched:
-    """Gets an item's data and CRC-32; computes the CRC-32 unless the data states it.
+def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) -> Fetched:
+    """Computes the CRC-32 unless the data states it.
 
     Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
     compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
     may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
     have changed in between, the writer compares the CRC-32. If the data is remote, it is first
     copied to a temporary file.
-
-    Args:
-        item: The item.
-        data: Its data.
-        copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
-            that cannot change is never copied.
-
-    Returns:
-        The CRC-32, the data in pieces, and True if the data cannot have changed since the CRC-32
-        was computed from it.
-
-    Raises:
-        ArchiveFormatError: Data that states no CRC-32 has another size than the item, or an element
-            of the tensor breaks a rule.
     """
-    stated = data.crc32
+    nbytes, stated = item.data.nbytes, data.crc32
     is_constant = isinstance(data, Stored | Pieces) and data.is_constant
     if not is_constant and data.nbytes <= copied_size:
         copy = data.read() if isinstance(data, FileData) else copied(data)
@@ -176,31 +196,21 @@ def fetch_item(item: Item, data: Data, copied_size: int = READ_SIZE) -> _Fetched
             data, is_constant = Stored(memoryview(copy)), True
     elif stated is None and isinstance(data, RandomAccessData):
         data = data.local()
-    stream = [*data] if isinstance(data, Stored | Pieces) else data
-    checked: Iterable[memoryview] = stream
-    if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
-        checked = tensors.checked(item.ref, stream, Report(), entry=item.name)
+    pieces = [*data] if isinstance(data, Stored | Pieces) else data
+    checked: Iterable[memoryview] = pieces
+    if ref is not None and ref.tensor.data_type in tensors.CHECKED_TYPES:
+        checked = tensors.checked(ref, pieces, Report(), entry=item.name)
     if stated is not None and not is_constant:  # compared while it is written
-        return stated, checked, False
+        return nbytes, stated, checked, False
     found_crc32 = found_nbytes = 0
     for piece in checked:
         found_crc32 = crc32(piece, found_crc32)
         found_nbytes += len(piece)
     if stated is not None:  # if the CRC-32s differ, the writer raises
-        return stated, stream, found_crc32 == stated
-    if found_nbytes != item.nbytes:
+        return nbytes, stated, pieces, found_crc32 == stated
+    if found_nbytes != nbytes:
         raise ArchiveFormatError(
-            f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
-            f"need, found {found_nbytes}"
+            f"{ref or item.name}: expected {nbytes} bytes, as its shape and data type need, found "
+            f"{found_nbytes}"
         )
-    return found_crc32, stream, is_constant
-
-
-def write_item(
-    item: Item, crc: int, stream: Iterable[memoryview], is_constant: bool, target: ZipWriter
-) -> None:
-    """Writes an item with the results of `fetch_item`."""
-    alignment = least_alignment(item.name)
-    target.add_stream(
-        item.name, item.nbytes, crc, stream, is_constant=is_constant, alignment=alignment
-    )
+    return nbytes, found_crc32, pieces, is_constant

@@ -15,9 +15,10 @@ from onnxarchive.files.random_access import Closing
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import Keys, model_entry
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.elements import Elements, elements_of
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
@@ -27,13 +28,12 @@ from onnxarchive.writing.plan import (
     model_items,
     open_assets,
     plan_model,
-    refuse_external,
     require_model_ids,
     require_names,
     with_further_models,
 )
 from onnxarchive.writing.sharing import SharedEntries
-from onnxarchive.writing.write import fetch_item, stream, write_item
+from onnxarchive.writing.write import fetch, stream, write_fetched
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -163,15 +163,15 @@ class Writer(Closing):
     def _write(self, name: str, given: Elements) -> str:
         tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
         ref = TensorRef((("given", None),), tensor)
-        item = Item(name, given.data.nbytes, lambda _: given.data, ref)
-        fetched = fetch_item(item, given.data)
+        data = LazyData(given.data.nbytes, lambda: given.data, ref)
+        (fetched,) = fetch([Item(name, data)])  # refuses its elements before anything is changed
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            write_item(item._replace(name=key), *fetched, self._zip)
+            write_fetched(key, fetched, self._zip)
             self._key_of[name] = key
             self._added[key] = tensor
-            self._nbytes[key] = item.nbytes
+            self._nbytes[key] = data.nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -195,7 +195,8 @@ class Writer(Closing):
         (item,) = open_assets({name: data})
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
-            write_item(item, *fetch_item(item, item.data()), self._zip)
+            (fetched,) = fetch([item])
+            write_fetched(item.name, fetched, self._zip)
             self._assets.append(item.name)
 
     def finish(
@@ -242,8 +243,7 @@ class Writer(Closing):
         for identifier, model in sorted(models.items()):
             stored = self._find_added(model)
             planned[identifier] = plan_model(
-                model,
-                refuse_external,
+                Source(model),
                 self._options,
                 stored=stored,
                 assigned=self._keys,
@@ -254,7 +254,7 @@ class Writer(Closing):
                 unused.pop(key, None)
             items += planned[identifier].items
         planned[""].model.graph.initializer.extend(unused.values())
-        sizes = self._nbytes | {item.name: item.nbytes for item in items}
+        sizes = self._nbytes | {name: data.nbytes for name, data in items}
         by_entry = {model_entry(id): found.model for id, found in planned.items()}
         proto.check_all_references(by_entry, sizes, Report())
         return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))

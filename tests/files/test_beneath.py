@@ -485,7 +485,7 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
     with open_source(Location.of(top / "source")) as source:
         os.truncate(top / "source" / "data.bin", size)
-        for data in source.data.values():
+        for data in source.data:
             pieces = bytearray()
             try:
                 for piece in data:
@@ -503,7 +503,7 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
     with open_source(Location.of(top / "source" / "m.onnx")) as source:
         os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
         (top / "source" / "data.bin").symlink_to(top / "moved")
-        first, second = (source.data[site] for site in source.data)
+        first, second = source.data
         with pytest.raises(OutsideError):
             list(first)
         assert b"".join(second) == INSIDE
@@ -514,7 +514,7 @@ def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> Non
     with open_source(Location.of(top / "source")) as source:
         (top / "source" / "new").write_bytes(INSIDE)
         os.replace(top / "source" / "new", top / "source" / "data.bin")
-        first, second = (source.data[site] for site in source.data)
+        first, second = source.data
         with pytest.raises(ArchiveFormatError, match="was replaced after it was opened"):
             list(first)
         assert b"".join(second) == INSIDE

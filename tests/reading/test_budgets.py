@@ -26,8 +26,10 @@ from steps import steps
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.files.data import Data
+from onnxarchive.model.tensors import LazyData
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
-from onnxarchive.writing.plan import ModelToStore, plan_archive
+from onnxarchive.writing.plan import plan_archive
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 GIB = 1 << 30
@@ -231,11 +233,11 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
     model = model_of()
     model.graph.node.append(node(attribute("t", tensors=[external(tensor, "w")] * 2)))
 
-    def resolve(ref: object) -> Data:
-        raise AssertionError(f"{ref} is read")
+    def read() -> Data:
+        raise AssertionError("it is read")
 
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
-        plan_archive({"": ModelToStore(model, resolve)}, WriteOptions())
+        plan_archive({"": Source(model, [LazyData(GIB, read)] * 2)}, WriteOptions())
 
 
 # How the time grows

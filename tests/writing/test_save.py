@@ -40,10 +40,11 @@ from written import saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.files.data import Stored
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData
 from onnxarchive.remote.location import Location
+from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
-from onnxarchive.writing.plan import ModelToStore, plan_archive
+from onnxarchive.writing.plan import plan_archive
 from onnxarchive.writing.write import write_archive
 
 MIB = 1 << 20
@@ -331,15 +332,11 @@ def test_a_file_holds_neither_its_name_nor_the_time(tmp_path: Path) -> None:
     assert paths[0].read_bytes() == paths[1].read_bytes() == saved(full_model())
 
 
-def _no_external_data(ref: Any) -> Any:
-    raise AssertionError(f"{ref} is not external")
-
-
 def test_a_plan_knows_the_size_of_the_archive() -> None:
     model = full_model()
     assets = {"a": b"1234", "ü": b""}
     plan = plan_archive(
-        {"": ModelToStore(model, _no_external_data)},
+        {"": Source(model)},
         WriteOptions(assets=assets, size_threshold=0),
     )
     for alignment in (64, 4096):
@@ -354,7 +351,7 @@ class _Weights(bytearray):
 def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
     read: list[weakref.ref[_Weights]] = []
 
-    def resolve(_: TensorRef) -> Stored:
+    def read_weights() -> Stored:
         assert [found() for found in read] == [None] * len(read)
         data = _Weights(2 * MIB)
         read.append(weakref.ref(data))
@@ -365,7 +362,8 @@ def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
         for name in "uvw"
     ]
     options = WriteOptions(jobs=1)
-    plan = plan_archive({"": ModelToStore(model_of(*tensors), resolve)}, options)
+    data = [LazyData(2 * MIB, read_weights) for _ in tensors]
+    plan = plan_archive({"": Source(model_of(*tensors), data)}, options)
     write_archive(plan, Location.of(io.BytesIO()), options)
     assert len(read) == len(tensors)
 
