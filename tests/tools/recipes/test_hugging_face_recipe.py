@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from models import run_python
 from onnx import numpy_helper
 
 import onnxarchive
 
 pytestmark = pytest.mark.tool
 
-RECIPE = Path(__file__).resolve().parents[3] / "tools" / "recipes" / "hugging_face"
+ROOT = Path(__file__).resolve().parents[3]
+RECIPE = ROOT / "tools" / "recipes" / "hugging_face"
 WORDS = ["[PAD]", "[UNK]", "the", "cat", "sat"]
 CLASSIFIER = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -94,6 +97,38 @@ def test_transformers_js_gives_the_logits_of_onnx_runtime(source: Path, reposito
     assert done.returncode == 0, done.stderr
     expected = logits_of(ort.InferenceSession(source / "model.onnx"))
     np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+
+
+def test_optimum_gives_the_logits_of_onnx_runtime(source: Path, repository: Path) -> None:
+    """Both from an archive's session and from the files of the layout."""
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    optimum = ROOT / "build" / "optimum"
+    if not optimum.exists():
+        pytest.skip("pip install --target of .ci/run brings optimum")
+    program = """
+import json, sys
+import torch
+import onnxarchive
+from optimum.onnxruntime import ORTModelForSequenceClassification as Classifier
+from transformers import AutoConfig
+repository, archive, copy = sys.argv[1:]
+session = onnxarchive.session(archive)
+of_session = Classifier(config=AutoConfig.from_pretrained(repository), session=session)
+of_session.save_pretrained(copy)
+ids = torch.tensor([[2, 3, 4]])
+inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+models = [of_session, Classifier.from_pretrained(repository, subfolder="onnx")]
+print(json.dumps([model(**inputs).logits[0].tolist() for model in models]))
+"""
+    archive = repository.with_name("classifier.onnxa")
+    onnxarchive.convert(source / "model.onnx", archive)
+    path = os.pathsep.join([str(optimum), str(ROOT)])
+    copy = repository.with_name("copy")
+    output = run_python(program, repository, archive, copy, PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    expected = logits_of(ort.InferenceSession(source / "model.onnx"))
+    np.testing.assert_allclose(json.loads(output), [expected, expected], rtol=1e-5)
+    assert (copy / archive.name).read_bytes() == archive.read_bytes()
 
 
 def test_a_change_of_the_archive_asks_for_a_new_link(repository: Path) -> None:
