@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from onnxarchive.cli.output import (
+    DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
     drop_output,
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            status: int = arguments.function(arguments)
+            status: int = arguments.function(arguments) or DONE
             with to_standard_output():
                 sys.stdout.flush()
     except BrokenPipeError:

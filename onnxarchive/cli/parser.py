@@ -89,11 +89,11 @@ class _CommandParser(argparse.ArgumentParser):
 
 def add_command(
     commands: Any,
-    name: str,
-    function: Callable[[argparse.Namespace], int],
+    function: Callable[[argparse.Namespace], int | None],
     help: str,
-    *,
     example: str,
+    *,
+    name: str | None = None,
     archive: bool = True,
     json: bool = True,
 ) -> argparse.ArgumentParser:
@@ -101,13 +101,14 @@ def add_command(
 
     Args:
         commands: The subparsers to which the command is added.
-        name: Name of the command.
-        function: Runs the command and returns its exit status.
+        function: Runs the command; returns its exit status, None for success.
         help: A sentence for the help.
         example: Arguments of an example, for the end of the help.
+        name: Name of the command; None for that of the function, with hyphens.
         archive: Whether the first argument is an archive.
         json: Whether to add the option `--json`.
     """
+    name = name or function.__name__.replace("_", "-")
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.epilog = f"Example: {command.prog} {example}".rstrip()
     command.set_defaults(function=function)
@@ -119,7 +120,7 @@ def add_command(
     return command
 
 
-def add_group(commands: Any, name: str, help: str, *, example: str) -> Any:
+def add_group(commands: Any, name: str, help: str, example: str) -> Any:
     """Adds a command with actions of its own; returns the subparsers for these."""
     command = commands.add_parser(name, help=help, description=help)
     command.epilog = f"Example: {command.prog} {example}".rstrip()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.commands.editing import edit, say_size
-from onnxarchive.cli.output import DONE, StandardOutput, say
+from onnxarchive.cli.output import StandardOutput, say
 from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_group
 from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -26,54 +26,47 @@ ASSET_HELP: Final = (
 
 
 def add_assets(commands: Any) -> None:
-    """Adds `assets` with its actions."""
     help = "List, add, remove or print the assets of an archive."
-    actions = add_group(commands, "assets", help, example="ls model.onnxa")
-    add_command(actions, "ls", list_assets, "List the assets.", example="model.onnxa")
+    actions = add_group(commands, "assets", help, "ls model.onnxa")
+    add_command(actions, list_assets, "List the assets.", "model.onnxa", name="ls")
     help, example = "Add files, or replace assets of the same names.", "model.onnxa labels.txt"
-    command = add_command(actions, "add", store_assets, help, example=example)
+    command = add_command(actions, store_assets, help, example, name="add")
     add_arguments(command, {f"assets {ASSET}": ASSET_HELP}, nargs="+")
     add_copy(command)
-    command = add_command(actions, "rm", remove_assets, "Remove assets.", example=example)
+    command = add_command(actions, remove_assets, "Remove assets.", example, name="rm")
     add_arguments(command, {"names NAME": "the name of an asset"}, nargs="+")
     add_copy(command)
     help = "Write an asset to standard output."
-    command = add_command(actions, "cat", print_asset, help, example=example, json=False)
+    command = add_command(actions, print_asset, help, example, name="cat", json=False)
     add_arguments(command, {"name NAME": "the name of the asset"})
 
 
-def list_assets(arguments: argparse.Namespace) -> int:
-    """Runs `assets ls`."""
+def list_assets(arguments: argparse.Namespace) -> None:
     with onnxarchive.open(arguments.archive) as archive:
         sizes = {name: archive.entries[ASSET_PREFIX + name].nbytes for name in archive.assets}
     listed = [{"name": name, "nbytes": nbytes} for name, nbytes in sizes.items()]
     lines = (*table(["name", "bytes"], sizes.items()), "", count(len(sizes), "asset"))
     say(arguments, {"path": arguments.archive, "assets": listed}, lines)
-    return DONE
 
 
-def store_assets(arguments: argparse.Namespace) -> int:
-    """Runs `assets add`."""
+def store_assets(arguments: argparse.Namespace) -> None:
     paths = named_assets(arguments.assets)
     with edit(arguments, "assets add") as changes:
         for name, path in paths.items():
             changes.assets[name] = path
-    return say_size(arguments)
+    say_size(arguments)
 
 
-def remove_assets(arguments: argparse.Namespace) -> int:
-    """Runs `assets rm`."""
+def remove_assets(arguments: argparse.Namespace) -> None:
     with edit(arguments, "assets rm") as changes:
         for name in dict.fromkeys(arguments.names):
             del changes.assets[name]
-    return say_size(arguments)
+    say_size(arguments)
 
 
-def print_asset(arguments: argparse.Namespace) -> int:
-    """Runs `assets cat`."""
+def print_asset(arguments: argparse.Namespace) -> None:
     with onnxarchive.open(arguments.archive) as archive:
         write_asset(archive, arguments.name)
-    return DONE
 
 
 def write_asset(archive: Archive, path: str) -> None:

@@ -35,10 +35,8 @@ _SIGNS: Final = {"added": "+ ", "removed": "- ", "changed": "~ "}
 
 
 def add_check(commands: Any) -> None:
-    """Adds `check`."""
     help = "Check archives against the specification, and list broken rules."
-    example = "--full model.onnxa"
-    command = add_command(commands, "check", check, help, example=example, archive=False)
+    command = add_command(commands, check, help, "--full model.onnxa", archive=False)
     command.usage = (
         "onnxarchive check [options] ARCHIVE...\n"
         "       onnxarchive check [options] --link LINK [ARCHIVE]"
@@ -53,7 +51,6 @@ def add_check(commands: Any) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Runs `check`."""
     archives, link = arguments.archives, arguments.link
     if len(archives) > 1 and link is not None:
         raise ValueError("check takes only one ARCHIVE with --link")
@@ -122,9 +119,8 @@ def _passed(full: bool) -> str:
 
 
 def add_diff(commands: Any) -> None:
-    """Adds `diff`."""
     help = "Compare the graphs, tensors and assets of two archives (weights by CRC-32)."
-    command = add_command(commands, "diff", diff, help, example="model.onnxa other.onnxa")
+    command = add_command(commands, diff, help, "model.onnxa other.onnxa")
     command.add_argument("other", type=file_name, metavar="OTHER")
     add_model(command, "compare this model only", default=None)
     add_arguments(
@@ -138,7 +134,6 @@ def add_diff(commands: Any) -> None:
 
 
 def diff(arguments: argparse.Namespace) -> int:
-    """Runs `diff`."""
     with progress_bar("diff") as progress:
         difference = onnxarchive.diff(
             arguments.archive,

@@ -5,33 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_command, parser
 from onnxarchive.errors import needing
 
 
 def add_completion(commands: Any) -> None:
-    """Adds `completion`."""
-    command = add_command(
-        commands,
-        "completion",
-        completion,
-        "Print a shell script that completes commands, options and files.",
-        example="bash > onnxarchive.bash",
-        archive=False,
-    )
+    help = "Print a shell script that completes commands, options and files."
+    command = add_command(commands, completion, help, "bash > onnxarchive.bash", archive=False)
     command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
 
 
-def completion(arguments: argparse.Namespace) -> int:
-    """Runs `completion`."""
+def completion(arguments: argparse.Namespace) -> None:
     with needing("shtab", "complete commands"):
         import shtab
     top = parser()
     _complete_files(top, shtab.FILE)
     script = shtab.complete(top, arguments.shell)
     say(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
-    return DONE
 
 
 def _complete_files(command: argparse.ArgumentParser, file: object) -> None:

@@ -50,10 +50,8 @@ _STANDARD_STREAM = "-"
 
 
 def add_convert(commands: Any) -> None:
-    """Adds `convert`."""
     help = "Convert models (.onnx files, directories, zips of any tool, archives) to archives."
-    example = "model.onnx archive.onnxa"
-    command = add_command(commands, "convert", convert, help, example=example, archive=False)
+    command = add_command(commands, convert, help, "model.onnx archive.onnxa", archive=False)
     command.usage = (
         "onnxarchive convert [options] SOURCE TARGET\n"
         "       onnxarchive convert [options] SOURCE... --output-dir DIR"
@@ -114,7 +112,6 @@ def add_convert(commands: Any) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Runs `convert`."""
     _require_paths(arguments)
     options = {
         "size_threshold": arguments.size_threshold,

@@ -6,10 +6,10 @@ import argparse
 import os
 from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     add_arguments,
     add_command,
@@ -24,25 +24,19 @@ from onnxarchive.cli.terminal import count, printable, progress_bar, size, table
 if TYPE_CHECKING:
     from onnxarchive.remote.cache import CachedArchive
 
+_URL: Final = "https://example.com/model.onnxa"  # in examples
+
 
 def add_download(commands: Any) -> None:
-    """Adds `download`."""
-    command = add_command(
-        commands,
-        "download",
-        download,
-        "Download a remote archive and verify it; resume an interrupted download.",
-        example="https://example.com/model.onnxa",
-        archive=False,
-    )
+    help = "Download a remote archive and verify it; resume an interrupted download."
+    command = add_command(commands, download, help, _URL, archive=False)
     command.add_argument("url", metavar="URL")
     add_arguments(command, {"path PATH": "the file (default: the URL's last part)"}, nargs="?")
     add_force(command)
     add_storage_option(command)
 
 
-def download(arguments: argparse.Namespace) -> int:
-    """Runs `download`."""
+def download(arguments: argparse.Namespace) -> None:
     from onnxarchive.conversion.downloading import path_of
     from onnxarchive.files.replacement import partial_path
 
@@ -61,26 +55,22 @@ def download(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(text) from None
     nbytes = os.path.getsize(path)
     say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}, verified")
-    return DONE
 
 
 def add_cache(commands: Any) -> None:
-    """Adds `cache` with its actions."""
     help = "List or clear the cache of remote archives."
-    actions = add_group(commands, "cache", help, example="ls")
+    actions = add_group(commands, "cache", help, "ls")
     help = "List the archives in the cache, most recently used first."
-    ls = add_command(actions, "ls", list_cache, help, example="", archive=False)
+    ls = add_command(actions, list_cache, help, "", name="ls", archive=False)
     help = "Remove archives from the cache; programs that use them are not affected."
-    example = "https://example.com/model.onnxa"
-    clear = add_command(actions, "clear", clear_cache, help, example=example, archive=False)
+    clear = add_command(actions, clear_cache, help, _URL, name="clear", archive=False)
     add_arguments(clear, {"urls URL": "remove only these archives"}, nargs="*")
     help = "the directory of the cache (default: the user's cache)"
     for command in (ls, clear):
         add_arguments(command, {"--directory DIR": help}, default=True)
 
 
-def list_cache(arguments: argparse.Namespace) -> int:
-    """Runs `cache ls`."""
+def list_cache(arguments: argparse.Namespace) -> None:
     from onnxarchive.remote.cache import cached_archives, directory_of_cache
 
     directory = directory_of_cache(arguments.directory)
@@ -89,18 +79,15 @@ def list_cache(arguments: argparse.Namespace) -> int:
     header = ["URL", "bytes", "present", "last used"]
     summary = f"{_count(archives)} in {printable(directory)}"
     say(arguments, _as_json(directory, archives), chain(table(header, rows), ("", summary)))
-    return DONE
 
 
-def clear_cache(arguments: argparse.Namespace) -> int:
-    """Runs `cache clear`."""
+def clear_cache(arguments: argparse.Namespace) -> None:
     from onnxarchive.remote.cache import clear, directory_of_cache
 
     directory = directory_of_cache(arguments.directory)
     removed = clear(directory, arguments.urls)
     summary = f"removed {_count(removed)} from {printable(directory)}"
     say(arguments, _as_json(directory, removed), summary)
-    return DONE
 
 
 def _as_json(directory: str, archives: list[CachedArchive]) -> dict[str, Any]:

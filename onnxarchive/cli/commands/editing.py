@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     REPEATED,
     add_arguments,
@@ -43,11 +43,10 @@ def edit(arguments: argparse.Namespace, command: str, **options: Any) -> Iterato
         yield changes
 
 
-def say_size(arguments: argparse.Namespace) -> int:
+def say_size(arguments: argparse.Namespace) -> None:
     """Prints the size of the edited archive."""
     path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
     say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
-    return DONE
 
 
 def _add_edit_options(command: argparse.ArgumentParser) -> None:
@@ -57,14 +56,9 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_replace_model(commands: Any) -> None:
-    """Adds `replace-model`."""
-    command = add_command(
-        commands,
-        "replace-model",
-        replace_model,
-        "Replace or add a model; the weights stay in place, unless --compact or --copy is given.",
-        example="model.onnxa decoder.onnx --name decoder",
-    )
+    help = "Replace or add a model; the weights stay in place, unless --compact or --copy is given."
+    example = "model.onnxa decoder.onnx --name decoder"
+    command = add_command(commands, replace_model, help, example)
     help = (
         "a .onnx, such as an edited link or a __MODEL_PROTO that was extracted and edited; its "
         "external data may be in the archive or in other files"
@@ -77,53 +71,43 @@ def add_replace_model(commands: Any) -> None:
     _add_edit_options(command)
 
 
-def replace_model(arguments: argparse.Namespace) -> int:
-    """Runs `replace-model`."""
+def replace_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "replace-model") as changes:
         changes.models[arguments.name] = arguments.model
-    return say_size(arguments)
+    say_size(arguments)
 
 
 def add_remove_model(commands: Any) -> None:
-    """Adds `remove-model`."""
     help = "Remove a model; the weights stay in place unless --compact or --copy is given."
-    command = add_command(
-        commands, "remove-model", remove_model, help, example="model.onnxa decoder"
-    )
+    command = add_command(commands, remove_model, help, "model.onnxa decoder")
     add_arguments(command, {"id ID": "the id of the model"})
     _add_edit_options(command)
 
 
-def remove_model(arguments: argparse.Namespace) -> int:
-    """Runs `remove-model`."""
+def remove_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "remove-model") as changes:
         del changes.models[arguments.id]
-    return say_size(arguments)
+    say_size(arguments)
 
 
 def add_rename_model(commands: Any) -> None:
-    """Adds `rename-model`."""
     help = "Give a model of an archive another id."
-    example = "model.onnxa decoder encoder"
-    command = add_command(commands, "rename-model", rename_model, help, example=example)
+    command = add_command(commands, rename_model, help, "model.onnxa decoder encoder")
     add_arguments(
         command, {"old OLD": "the id of the model", "new NEW": "the new id: [a-z][a-z0-9_]*"}
     )
     add_copy(command)
 
 
-def rename_model(arguments: argparse.Namespace) -> int:
-    """Runs `rename-model`."""
+def rename_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "rename-model") as changes:
         changes.models.rename(arguments.old, arguments.new)
-    return say_size(arguments)
+    say_size(arguments)
 
 
 def add_set_metadata(commands: Any) -> None:
-    """Adds `set-metadata`."""
     help = "Set metadata, doc string, producer and domain of a model in an archive."
-    example = "model.onnxa author=Ada"
-    command = add_command(commands, "set-metadata", set_metadata, help, example=example)
+    command = add_command(commands, set_metadata, help, "model.onnxa author=Ada")
     add_arguments(command, {"pairs KEY=VALUE": "metadata to set"}, nargs="*")
     add_arguments(command, {"--remove KEY": "metadata to remove"}, **REPEATED)
     for field in _TEXT_FIELDS:
@@ -133,8 +117,7 @@ def add_set_metadata(commands: Any) -> None:
     _add_edit_options(command)
 
 
-def set_metadata(arguments: argparse.Namespace) -> int:
-    """Runs `set-metadata`."""
+def set_metadata(arguments: argparse.Namespace) -> None:
     metadata = pairs("KEY=VALUE", arguments.pairs)
     with edit(arguments, "set-metadata", model=arguments.model) as changes:
         for field in _TEXT_FIELDS:
@@ -150,17 +133,15 @@ def set_metadata(arguments: argparse.Namespace) -> int:
                 )
             del changes.metadata[key]
         changes.metadata.update(metadata)
-    return say_size(arguments)
+    say_size(arguments)
 
 
 def add_recover(commands: Any) -> None:
-    """Adds `recover`."""
     help = "Roll back an interrupted edit, and remove temporary files of killed processes."
-    add_timeout(add_command(commands, "recover", recover, help, example="model.onnxa"))
+    add_timeout(add_command(commands, recover, help, "model.onnxa"))
 
 
-def recover(arguments: argparse.Namespace) -> int:
-    """Runs `recover`."""
+def recover(arguments: argparse.Namespace) -> None:
     recovery = onnxarchive.recover(arguments.archive, timeout=arguments.timeout)
     result = {
         "path": arguments.archive,
@@ -174,4 +155,3 @@ def recover(arguments: argparse.Namespace) -> int:
     elif not lines:
         lines.append(f"{path}: nothing to recover")
     say(arguments, result, lines)
-    return DONE

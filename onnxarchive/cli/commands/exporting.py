@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import onnxarchive
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     access,
     add_arguments,
@@ -23,9 +23,8 @@ from onnxarchive.remote.urls import shown_url
 
 
 def add_export(commands: Any) -> None:
-    """Adds `export`."""
     help = "Write a model of an archive as a .onnx."
-    command = add_command(commands, "export", export, help, example="model.onnxa exported.onnx")
+    command = add_command(commands, export, help, "model.onnxa exported.onnx")
     add_arguments(
         command,
         {
@@ -39,8 +38,7 @@ def add_export(commands: Any) -> None:
     add_url_options(command)
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Runs `export`."""
+def export(arguments: argparse.Namespace) -> None:
     paths = [arguments.target]
     if arguments.external_data is not None:
         paths.append(os.path.join(os.path.dirname(arguments.target), arguments.external_data))
@@ -58,13 +56,11 @@ def export(arguments: argparse.Namespace) -> int:
     files = [{"path": path, "nbytes": os.path.getsize(path)} for path in paths]
     lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
     say(arguments, {"files": files}, lines)
-    return DONE
 
 
 def add_link(commands: Any) -> None:
-    """Adds `link`."""
     help = "Write a small .onnx that uses an archive as its external data, for other tools."
-    command = add_command(commands, "link", link, help, example="model.onnxa linked.onnx")
+    command = add_command(commands, link, help, "model.onnxa linked.onnx")
     help = "the .onnx to write, in the archive's directory or above; a directory gets one per model"
     add_arguments(command, {"target TARGET": help})
     add_model(command, "link this model")
@@ -74,8 +70,7 @@ def add_link(commands: Any) -> None:
     add_url_options(command)
 
 
-def link(arguments: argparse.Namespace) -> int:
-    """Runs `link`."""
+def link(arguments: argparse.Namespace) -> None:
     from onnxarchive.interop.links import link_targets
 
     archive = shown_url(arguments.archive)
@@ -92,19 +87,16 @@ def link(arguments: argparse.Namespace) -> int:
         links.append({"path": target, "archive": archive, "nbytes": nbytes})
         lines.append(f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}")
     say(arguments, links if os.path.isdir(arguments.target) else links[0], lines)
-    return DONE
 
 
 def add_extract(commands: Any) -> None:
-    """Adds `extract`."""
     help = "Unzip an archive to a directory of ONNX external data."
-    command = add_command(commands, "extract", extract, help, example="model.onnxa unzipped")
+    command = add_command(commands, extract, help, "model.onnxa unzipped")
     add_arguments(command, {"directory DIRECTORY": "a new or an empty directory"})
     add_url_options(command)
 
 
-def extract(arguments: argparse.Namespace) -> int:
-    """Runs `extract`."""
+def extract(arguments: argparse.Namespace) -> None:
     directory = arguments.directory
     with progress_bar("extract") as progress:
         onnxarchive.extract(arguments.archive, directory, progress=progress, **access(arguments))
@@ -115,4 +107,3 @@ def extract(arguments: argparse.Namespace) -> int:
         for id, path in paths.items()
     ]
     say(arguments, {"model": paths[""], "models": paths}, lines)
-    return DONE

@@ -15,7 +15,7 @@ import onnx
 
 from onnxarchive.cli.commands.assets import write_asset
 from onnxarchive.cli.commands.prepacking import described_sets, set_lines
-from onnxarchive.cli.output import DONE, StandardOutput, require_no_terminal, say
+from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import (
     add_arguments,
     add_command,
@@ -37,15 +37,13 @@ _MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
 
 
 def add_ls(commands: Any) -> None:
-    """Adds `ls`."""
     help = "List the tensors and assets of an archive."
-    command = add_command(commands, "ls", ls, help, example="model.onnxa")
+    command = add_command(commands, ls, help, "model.onnxa")
     add_model(command, "list the tensors of this model only", default=None)
     add_url_options(command)
 
 
-def ls(arguments: argparse.Namespace) -> int:
-    """Runs `ls`."""
+def ls(arguments: argparse.Namespace) -> None:
     only = arguments.model
     with open_archive(arguments, only or "") as archive:
         chosen = archive.models if only is None else {only: archive.model}
@@ -54,7 +52,7 @@ def ls(arguments: argparse.Namespace) -> int:
         listed: dict[str, dict[str, Any]] = {}
         outside = 0
         for id in chosen:
-            refs = archive._refs_of(id)
+            refs = archive.contents.models[id].refs
             outside += len(refs)
             for key, ref in refs.items():
                 if key not in listed:
@@ -74,7 +72,7 @@ def ls(arguments: argparse.Namespace) -> int:
             "in_model": sum(map(_count, chosen.values())) - outside,
             "assets": len(others) - len(archive.models),
             "weights": sum(item["nbytes"] for item in listed.values()),
-            "nbytes": archive._file.size,
+            "nbytes": archive.contents.file.size,
         }
         are_several = len(archive.models) > 1
     stored = sorted(listed.values(), key=itemgetter("data_offset"))
@@ -93,7 +91,6 @@ def ls(arguments: argparse.Namespace) -> int:
     )
     result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
     say(arguments, result, chain(table(header, rows), ("", summary)))
-    return DONE
 
 
 def _count(model: onnx.ModelProto) -> int:
@@ -109,7 +106,7 @@ def _users(archive: Archive) -> dict[str, list[str]]:
     """The ids of the models that use a key, by key."""
     users: dict[str, list[str]] = {}
     for id in archive.models:
-        for key in archive._refs_of(id):
+        for key in archive.contents.models[id].refs:
             users.setdefault(key, []).append(id)
     return users
 
@@ -119,13 +116,11 @@ def _shown_ids(ids: Iterable[str]) -> str:
 
 
 def add_models(commands: Any) -> None:
-    """Adds `models`."""
     help = "List the models in an archive with inputs, outputs, parameters and bytes of weights."
-    add_url_options(add_command(commands, "models", models, help, example="model.onnxa"))
+    add_url_options(add_command(commands, models, help, "model.onnxa"))
 
 
-def models(arguments: argparse.Namespace) -> int:
-    """Runs `models`."""
+def models(arguments: argparse.Namespace) -> None:
     with open_archive(arguments) as archive:
         users = _users(archive)
         listed = [_described(archive, id, users) for id in archive.models]
@@ -135,12 +130,11 @@ def models(arguments: argparse.Namespace) -> int:
         numbers = it["parameters"], it["shared_nbytes"], it["own_nbytes"]
         rows.append([it["id"] or _DEFAULT, _few(it["inputs"]), _few(it["outputs"]), *numbers])
     say(arguments, {"path": archive.path, "models": listed}, table(header, rows))
-    return DONE
 
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Describes a model, with the bytes of shared weights and of unshared weights."""
-    used = [archive.entries[key] for key in archive._refs_of(id)]
+    used = [archive.entries[key] for key in archive.contents.models[id].refs]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)
     return {
@@ -178,15 +172,13 @@ def _parameters(model: onnx.ModelProto) -> int:
 
 
 def add_info(commands: Any) -> None:
-    """Adds `info`."""
-    help, example = "Describe a model in an archive.", "model.onnxa --model decoder"
-    command = add_command(commands, "info", info, help, example=example)
+    help = "Describe a model in an archive."
+    command = add_command(commands, info, help, "model.onnxa --model decoder")
     add_model(command, "describe this model")
     add_url_options(command)
 
 
-def info(arguments: argparse.Namespace) -> int:
-    """Runs `info`."""
+def info(arguments: argparse.Namespace) -> None:
     with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
@@ -203,7 +195,7 @@ def info(arguments: argparse.Namespace) -> int:
             "nodes": len(model.graph.node),
             **_ports(model),
             "parameters": _parameters(model),
-            "bytes": _bytes(archive, archive._file.size),
+            "bytes": _bytes(archive),
             "metadata": proto.metadata(model),
             "packed": described_sets(archive),
         }
@@ -221,15 +213,13 @@ def info(arguments: argparse.Namespace) -> int:
             for row, item in enumerate(value.items()):
                 lines.append(f"{label if not row else '':<14}{': '.join(map(cut, map(str, item)))}")
         elif value:
-            shown = f"{value:,}" if isinstance(value, int) else cut(value)
-            lines.append(f"{label:<14}{shown}")
+            lines.append(f"{label:<14}{f'{value:,}' if isinstance(value, int) else cut(value)}")
     say(arguments, result, lines)
-    return DONE
 
 
-def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
+def _bytes(archive: Archive) -> dict[str, int]:
     """The bytes of an archive by use, such as weights or padding."""
-    entries = archive.entries.values()
+    entries, nbytes = archive.entries.values(), archive.contents.file.size
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
     models = sum(archive.entries[model_entry(id)].nbytes for id in archive.models)
     data = sum(entry.nbytes for entry in entries)
@@ -249,10 +239,9 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 
 def add_cat(commands: Any) -> None:
-    """Adds `cat`."""
     help = "Write a tensor (as .npy) or an asset to standard output."
     example = "model.onnxa layer.0/weight > weight.npy"
-    command = add_command(commands, "cat", cat, help, example=example, json=False)
+    command = add_command(commands, cat, help, example, json=False)
     help = (
         "the tensor, or the path of the asset; a type that numpy lacks, such as BFLOAT16, is "
         "written as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
@@ -262,8 +251,7 @@ def add_cat(commands: Any) -> None:
     add_url_options(command)
 
 
-def cat(arguments: argparse.Namespace) -> int:
-    """Runs `cat`."""
+def cat(arguments: argparse.Namespace) -> None:
     from onnxarchive.interop.inputs import npy_array
 
     require_no_terminal()
@@ -281,4 +269,3 @@ def cat(arguments: argparse.Namespace) -> int:
             )
             output.write(header.getvalue())
             output.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return DONE

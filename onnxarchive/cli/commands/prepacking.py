@@ -6,28 +6,23 @@ import argparse
 from typing import Any
 
 import onnxarchive
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_model
 from onnxarchive.cli.terminal import cut, printable, progress_bar, size
 from onnxarchive.reading.archive import Archive
 
 
 def add_prepack(commands: Any) -> None:
-    """Adds `prepack`."""
-    command = add_command(
-        commands,
-        "prepack",
-        prepack,
-        "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory.",
-        example="model.onnxa",
+    help = (
+        "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory."
     )
+    command = add_command(commands, prepack, help, "model.onnxa")
     add_model(command, "pack the weights of this model alone", default=None)
     add_arguments(command, {"--remove": "remove all packed weights instead"})
     add_copy(command)
 
 
-def prepack(arguments: argparse.Namespace) -> int:
-    """Runs `prepack`."""
+def prepack(arguments: argparse.Namespace) -> None:
     from onnxarchive.interop.prepacking import remove_prepacked
 
     path = arguments.archive
@@ -43,7 +38,6 @@ def prepack(arguments: argparse.Namespace) -> int:
         sets = described_sets(archive)
     lines = [f"{printable(path)}: {line}" for it in sets for line in set_lines(it)]
     say(arguments, {"path": path, "packed": sets}, lines or f"{printable(path)}: no packed weights")
-    return DONE
 
 
 def described_sets(archive: Archive) -> list[dict[str, Any]]:

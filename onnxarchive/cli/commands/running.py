@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from onnxarchive.cli.output import DONE, say
+from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     REPEATED,
     access,
@@ -38,10 +38,8 @@ _MS: Final = 1000.0
 
 
 def add_run(commands: Any) -> None:
-    """Adds `run`."""
     help = "Run a model with ONNX Runtime, and print inputs, outputs, time and memory growth."
-    example = "model.onnxa --repeat 5"
-    command = add_command(commands, "run", run, help, example=example, archive=False)
+    command = add_command(commands, run, help, "model.onnxa --repeat 5", archive=False)
     add_arguments(command, {"path MODEL": "an archive or a .onnx"}, type=file_name)
     add_model(command, "run this model of the archive")
     add_arguments(
@@ -69,8 +67,7 @@ def add_run(commands: Any) -> None:
     add_url_options(command)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs `run`."""
+def run(arguments: argparse.Namespace) -> None:
     from onnxarchive.files.replacement import new_directory
     from onnxarchive.interop import running
 
@@ -95,7 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     lines = _lines(result)
     lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
     say(arguments, result, lines)
-    return DONE
 
 
 def _load(path: str) -> Input:
@@ -177,9 +173,8 @@ def _row(value: Mapping[str, Any]) -> list[str]:
 
 
 def add_view(commands: Any) -> None:
-    """Adds `view`."""
     help = "Show the graph and the weights of an archive in a browser, with Netron."
-    command = add_command(commands, "view", view, help, example="model.onnxa --model decoder")
+    command = add_command(commands, view, help, "model.onnxa --model decoder")
     help = "the server's port (default: any free)"
     add_arguments(command, {"--port N": help}, type=int, default=0)
     add_model(command, "show this model")
@@ -187,8 +182,7 @@ def add_view(commands: Any) -> None:
     add_url_options(command)
 
 
-def view(arguments: argparse.Namespace) -> int:
-    """Runs `view` until it is interrupted."""
+def view(arguments: argparse.Namespace) -> None:
     from onnxarchive.interop.netron import Server
 
     archive, port, model = arguments.archive, arguments.port, arguments.model
@@ -208,4 +202,3 @@ def view(arguments: argparse.Namespace) -> int:
             webbrowser.open(page.as_uri())
         while True:
             time.sleep(1)
-    return DONE
