@@ -17,7 +17,6 @@ from hypothesis import given, settings, strategies as st
 from models import (
     break_local_header,
     every_tensor,
-    external_tensors,
     flip_byte,
     full_model,
     further_model,
@@ -34,8 +33,8 @@ from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive.interop.links import linked_archive
-from onnxarchive.model import proto, tensors
-from onnxarchive.reading.linked_models import linked_model, may_give_shape
+from onnxarchive.model import proto
+from onnxarchive.reading.linked_models import may_give_shape
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"
@@ -168,38 +167,6 @@ def test_any_model_is_linked(
     onnxarchive.link(archive, link)
     assert messages(link, archive) == []
     assert without_mark(onnx.load(link)) == normalised(model)
-
-
-@settings(deadline=None, max_examples=50)
-@given(model=model_protos(), size_threshold=st.sampled_from([0, 64, 1024]), attribute=st.booleans())
-def test_any_model_is_linked_as_if_field_by_field(
-    tmp_path_factory: pytest.TempPathFactory,
-    model: onnx.ModelProto,
-    size_threshold: int,
-    attribute: bool,
-) -> None:
-    def is_outside(ref: tensors.TensorRef, nbytes: int) -> bool:
-        return nbytes > 8
-
-    path = tmp_path_factory.mktemp("any") / "m.onnxa"
-    onnxarchive.save(model, path, size_threshold=size_threshold, convert_attribute=attribute)
-    with onnxarchive.open(path) as archive:
-        before = archive.model.SerializeToString()
-        expected = onnx.ModelProto.FromString(before)
-        for key, tensor in external_tensors(expected).items():
-            entry = archive.entries[key]
-            if entry.nbytes > 8:
-                tensors.set_location(
-                    tensor, "a/m.onnxa", offset=entry.data_offset, length=entry.nbytes
-                )
-            else:
-                tensors.set_raw_data(tensor, bytes(archive.read(key)))
-        linked = linked_model(archive, "a/m.onnxa", is_outside)
-        assert archive.model.SerializeToString() == before
-        spent = linked_model(archive, "a/m.onnxa", is_outside, in_place=True)
-        assert spent is archive.model
-        for found in (linked, spent):
-            assert found.SerializeToString() == expected.SerializeToString()
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,9 @@ def _bsdtar(directory: Path, path: Path) -> None:
 
 def _bsdtar_by_name(options: str = "") -> Zip:
     def make(directory: Path, path: Path) -> None:
-        given = ["--format=zip", *(["--options", options] if options else []), "-cf", path]
-        _run(_tool("bsdtar"), *given, *sorted(os.listdir(directory)), directory=directory)
+        given = ["--format=zip", *(["--options", options] if options else [])]
+        names = sorted(os.listdir(directory))
+        _run(_tool("bsdtar"), *given, "-cf", path, *names, directory=directory)
 
     return make
 
