@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from models import MEASURE_MEMORY, flip_byte, run_python, runnable_model
+from models import MEASURE_MEMORY, entry_of, flip_byte, run_python, runnable_model
 from written import saved, write_model
 
 import onnxarchive
@@ -86,9 +86,7 @@ print(growth(lambda: main(sys.argv[1:])), file=sys.__stdout__)
 def test_a_damaged_asset_fails_after_it_was_written(
     archive: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    with onnxarchive.open(archive) as opened:
-        offset = opened.entries["assets/labels.txt"].data_offset
-    flip_byte(archive, offset)
+    flip_byte(archive, entry_of(archive, "assets/labels.txt").data_offset)
     assert run("assets", "cat", archive, "labels.txt") == 3
     error = capfdbinary.readouterr().err.decode()
     assert error.startswith(f"onnxarchive: {archive}: entry 'assets/labels.txt': expected 8 bytes")

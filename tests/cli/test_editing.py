@@ -10,7 +10,7 @@ import lock_calls
 import onnx
 import pytest
 from commands import run
-from models import external, flip_byte, model_of, raw_tensor, run_python, runnable_model
+from models import entry_of, external, flip_byte, model_of, raw_tensor, run_python, runnable_model
 from written import saved
 
 import onnxarchive
@@ -338,9 +338,7 @@ def test_a_path_that_a_terminal_cannot_show_is_shown_in_one_line(
 def test_damage_is_told_and_nothing_is_changed(
     archive: Path, command: list[str], call: Callable[..., int], capsys: Captured
 ) -> None:
-    with onnxarchive.open(archive) as opened:
-        offset = opened.entries["__MODEL_PROTO"].data_offset
-    flip_byte(archive, offset + 3)
+    flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset + 3)
     before = archive.read_bytes()
     assert call(command, archive) == 3
     assert "[ZIP-15]" in told(capsys)

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 from commands import run
-from models import break_local_header, further_model, runnable_model
+from models import break_local_header, entry_of, further_model, runnable_model
 
 import onnxarchive
 
@@ -76,9 +76,7 @@ def test_link_says_why_it_cannot_be_elsewhere(archive: Path, capsys: Captured) -
 
 
 def test_link_refuses_a_broken_archive(archive: Path, capsys: Captured) -> None:
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
-    break_local_header(archive, entry)
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
     assert run("link", archive, archive.with_name("link.onnx")) == 3
     assert "layer_0_weight" in capsys.readouterr().err
     assert run("link", archive.with_name("missing"), archive.with_name("link.onnx")) == 2
@@ -126,9 +124,7 @@ def test_check_tells_that_the_archive_of_a_link_is_gone(
 def test_check_of_a_link_tells_first_what_is_wrong_with_the_archive(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
-    break_local_header(archive, entry)
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
     assert run("check", "--link", link) == 1
     assert "layer_0_weight" in capsys.readouterr().out
 

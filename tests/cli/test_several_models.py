@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import run
-from models import flip_byte, runnable_model
+from models import entry_of, flip_byte, runnable_model
 from onnx import numpy_helper
 
 import onnxarchive
@@ -139,8 +139,7 @@ def test_models_gives_types_and_entries_in_json(archive: Path, capsys: Captured)
     assert result["path"] == str(archive)
     default, decoder = result["models"]
     assert (default["id"], default["entry"]) == ("", "__MODEL_PROTO")
-    with onnxarchive.open(archive) as opened:
-        nbytes = opened.entries["__MODEL_PROTO_decoder"].nbytes
+    nbytes = entry_of(archive, "__MODEL_PROTO_decoder").nbytes
     assert decoder == {
         "id": "decoder",
         "entry": "__MODEL_PROTO_decoder",
@@ -214,8 +213,7 @@ def test_info_describes_the_model_that_is_asked_for(archive: Path, capsys: Captu
 def test_check_names_the_model_at_fault(archive: Path, capsys: Captured) -> None:
     assert run("check", archive, "--full") == 0
     capsys.readouterr()
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["__MODEL_PROTO_decoder"]
+    entry = entry_of(archive, "__MODEL_PROTO_decoder")
     flip_byte(archive, entry.data_offset + entry.nbytes // 2)
     assert run("check", archive) == 1
     assert "__MODEL_PROTO_decoder" in printed(capsys)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from chromium import chromium
 from commands import run
-from models import flip_byte, runnable_model
+from models import entry_of, flip_byte, runnable_model
 from processes import started, wait_until
 
 import onnxarchive
@@ -207,8 +207,7 @@ def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) ->
 
 @needs_netron
 def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View) -> None:
-    with onnxarchive.open(archive) as opened:
-        flip_byte(archive, opened.entries["layer_0_weight"].data_offset)
+    flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     with pytest.raises(urllib.error.HTTPError, match="500") as caught:
         read(view.url + "data/layer_0_weight")
     caught.value.close()

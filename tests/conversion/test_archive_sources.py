@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import external, flip_byte, mixed_model, model_of, raw_tensor
+from models import entry_of, external, flip_byte, mixed_model, model_of, raw_tensor
 from written import converted
 
 import onnxarchive
@@ -92,8 +92,7 @@ def test_the_suffix_of_an_archive_says_nothing(archive: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a_w", "assets/labels.txt", "__MODEL_PROTO"])
 def test_damaged_bytes_are_not_passed_on(archive: Path, name: str) -> None:
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries[name]
+    entry = entry_of(archive, name)
     flip_byte(archive, entry.data_offset + entry.nbytes // 2)
     with pytest.raises(ChecksumError, match=name) as caught:
         onnxarchive.convert(archive, archive.parent / "new.onnxa")
@@ -158,8 +157,7 @@ def test_an_archive_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w", dims=(count,), seed=1)), path)
-    with onnxarchive.open(path) as opened:
-        flip_byte(path, opened.entries["w"].data_offset + count)
+    flip_byte(path, entry_of(path, "w").data_offset + count)
     with pytest.raises(ChecksumError, match=r"'w'.*source is damaged"):
         onnxarchive.convert(path, tmp_path / "other.onnxa", size_threshold=1 << 30)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]

@@ -21,6 +21,7 @@ from models import (
     MEASURE_MEMORY,
     NUMBERS,
     attribute,
+    entry_of,
     every_tensor,
     external,
     flip_byte,
@@ -556,7 +557,7 @@ outputs = pytest.mark.parametrize("output", [_export, _export_data, _extract])
 @outputs
 @pytest.mark.parametrize("entry", ["a_w", "c"])
 def test_damaged_data_is_not_passed_on(path: Path, output: Callable[..., None], entry: str) -> None:
-    flip_byte(path, onnxarchive.open(path).entries[entry].data_offset)
+    flip_byte(path, entry_of(path, entry).data_offset)
     with pytest.raises(ChecksumError, match=entry) as caught:
         output(path)
     assert caught.value.path == str(path)
@@ -565,7 +566,7 @@ def test_damaged_data_is_not_passed_on(path: Path, output: Callable[..., None], 
 
 @outputs
 def test_a_damaged_header_is_not_passed_over(path: Path, output: Callable[..., None]) -> None:
-    flip_byte(path, onnxarchive.open(path).entries["c"].header_offset)
+    flip_byte(path, entry_of(path, "c").header_offset)
     with pytest.raises(ArchiveFormatError, match="ZIP-7"):
         output(path)
     assert _left(path) == {}
@@ -627,7 +628,7 @@ def test_what_is_no_archive_is_refused(path: Path, output: Callable[..., None]) 
 
 
 def test_a_failed_export_leaves_existing_files_alone(path: Path) -> None:
-    flip_byte(path, onnxarchive.open(path).entries["c"].data_offset)
+    flip_byte(path, entry_of(path, "c").data_offset)
     old = {"m.onnx": b"old model", "m.data": b"old data"}
     for name, content in old.items():
         (path.parent / name).write_bytes(content)
@@ -707,7 +708,7 @@ def test_a_file_is_not_extracted_to(path: Path) -> None:
 
 
 def test_a_failed_extract_leaves_an_empty_directory_as_it_was(path: Path) -> None:
-    flip_byte(path, onnxarchive.open(path).entries["c"].data_offset)
+    flip_byte(path, entry_of(path, "c").data_offset)
     (path.parent / "out").mkdir()
     with pytest.raises(ChecksumError):
         onnxarchive.extract(path, path.parent / "out")

@@ -17,7 +17,7 @@ from typing import Any
 import faults
 import lock_calls
 import pytest
-from models import runnable_model
+from models import entry_of, runnable_model
 from obstore.store import MemoryStore
 from processes import started, wait_until
 from remote_archives import PATH, PLACES, an_archive, changes_after, sends, with_byte_flipped
@@ -310,8 +310,7 @@ def test_damaged_bytes_are_an_error_and_nothing_is_left(
     web: WebServer, url: str, folder: Path, part: str, with_validator: bool
 ) -> None:
     (folder / "m.onnxa").write_bytes(b"old")
-    with onnxarchive.open(ARCHIVE) as archive:
-        entry = archive.entries[part]
+    entry = entry_of(ARCHIVE, part)
     sends(web, with_byte_flipped(ARCHIVE, entry.data_offset + entry.nbytes // 2))
     if not with_validator:
         without_etag(web)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import MEASURE_MEMORY, model_of, run_python
+from models import MEASURE_MEMORY, entry_of, model_of, run_python
 from object_servers import S3Server, nginx, s3_server
 from onnx import TensorProto, numpy_helper
 from processes import started, wait_until
@@ -96,8 +96,7 @@ def test_a_model_in_a_bucket_is_converted_within_it(s3: S3Server, tmp_path: Path
 def test_a_failure_leaves_nothing_in_the_bucket(s3: S3Server, tmp_path: Path) -> None:
     path = tmp_path / "l.onnxa"
     onnxarchive.save(random_model(), path)
-    with onnxarchive.open(path) as archive:
-        last = archive.entries["w3"].data_offset
+    last = entry_of(path, "w3").data_offset
     with open(path, "r+b") as file:
         file.seek(last + 5 * MIB)
         file.write(b"\0\1\2")

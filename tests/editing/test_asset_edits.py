@@ -9,7 +9,7 @@ from typing import Any
 import edits
 import pytest
 from edits import added, changed, entries_of, no_clone, require, require_kept, weights
-from models import copying_clone
+from models import copying_clone, entry_of
 from several_models import A, B, of
 from written import saved
 
@@ -174,8 +174,7 @@ def test_what_is_refused_changes_nothing(
 
 def test_a_damaged_tensor_is_not_copied(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "clone", no_clone)
-    with onnxarchive.open(archive) as opened:
-        offset = opened.entries["w0"].data_offset
+    offset = entry_of(archive, "w0").data_offset
     data = bytearray(archive.read_bytes())
     data[offset] ^= 1
     archive.write_bytes(data)

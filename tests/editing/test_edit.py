@@ -19,7 +19,6 @@ from edits import (
     changed,
     document,
     documented,
-    entry,
     new_model,
     referring,
     removed,
@@ -30,6 +29,7 @@ from edits import (
 )
 from models import (
     copying_clone,
+    entry_of,
     model_of,
     open_below,
     raw_tensor,
@@ -166,7 +166,7 @@ def rewrite_model(path: Path, serialized: bytes) -> None:
     """Gives the model's entry other bytes of the same size."""
     import zlib
 
-    place = entry(path, MODEL)
+    place = entry_of(path, MODEL)
     data = bytearray(path.read_bytes())
     old = place.crc32.to_bytes(4, "little")
     data[place.data_offset : place.data_offset + place.nbytes] = serialized
@@ -560,7 +560,7 @@ def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_writte
     path: Path, compact: bool
 ) -> None:
     onnxarchive.save(weights(2), path)
-    nbytes = entry(path, MODEL).nbytes
+    nbytes = entry_of(path, MODEL).nbytes
     with pytest.raises(ArchiveFormatError, match="max_model_nbytes"):
         document(path, max_model_nbytes=nbytes - 1)
     before = path.read_bytes()

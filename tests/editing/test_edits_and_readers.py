@@ -20,7 +20,6 @@ from edits import (
     change_model,
     changed,
     documented,
-    entry,
     new_model,
     no_clone,
     referring,
@@ -31,7 +30,7 @@ from edits import (
     weights,
     with_array,
 )
-from models import copying_clone, flip_byte, model_of, open_below, run_python
+from models import copying_clone, entry_of, flip_byte, model_of, open_below, run_python
 from written import saved
 
 import onnxarchive
@@ -48,8 +47,8 @@ from onnxarchive.zipformat.records import LocalHeader
 def test_weights_are_neither_read_nor_written(path: Path, way: dict[str, Any]) -> None:
     onnxarchive.save(weights(3), path)
     new = changed(referring(path), documented("new"), added("w3"))
-    end = entry(path, MODEL).header_offset
-    damaged = [entry(path, f"w{i}").data_offset + 50 for i in range(3)]
+    end = entry_of(path, MODEL).header_offset
+    damaged = [entry_of(path, f"w{i}").data_offset + 50 for i in range(3)]
     for offset in damaged:
         flip_byte(path, offset)
     before = path.read_bytes()
@@ -65,7 +64,7 @@ def test_a_tensor_is_replaced_on_a_clone_without_reading_the_others(
 ) -> None:
     monkeypatch.setattr(filesystem, "clone", copying_clone)
     onnxarchive.save(weights(3), path)
-    damaged = [entry(path, f"w{i}").data_offset + 50 for i in range(3)]
+    damaged = [entry_of(path, f"w{i}").data_offset + 50 for i in range(3)]
     for offset in damaged:
         flip_byte(path, offset)
     ones = np.ones(300, np.float32)
@@ -109,7 +108,7 @@ def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
     model = onnx.load(link, load_external_data=False)
     del model.graph.initializer[0]
     shorter.write_bytes(model.SerializeToString())
-    flip_byte(path, entry(path, "w2").data_offset + 50)
+    flip_byte(path, entry_of(path, "w2").data_offset + 50)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"'w2'.* 0x|no model would use 'w2'"):
         change(path)
@@ -148,7 +147,7 @@ def test_a_damaged_header_of_an_asset_is_noticed_before_an_edit_that_could_not_b
     path: Path,
 ) -> None:
     onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
-    flip_byte(path, entry(path, "assets/labels").header_offset + 12)
+    flip_byte(path, entry_of(path, "assets/labels").header_offset + 12)
     before = path.read_bytes()
     with pytest.raises(ArchiveFormatError, match=r"'assets/labels': .*ZIP-7"):
         replace_model(path, changed(referring(path), added("w2")))
@@ -192,7 +191,7 @@ def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
 
 def test_a_damaged_tensor_can_be_replaced(path: Path) -> None:
     onnxarchive.save(weights(3), path)
-    flip_byte(path, entry(path, "w1").data_offset)
+    flip_byte(path, entry_of(path, "w1").data_offset)
     replace_tensor(path, "w1", onnx.numpy_helper.to_array(weights(3).graph.initializer[1]))
     require(path, saved(weights(3)))
 
@@ -200,7 +199,7 @@ def test_a_damaged_tensor_can_be_replaced(path: Path) -> None:
 def test_a_damaged_local_header_is_noticed(path: Path) -> None:
     onnxarchive.save(weights(3), path)
     model = referring(path)
-    flip_byte(path, entry(path, "w1").header_offset)
+    flip_byte(path, entry_of(path, "w1").header_offset)
     before = path.read_bytes()
     calls: list[Callable[[], None]] = [
         lambda: replace_model(path, changed(model, documented("new"))),

@@ -13,7 +13,6 @@ from edits import (
     added,
     changed,
     documented,
-    entry,
     other_bytes,
     referring,
     removed,
@@ -22,7 +21,7 @@ from edits import (
     require,
     weights,
 )
-from models import external, flip_byte, model_of, raw_tensor
+from models import entry_of, external, flip_byte, model_of, raw_tensor
 from onnx import TensorProto
 from written import saved
 
@@ -61,8 +60,7 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
 ) -> None:
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
-    with onnxarchive.open(path) as archive:
-        offset = archive.entries[MODEL].header_offset
+    offset = entry_of(path, MODEL).header_offset
     link = path.with_name("link.onnx")
     onnxarchive.link(path, link)
     new = onnx.load(link, load_external_data=False)
@@ -198,7 +196,7 @@ def test_damaged_data_of_another_archive_is_not_copied(
     onnxarchive.save(weights(1), path)
     other = tmp_path / "other.onnxa"
     onnxarchive.save(weights(3), other)
-    flip_byte(other, entry(other, "w2").data_offset + 50)
+    flip_byte(other, entry_of(other, "w2").data_offset + 50)
     with (
         onnxarchive.open(other) as opened,
         pytest.raises(ChecksumError, match=r"'w2'.* 0x") as caught,

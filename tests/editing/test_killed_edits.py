@@ -14,6 +14,8 @@ import pytest
 if not hasattr(os, "fork"):
     pytest.skip("the tool forks", allow_module_level=True)
 
+from models import entry_of
+
 import onnxarchive
 from tools.crash import edits
 from tools.crash.history import DisagreementError, Event, possible_states, unfounded
@@ -169,8 +171,7 @@ def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
 def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.onnxa"
     State(70, 3, True).write(path)
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries[name]
+    entry = entry_of(path, name)
     with open(path, "r+b") as file:
         file.seek(entry.data_offset + entry.nbytes - 1)
         last = file.read(1)

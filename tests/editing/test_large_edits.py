@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from edits import replace_model
-from models import model_of, run_python
+from models import entry_of, model_of, run_python
 from onnx import TensorProto
 from sparse_files import GIB
 
@@ -139,8 +139,7 @@ def archive(tmp_path: Path) -> Iterator[Path]:
 
 def end_of(path: Path) -> bytes:
     """The bytes from the model to the end of the file."""
-    with onnxarchive.open(path) as archive:
-        offset = archive.entries[MODEL_PROTO].header_offset
+    offset = entry_of(path, MODEL_PROTO).header_offset
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read()
@@ -197,8 +196,7 @@ def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int
         return made
 
     write_sparsely(path, size, weights_of(size))
-    with onnxarchive.open(path) as archive:
-        data_offset = archive.entries[MODEL_PROTO].data_offset
+    data_offset = entry_of(path, MODEL_PROTO).data_offset
     padding = limit - data_offset - below - len(model(4 * MIB).SerializeToString()) + 4 * MIB
     replace_model(path, model(0))
     original = end_of(path)

@@ -16,7 +16,6 @@ from edits import (
     changed,
     documented,
     entries_of,
-    entry,
     no_clone,
     other_bytes,
     referring,
@@ -33,6 +32,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from models import (
     attribute,
     copying_clone,
+    entry_of,
     every_tensor,
     external,
     full_model,
@@ -90,7 +90,7 @@ def test_new_tensors_behind_the_others_are_added(
     model = weights(3)
     onnxarchive.save(model, path, alignment=alignment)
     before = path.read_bytes()
-    start = entry(path, "__MODEL_PROTO").header_offset
+    start = entry_of(path, "__MODEL_PROTO").header_offset
     more = [added("w3", nbytes), added("W3", 2 * nbytes, seed=5)]
     replace_model(path, changed(referring(path), *more), **way)
     require(path, saved(changed(model, *more), alignment=alignment))

@@ -180,11 +180,6 @@ def referring(path: Path) -> onnx.ModelProto:
         return archive.model
 
 
-def entry(path: Path, name: str) -> Any:
-    with onnxarchive.open(path) as archive:
-        return archive.entries[name]
-
-
 def entries_of(data: bytes) -> list[tuple[str, bytes]]:
     """Names and data of all entries except the model, in order."""
     view = memoryview(data)

@@ -20,6 +20,8 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+import onnxarchive
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -420,6 +422,12 @@ def copying_clone(source: MappedFile, target: int) -> bool:
     """Replaces `filesystem.clone`: a copy instead of shared blocks."""
     os.pwrite(target, source.read(0, source.size), 0)
     return True
+
+
+def entry_of(source: Any, name: str) -> Entry:
+    """An entry of an archive."""
+    with onnxarchive.open(source) as archive:
+        return archive.entries[name]
 
 
 def flip_byte(path: str | os.PathLike[str], offset: int) -> None:

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings, strategies as st
 from models import (
     break_local_header,
+    entry_of,
     every_tensor,
     flip_byte,
     full_model,
@@ -78,8 +79,7 @@ def every_message(message: Message) -> Iterator[Message]:
 def test_a_link_is_small_and_points_into_the_archive(archive: Path, link: Path) -> None:
     assert link.stat().st_size < 1000
     weight, bias = parsed(link).graph.initializer
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
+    entry = entry_of(archive, "layer_0_weight")
     pairs = {it.key: it.value for it in weight.external_data}
     assert pairs == {
         "location": archive.name,
@@ -336,9 +336,7 @@ def test_a_link_is_whole_or_not_there(archive: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_broken_archive_is_not_linked(archive: Path) -> None:
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
-    break_local_header(archive, entry)
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
     with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
         onnxarchive.link(archive, archive.with_suffix(".onnx"))
     assert str(caught.value).startswith(f"{archive}: ")

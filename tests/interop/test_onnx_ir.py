@@ -18,6 +18,7 @@ from models import (
     MEASURE_MEMORY,
     NUMBERS,
     break_local_header,
+    entry_of,
     flip_byte,
     full_model,
     keys_of,
@@ -253,8 +254,7 @@ def test_tensors_outlive_the_model_and_let_go_of_the_file_in_the_end(tmp_path: P
 def test_a_local_header_is_compared_when_its_tensor_is_first_read(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(runnable_model(), path)
-    with onnxarchive.open(path) as archive:
-        break_local_header(path, archive.entries["layer_0_weight"])
+    break_local_header(path, entry_of(path, "layer_0_weight"))
     model = onnxarchive.ir.load(path)
     tensor = _tensor(model, "layer.0/weight")
     assert tensor.nbytes == 1 << 16
@@ -406,8 +406,7 @@ def test_a_changed_tensor_is_not_saved_as_if_it_were_right(tmp_path: Path) -> No
     path = tmp_path / "m.onnxa"
     onnxarchive.save(runnable_model(), path)
     model = onnxarchive.ir.load(path)
-    with onnxarchive.open(path) as archive:
-        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 100)
+    flip_byte(path, entry_of(path, "layer_0_weight").data_offset + 100)
     before = path.read_bytes()
     with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'layer_0_weight'.*CRC-32"):
         onnxarchive.save(model, path)

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from models import (
     break_local_header,
+    entry_of,
     flip_byte,
     keys_of,
     model_of,
@@ -98,8 +99,7 @@ def test_weights_are_read_from_the_archive_itself(archive: Path) -> None:
     assert len(model) < 1000
     weight = onnx.ModelProto.FromString(model).graph.initializer[0]
     pairs = {pair.key: pair.value for pair in weight.external_data}
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
+    entry = entry_of(archive, "layer_0_weight")
     assert pairs == {
         "location": archive.name,
         "offset": str(entry.data_offset),
@@ -730,9 +730,7 @@ def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
         raise AssertionError("made")
 
     monkeypatch.setattr(ort.InferenceSession, "__init__", never)
-    with onnxarchive.open(archive) as opened:
-        entry = opened.entries["layer_0_weight"]
-    break_local_header(archive, entry)
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
     for call in (onnxarchive.session, onnxarchive.session_options):
         with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
             call(archive)

@@ -20,6 +20,7 @@ import pytest
 from models import (
     MEASURE_MEMORY,
     attribute,
+    entry_of,
     flip_byte,
     full_model,
     keys_of,
@@ -812,9 +813,7 @@ def test_an_exception_of_the_function_passes(clumsy: Path) -> None:
 def test_damaged_weights_are_not_copied(
     clumsy: Path, tmp_path: Path, weights: Weights, size_threshold: int
 ) -> None:
-    with onnxarchive.open(clumsy) as archive:
-        offset = archive.entries["b"].data_offset
-    flip_byte(clumsy, offset + 77)
+    flip_byte(clumsy, entry_of(clumsy, "b").data_offset + 77)
     with pytest.raises(ChecksumError, match=r"clumsy\.onnxa: (entry|tensor) 'b'.*CRC-32"):
         transform(
             clumsy,

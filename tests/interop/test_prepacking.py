@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import break_local_header, further_model, runnable_model
+from models import break_local_header, entry_of, further_model, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -466,9 +466,7 @@ def test_a_damaged_header_of_packed_weights_does_not_stop_sessions(path: Path) -
     onnxarchive.save(further_model(), path, models={"other": runnable_model()})
     onnxarchive.prepack(path)
     (name,) = {name for it in index_of(path).weights["other"].values() for name in files_of(it)}
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries[f"{FOLDER}{name}"]
-    break_local_header(path, entry)
+    break_local_header(path, entry_of(path, f"{FOLDER}{name}"))
     np.testing.assert_array_equal(run(path, model="other"), expected(runnable_model()))
     assert [*pairs_of(path)] == ["embedding", "own"]
     np.testing.assert_array_equal(run(path), expected(further_model()))

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import flip_byte, full_model, keys_by_path, keys_of, raw_tensor, runnable_model
+from models import (
+    entry_of,
+    flip_byte,
+    full_model,
+    keys_by_path,
+    keys_of,
+    raw_tensor,
+    runnable_model,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -221,9 +229,7 @@ def test_shapes_that_do_not_fit_leave_everything_as_it_was(tmp_path: Path, place
 
 
 def test_weights_are_not_read_but_to_be_copied(path: Path, tmp_path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        offset = archive.entries["w"].data_offset
-    flip_byte(path, offset)
+    flip_byte(path, entry_of(path, "w").data_offset)
     infer_shapes(path)
     with pytest.raises(ChecksumError, match="entry 'w'"):
         infer_shapes(path, tmp_path / "out.onnxa")
@@ -231,9 +237,7 @@ def test_weights_are_not_read_but_to_be_copied(path: Path, tmp_path: Path) -> No
 
 
 def test_a_damaged_shape_is_found(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        offset = archive.entries["shape"].data_offset
-    flip_byte(path, offset)
+    flip_byte(path, entry_of(path, "shape").data_offset)
     with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'shape'"):
         infer_shapes(path)
 

@@ -20,6 +20,7 @@ from chromium import chromium
 from models import (
     MEASURE_MEMORY,
     break_local_header,
+    entry_of,
     flip_byte,
     full_model,
     keys_of,
@@ -169,8 +170,7 @@ def test_two_servers_have_different_secrets_and_ports(path: Path) -> None:
 
 @needs_netron
 def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["layer_0_weight"]
+    entry = entry_of(path, "layer_0_weight")
     flip_byte(path, entry.data_offset + 5)
     with netron.Server(path) as server:
         with pytest.warns(UserWarning, match=r"entry 'layer_0_weight': .*\[ZIP-15\]") as warned:
@@ -183,8 +183,7 @@ def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
 
 @needs_netron
 def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        break_local_header(path, archive.entries["layer_0_weight"])
+    break_local_header(path, entry_of(path, "layer_0_weight"))
     with (
         netron.Server(path) as server,
         pytest.warns(UserWarning, match=re.escape(f"a weight is not shown: {path}: ")),
@@ -196,8 +195,7 @@ def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
 def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with onnxarchive.open(path) as archive:
-        nbytes = archive.entries["layer_0_weight"].nbytes
+    nbytes = entry_of(path, "layer_0_weight").nbytes
     with netron.Server(path) as server:
         monkeypatch.setattr(netron, "TOO_LARGE", nbytes + 1)
         assert status_of(server.url + "data/layer_0_weight") == 200
@@ -411,8 +409,7 @@ def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
 def test_a_browser_shows_no_values_of_a_weight_that_has_changed(
     browser: Any, path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    with onnxarchive.open(path) as archive:
-        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 5)
+    flip_byte(path, entry_of(path, "layer_0_weight").data_offset + 5)
     with netron.Server(path) as server:
         browser.get(server.url)
         show_node(browser, "MatMul")

@@ -20,6 +20,7 @@ from models import (
     NUMBERS,
     attribute,
     break_local_header,
+    entry_of,
     external_tensors,
     flip_byte,
     full_model,
@@ -531,7 +532,7 @@ def test_opening_touches_no_weight_and_no_local_header_but_that_of_the_model(pat
 def test_every_field_of_a_local_header_is_compared_when_it_is_read(
     path: Path, offset: int, rule: str
 ) -> None:
-    flip_byte(path, onnxarchive.open(path).entries["inner"].header_offset + offset)
+    flip_byte(path, entry_of(path, "inner").header_offset + offset)
     with onnxarchive.open(path) as archive:
         with pytest.raises(ArchiveFormatError) as caught:
             archive.tensors["inner"]
@@ -648,8 +649,7 @@ def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
 
 
 def test_a_flipped_bit_of_the_model_is_found_on_opening(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["__MODEL_PROTO"]
+    entry = entry_of(path, "__MODEL_PROTO")
     flip_byte(path, entry.data_offset + entry.nbytes // 2)
     with pytest.raises(ChecksumError, match="__MODEL_PROTO") as caught:
         onnxarchive.open(path)
@@ -657,8 +657,7 @@ def test_a_flipped_bit_of_the_model_is_found_on_opening(path: Path) -> None:
 
 
 def test_a_damaged_header_of_the_model_is_found_on_opening(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        break_local_header(path, archive.entries["__MODEL_PROTO"])
+    break_local_header(path, entry_of(path, "__MODEL_PROTO"))
     with pytest.raises(ArchiveFormatError, match="__MODEL_PROTO") as caught:
         onnxarchive.open(path)
     assert caught.value.rule == "ZIP-7"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import break_local_header
+from models import break_local_header, entry_of
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
@@ -52,9 +52,7 @@ in_every_order = pytest.mark.parametrize(
 def test_a_broken_header_is_refused_when_its_tensor_is_read_and_hides_no_other(
     path: Path, order: Order, broken: int
 ) -> None:
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries[f"w{broken}"]
-    break_local_header(path, entry)
+    break_local_header(path, entry_of(path, f"w{broken}"))
     with onnxarchive.open(path) as archive:
         for _ in range(2):  # those that are right stay so, and the broken one does not get right
             for index in order(COUNT):
@@ -107,9 +105,7 @@ def test_a_header_that_cannot_be_read_hides_no_other(
 
 
 def test_threads_that_read_all_tensors_agree_on_the_broken_one(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["w77"]
-    break_local_header(path, entry)
+    break_local_header(path, entry_of(path, "w77"))
     refused: list[list[str]] = []
     with onnxarchive.open(path) as archive:
         names = list(archive.tensors)

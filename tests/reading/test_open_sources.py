@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import model_of, normalised
+from models import entry_of, model_of, normalised
 from onnx import helper
 from remote_archives import (
     ASSETS,
@@ -218,8 +218,7 @@ def test_names_are_looked_up_before_anything_is_fetched(web: WebServer, url: str
 
 
 def test_a_changed_byte_is_found_when_its_tensor_arrives(web: WebServer, url: str) -> None:
-    with onnxarchive.open(ARCHIVE) as archive:
-        entry = archive.entries["large1"]
+    entry = entry_of(ARCHIVE, "large1")
     sends(web, with_byte_flipped(ARCHIVE, entry.data_offset + 200_000))
     with onnxarchive.open(url) as archive:
         assert archive.tensors["large3"].nbytes == LARGE["large3"]

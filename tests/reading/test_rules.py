@@ -13,7 +13,16 @@ from unittest.mock import patch
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from models import external, flip_byte, full_model, model_of, open_below, raw_tensor, typed
+from models import (
+    entry_of,
+    external,
+    flip_byte,
+    full_model,
+    model_of,
+    open_below,
+    raw_tensor,
+    typed,
+)
 from onnx import TensorProto
 from outcomes import came, requires
 
@@ -501,8 +510,7 @@ def test_a_model_of_two_gib_breaks_a_rule_and_is_not_read(path: Path) -> None:
 
 
 def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        nbytes = archive.entries["__MODEL_PROTO"].nbytes
+    nbytes = entry_of(path, "__MODEL_PROTO").nbytes
     onnxarchive.open(path, max_model_nbytes=nbytes).close()
     assert onnxarchive.check(path, max_model_nbytes=nbytes) == []
     message = rf"at most {nbytes - 1} bytes in all \(max_model_nbytes\), found {nbytes} bytes"
@@ -613,7 +621,7 @@ def test_every_broken_rule_is_found_and_not_only_the_first(path: Path) -> None:
 
 
 def test_data_is_read_under_full_alone(path: Path) -> None:
-    entry = onnxarchive.open(path).entries["w"]
+    entry = entry_of(path, "w")
     flip_byte(path, entry.data_offset + 600)
     assert onnxarchive.check(path) == []
     (finding,) = onnxarchive.check(path, full=True)

@@ -19,7 +19,7 @@ import lock_calls
 import pytest
 import remote_files
 from commands import run
-from models import run_python
+from models import entry_of, run_python
 from mounts import attempt, mounted
 from obstore.store import LocalStore, MemoryStore
 from processes import started
@@ -225,8 +225,7 @@ def test_what_fails_verification_leaves_nothing(directory: Path, count: int) -> 
 def test_a_changed_byte_of_an_archive_is_found_and_not_kept(
     web: WebServer, directory: Path
 ) -> None:
-    with onnxarchive.open(ARCHIVE) as archive:
-        entry = archive.entries["large1"]
+    entry = entry_of(ARCHIVE, "large1")
     web.files[PATH] = with_byte_flipped(ARCHIVE, entry.data_offset)
     with pytest.raises(onnxarchive.ChecksumError, match=r"/m\.onnxa: entry 'large1'.*CRC-32"):
         onnxarchive.load(web.url(PATH), cache=directory)

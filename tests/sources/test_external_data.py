@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from models import external, model_of, raw_tensor, typed
+from models import entry_of, external, model_of, raw_tensor, typed
 from onnx import TensorProto
 from web_server import WebServer
 from written import files_below, write_model
@@ -233,8 +233,7 @@ def test_unused_bits_of_an_archive_are_cleared_as_its_error_says(tmp_path: Path,
 def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
     tensor = raw_tensor("w", TensorProto.INT4, (4001,))
     onnxarchive.save(model_of(tensor), tmp_path / "m.onnxa")
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        entry = archive.entries["w"]
+    entry = entry_of(tmp_path / "m.onnxa", "w")
     data = bytearray((tmp_path / "m.onnxa").read_bytes())
     data[entry.data_offset + entry.nbytes - 1] ^= 0xF0
     (tmp_path / "m.onnxa").write_bytes(data)

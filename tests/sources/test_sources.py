@@ -12,6 +12,7 @@ import onnx
 import pytest
 from models import (
     attribute,
+    entry_of,
     every_tensor,
     external,
     flip_byte,
@@ -769,9 +770,7 @@ def test_a_damaged_zip_is_refused(tmp_path: Path, extracted: Path) -> None:
 
 def test_a_damaged_archive_is_not_converted(tmp_path: Path, extracted: Path) -> None:
     source = tmp_path / "first.onnxa"
-    with onnxarchive.open(source) as archive:
-        entry = archive.entries["w4"]
-    flip_byte(source, entry.data_offset + 100)
+    flip_byte(source, entry_of(source, "w4").data_offset + 100)
     with pytest.raises(ChecksumError, match="w4"):
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     assert not (tmp_path / "m.onnxa").exists()

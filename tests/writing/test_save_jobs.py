@@ -18,7 +18,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from models import external, flip_byte, full_model, model_of, raw_tensor, run_python, typed
+from models import (
+    entry_of,
+    external,
+    flip_byte,
+    full_model,
+    model_of,
+    raw_tensor,
+    run_python,
+    typed,
+)
 from onnx import TensorProto, numpy_helper
 from written import saved
 
@@ -221,8 +230,7 @@ def test_a_damaged_entry_is_not_taken_over(tmp_path: Path, jobs: int, nbytes: in
     model = model_of(zeros, zeros)
     model.graph.initializer[1].name = "b"
     onnxarchive.save(model, source)
-    with onnxarchive.open(source) as archive:
-        entry = archive.entries["b"]
+    entry = entry_of(source, "b")
     flip_byte(source, entry.data_offset + nbytes - 1)
     with pytest.raises(
         ChecksumError, match=f"'b': expected {nbytes} bytes with CRC-32 {entry.crc32:#x}"

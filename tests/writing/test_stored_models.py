@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from models import (
+    entry_of,
     every_tensor,
     external,
     flip_byte,
@@ -105,8 +106,7 @@ def test_a_limit_bounds_the_sizes_of_all_models_together(pair: Path) -> None:
 
 
 def test_findings_name_the_model_at_fault(pair: Path) -> None:
-    with onnxarchive.open(pair) as archive:
-        entry = archive.entries[DECODER]
+    entry = entry_of(pair, DECODER)
     flip_byte(pair, entry.data_offset + entry.nbytes - 1)
     (finding,) = onnxarchive.check(pair, full=True)
     assert (finding.rule, finding.entry) == ("ZIP-15", DECODER)

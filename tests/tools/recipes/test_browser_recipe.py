@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import chromium
-from models import flip_byte, further_model, runnable_model
+from models import entry_of, flip_byte, further_model, runnable_model
 from range_server import ranges, serving
 
 import onnxarchive
@@ -89,8 +89,7 @@ def test_a_page_computes_what_python_does_and_reads_what_that_needs(
     )
 
     assert MIB < sum(stop - start for _, start, stop in ranges) < MIB + 100_000
-    with onnxarchive.open(archive) as opened:
-        own = opened.entries["own"].header_offset
+    own = entry_of(archive, "own").header_offset
     assert (own in [start for _, start, _ in ranges]) == (model == "further")
 
 

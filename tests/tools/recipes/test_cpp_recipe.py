@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import break_local_header, further_model, runnable_model
+from models import break_local_header, entry_of, further_model, runnable_model
 
 import onnxarchive
 
@@ -76,9 +76,7 @@ def test_the_weights_stay_in_the_map(program: Path, tmp_path: Path) -> None:
 
 def test_the_recipe_names_file_and_fault(program: Path, path: Path, tmp_path: Path) -> None:
     onnxarchive.save(runnable_model(), path)
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["layer_0_weight"]
-    break_local_header(path, entry)
+    break_local_header(path, entry_of(path, "layer_0_weight"))
     (tmp_path / "empty").touch()
     for arguments, message in (
         ([path], f"{path}: "),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import flip_byte, further_model, runnable_model
+from models import entry_of, flip_byte, further_model, runnable_model
 
 import onnxarchive
 
@@ -50,9 +50,7 @@ def test_a_model_gives_in_node_what_it_gives_in_python(archive: Path, model: str
 
 
 def test_a_weight_that_has_changed_is_refused(archive: Path) -> None:
-    with onnxarchive.open(archive) as opened:
-        offset = opened.entries["layer_0_weight"].data_offset
-    flip_byte(archive, offset)
+    flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     done = run_node(RECIPE / "run.mjs", archive, cwd=archive.parent)
     assert done.returncode != 0
     assert "expected data with the CRC-32" in done.stderr
