@@ -1,32 +1,64 @@
-"""The changes of an edit: what its block assigned, and what of it differs from the archive."""
+"""The changes of an edit while its block runs, and the data that assigned models bring along.
+
+In a message of an edit, the location of an external tensor is the key of an entry of the archive,
+or a placeholder for data that is read from another file or object when the edit is written.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnx
 
-from onnxarchive.editing.placeholders import Placeholders, is_placeholder
-from onnxarchive.errors import ArchiveFormatError, shown, with_path
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data, Stored, are_equal
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
+from onnxarchive.files.data import Data
+from onnxarchive.files.file_data import FileData
+from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.copying import copied
-from onnxarchive.model.prepacked import INDEX, PackedWeight
-from onnxarchive.model.tensors import TensorRef, TensorRefs
-from onnxarchive.model.walking import Path
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
+from onnxarchive.model.copying import with_locations
+from onnxarchive.model.keys import is_model
+from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.reading.archive import Archive, owner_of
+from onnxarchive.reading.opening import open
 from onnxarchive.reading.views import require_model
+from onnxarchive.sources.models import open_model
+from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.elements import Elements
 from onnxarchive.writing.plan import Item
-from onnxarchive.writing.stored_entries import referred_key
+from onnxarchive.writing.saving import split
+from onnxarchive.writing.stored_entries import (
+    EntryData,
+    asset_items,
+    entry_of,
+    referred_data,
+    referred_key,
+    verified_data,
+)
+
+if TYPE_CHECKING:
+    from onnxarchive.writing.saving import Model
+
+    AssignedModel: TypeAlias = Model | Archive | str | os.PathLike[str]
+
+_PLACEHOLDER = "\0"  # no key begins with this character
+_OF_ANOTHER = (
+    "expected an external tensor of this archive, found one of another edit; assign the path of "
+    "the model, whose tensors are copied"
+)
+
+
+def is_placeholder(location: str) -> bool:
+    """True if a location stands for data from elsewhere."""
+    return location.startswith(_PLACEHOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +69,12 @@ class EditOptions:
     copy: bool
     size_threshold: int | None
     convert_attribute: bool | None
-    progress: Progress | None
     timeout: float | None
+    progress: Progress | None
 
     @property
     def moves_tensors(self) -> bool:
-        """True if tensors of an equal model may have to move into it or out of it."""
+        """True if they may move tensors of an equal model into it or out of it."""
         return self.size_threshold is not None or self.convert_attribute is not None
 
 
@@ -52,19 +84,29 @@ class Draft:
 
     Attributes:
         origin: Id of the model in the archive; None for a model that the edit adds.
+        checked: The model in the archive, not to be changed.
         message: The model; None if it is the archive's and was not looked up.
         elements: New elements of initializers, by name.
-        index: The initializers of `message` by name, when one was last looked up.
+        index: The initializers of `shown` by name, as they were when one was last looked up.
     """
 
-    origin: str | None
+    origin: str | None = None
+    checked: CheckedModel | None = None
     message: onnx.ModelProto | None = None
     elements: dict[str, Elements] = field(default_factory=dict)
-    index: Mapping[str, list[TensorRef]] = field(default_factory=dict)
+    index: dict[str, list[TensorRef]] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> onnx.ModelProto:
+        """The present model, not to be changed."""
+        if self.message is not None:
+            return self.message
+        assert self.checked is not None
+        return self.checked.model
 
 
 class Changes:
-    """The state of an edit while its block runs.
+    """The changes of an edit.
 
     Attributes:
         archive: The archive as it was.
@@ -72,8 +114,8 @@ class Changes:
         options: The options of the edit.
         model_id: Id of the model for `Edit.model`.
         drafts: Every model, by id.
-        assets: The new entry of each assigned asset, by name; None for a deleted one.
-        placeholders: The data of external tensors that are in no entry.
+        assets: The entry of every asset, by path.
+        old_assets: Those of the archive as it was.
         is_open: False after the block.
     """
 
@@ -88,10 +130,15 @@ class Changes:
         self.file = file
         self.options = options
         self.model_id = archive.model_id
-        self.drafts = {id: Draft(id) for id in archive.models}
-        self.assets: dict[str, Item | None] = {}
-        self.placeholders = Placeholders(archive, file, resources, options.timeout)
+        self.drafts = {id: Draft(id, model) for id, model in archive.contents.models.items()}
+        items = asset_items(archive, verified_data)
+        self.old_assets: Mapping[str, Item] = dict(zip(archive.assets, items, strict=True))
+        self.assets = dict(self.old_assets)
         self.is_open = True
+        self._resources = resources  # closes files that assigned models are read from
+        self._data: dict[str, Data] = {}  # by placeholder
+        self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
+        self._states: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}  # by identity
 
     def current(self) -> Changes:
         """These changes, while the block runs.
@@ -119,212 +166,156 @@ class Changes:
             require_model(sorted(self.drafts), id)
         return self.drafts[id]
 
-    def message(self, draft: Draft) -> onnx.ModelProto:
-        """The present message of a model, not to be changed."""
-        if draft.message is not None:
-            return draft.message
-        assert draft.origin is not None
-        return self.archive.contents.models[draft.origin].model
+    def data(self, ref: TensorRef) -> Data:
+        """The bytes of an external tensor: from elsewhere, or those of an entry of the archive.
 
-
-class ChangedModel:
-    """A model of the edited archive, and what changed in it.
-
-    Attributes:
-        origin: As in `Draft`.
-        message: The model, not to be changed.
-        is_changed: False if the model is the archive's, with all its tensors.
-        has_other_tensors: False if the model has the tensors of the archive's.
-        stored: If it has other tensors, the key of each that refers to an entry, by path.
-        others: If it has other tensors, those that refer to no entry.
-        elements: The new bytes of external tensors, by path.
-    """
-
-    def __init__(self, changes: Changes, draft: Draft) -> None:
-        """Compares a model with the archive's."""
-        self._archive = changes.archive
-        self._placeholders = changes.placeholders
-        models = changes.archive.contents.models
-        before = None if draft.origin is None else models[draft.origin].model
-        moves = changes.options.moves_tensors and draft.message is not None
-        self.origin = draft.origin
-        self.message = changes.message(draft)
-        self.stored: dict[Path, str] = {}
-        self.others: list[TensorRef] = []
-        self.elements: dict[Path, Data] = {}
-        self.is_changed = moves or not (self.message is before or self.message == before)
-        self.has_other_tensors = bool(draft.elements) or (
-            self.is_changed and (moves or not _have_same_tensors(self.message, before))
-        )
-        if self.has_other_tensors:
-            self._compare_tensors(draft.elements, changes.options)
-
-    def _compare_tensors(self, elements: Mapping[str, Elements], options: EditOptions) -> None:
-        if elements:
-            self.message = copied(self.message)  # assigned elements may go into it
-        refs = [*tensors.walk(self.message)]
-        named = Counter(ref.name for ref in refs if ref.is_initializer)
-        for name in sorted(elements):
-            if named[name] != 1:
-                raise ValueError(
-                    f"{self._archive.path}: expected one initializer named {shown(name)}, whose "
-                    "elements were assigned to edit.tensors, found "
-                    f"{'several' if named[name] else 'none'}"
-                )
-        keys: set[str] = set()
-        for ref in refs:
-            key = self._key(ref, options)
-            if key is None or key in keys:
-                self.others.append(ref)
-            else:
-                self.stored[ref.path] = key
-                keys.add(key)
-            if ref.is_initializer and ref.name in elements:
-                self._assign(ref, elements[ref.name])
-
-    def _key(self, ref: TensorRef, options: EditOptions) -> str | None:
-        """The key of a tensor that keeps its entry, or None."""
+        Raises:
+            ArchiveFormatError: The location is neither a placeholder of this edit nor a key of the
+                archive.
+        """
         location = tensors.location(ref.tensor)
-        if location is None:
-            return None
-        if ref.is_initializer and tensors.has_data(ref.tensor):
-            fields = ", ".join(tensors.data_fields(ref.tensor))
-            if fields:
+        if location is None or not is_placeholder(location):
+            return entry_of(self.archive, referred_key(self.archive, ref), ref)
+        if location not in self._data:
+            raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
+        nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
+        return LazyData(nbytes, partial(tensors.resolved, self._data[location]), ref)
+
+    def watch(self, data: Data) -> None:
+        """Remembers the state of a file that is read when the edit is written."""
+        if isinstance(data, FileData) and data.identity not in self._states:
+            self._states[data.identity] = data, data.state()
+
+    def require_unchanged_files(self) -> None:
+        """Refuses files that were written to since they were assigned.
+
+        Raises:
+            ArchiveFormatError: A file has changed, or another file has its path.
+            OSError: A file cannot be opened any more.
+        """
+        for data, state in self._states.values():
+            if data.state() != state:
                 raise ArchiveFormatError(
-                    f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; "
-                    f"edit.tensors[{shown(ref.name)}] = array replaces the external data; to keep "
-                    f"it, clear {fields}"
+                    "expected a file that stays as it was assigned until the edit ends, found it "
+                    "changed; assign it again",
+                    path=os.path.join("" if data.root is None else data.root.path, data.path),
                 )
-        if is_placeholder(location):
-            return None
-        key = referred_key(self._archive, ref)
-        stays = ref.is_initializer or options.convert_attribute is not False
-        if stays and self._archive.entries[key].nbytes >= (options.size_threshold or 0):
-            return key
-        return None
 
-    def _assign(self, ref: TensorRef, elements: Elements) -> None:
-        """Takes up assigned elements, unless they are those that the tensor has."""
-        require_fit(self._archive, ref, elements)
-        tensor, data = ref.tensor, elements.data
-        location = tensors.location(tensor)
-        if location is None:
-            if are_equal(Stored(tensors.raw_data(ref)), data):
-                return
-            for name in tensors.DATA_FIELDS:
-                tensor.ClearField(name)
-            tensors.set_raw_data(tensor, b"".join(data))
-        elif ref.path in self.stored and has_bytes(self._archive, location, data):
-            return
-        else:
-            self.elements[ref.path] = data
-            if tensors.checksum(tensor) is not None:  # of the old bytes
-                tensors.set_location(tensor, location)
-        self.is_changed = True
+    # Assigned models
 
-    @property
-    def refs(self) -> TensorRefs:
-        """The tensors of the archive's model that are stored outside it, by key."""
-        assert self.origin is not None
-        return self._archive.contents.models[self.origin].refs
+    def message(self, model: AssignedModel, *, is_new: bool) -> onnx.ModelProto:
+        """The message of an assigned model; a ModelProto is its own message.
 
-    @property
-    def keys(self) -> Collection[str]:
-        """The keys of the entries that the model uses."""
-        return self.stored.values() if self.has_other_tensors else self.refs
+        Args:
+            model: The model; if it is a ModelProto, none of this edit's.
+            is_new: True if the edit has no model to replace. Then a ModelProto must have no
+                external tensors, or belong to the archive.
+        """
+        if isinstance(model, onnx.ModelProto):
+            self._require_own(model, is_new)
+            return model
+        if isinstance(model, Archive):
+            return self._of_archive(model)
+        if isinstance(model, str | os.PathLike):
+            return self._of_path(model, is_new)
+        return self._of_split(model)
 
-    def set_apart(self, ref: TensorRef, data: Data, uses: Counter[str]) -> None:
-        """Gives a tensor an entry of its own with this data, in place of one that it shares."""
-        uses[self.stored.pop(ref.path)] -= 1
-        self.others.append(ref)
-        self.elements[ref.path] = data
-
-    def source(self, without: Collection[Path] = ()) -> Source:
-        """The message, and the data of its external tensors but of those at the given paths."""
-        data: list[Data] = []
-        for ref in tensors.external(self.message):
-            if ref.path not in without:
-                elements = self.elements.get(ref.path)
-                data.append(self._placeholders.data(ref) if elements is None else elements)
-        return Source(self.message, data)
-
-    def remaining(self, weights: Mapping[str, PackedWeight]) -> Mapping[str, PackedWeight]:
-        """Those of the packed weights whose initializers have the same bytes as before."""
-        if not self.has_other_tensors:
-            return weights
-        same: dict[str, PackedWeight] = {}
-        for index, tensor in enumerate(self.message.graph.initializer):
-            weight = weights.get(tensor.name)
-            ref = tensors.main_initializer(tensor, index)
-            if weight is None:
+    def _require_own(self, model: onnx.ModelProto, is_new: bool) -> None:
+        """Refuses a model with external tensors of another archive, or perhaps of another one."""
+        owner = owner_of(model)
+        for ref in tensors.walk(model):
+            key = tensors.location(ref.tensor)
+            if key is None:
                 continue
-            if ref.path in self.stored and ref.path not in self.elements:
-                entry = self._archive.entries[self.stored[ref.path]]
-                content = entry.nbytes, entry.crc32
-            else:  # an external tensor without new elements is not read for this
-                data = self.elements.get(ref.path, Stored(memoryview(tensor.raw_data)))
-                content = data.nbytes, Crc32.of(data).value
-            if content == (weight.nbytes, weight.crc32):
-                same[tensor.name] = weight
-        return same
+            if is_placeholder(key) and key not in self._data:
+                raise ValueError(f"{self.archive.path}: {ref}: {_OF_ANOTHER}")
+            if is_new if owner is None else not self._has_entry(owner, key):
+                archive = "an unknown archive" if owner is None else owner.path
+                raise ValueError(
+                    f"{self.archive.path}: {ref}: expected an external tensor of this archive, "
+                    f"found one of {archive}; assign the open archive or its path, whose tensors "
+                    "are copied"
+                )
 
-
-def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
-    """True if two models have equal tensors; then no tensor moves into or out of the model."""
-    if before is None or model.graph.initializer != before.graph.initializer:
-        return False
-    return [*tensors.walk_others(model)] == [*tensors.walk_others(before)]
-
-
-def packed_changes(archive: Archive, models: Mapping[str, ChangedModel]) -> dict[str, Item | None]:
-    """Changes of assets, so that packed weights stay only for weights that are as they were.
-
-    Args:
-        archive: The archive as it was.
-        models: Every model of the edited archive, by id.
-    """
-    assets: dict[str, Item | None] = {}
-    for packed in packed_sets(archive):
-        weights, unpacked = {}, {}
-        for id, model in sorted(models.items()):
-            if model.origin is not None and model.origin in packed.weights:
-                weights[id] = model.remaining(packed.weights[model.origin])
-                if model.origin in packed.unpacked:
-                    unpacked[id] = packed.unpacked[model.origin]
-        remaining = replace(packed, weights=weights, unpacked=unpacked)
-        if remaining == packed:
-            continue
-        removed = packed.files.keys() - remaining.files.keys()
-        assets |= dict.fromkeys(packed.folder + name for name in removed)
-        index = packed.folder + INDEX
-        data = Stored(memoryview(remaining.to_json()))
-        assets[index] = Item(index, data) if remaining.files else None
-    return assets
-
-
-def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:
-    """Refuses elements of another data type or shape than the tensor's.
-
-    Raises:
-        ValueError: The data type or the shape differs.
-    """
-    number, dims = ref.tensor.data_type, tuple(ref.tensor.dims)
-    if (elements.data_type.number, elements.dims) != (number, dims):
-        raise ValueError(
-            f"{archive.path}: {ref}: expected {dtypes.name_of(number)} of shape {shown(dims)}, "
-            f"found {elements.data_type.name} of shape {shown(elements.dims)}"
+    def _has_entry(self, archive: Archive, key: str) -> bool:
+        """True if an entry of an archive at the same path is still an entry of this archive."""
+        own, entry = self.archive.entries.get(key), archive.entries.get(key)
+        return (
+            own is not None
+            and entry is not None
+            and (own.nbytes, own.crc32) == (entry.nbytes, entry.crc32)
+            and archive.contents.is_at(self.file.absolute_path)
         )
 
+    def _add(self, data: Data) -> str:
+        """A new placeholder for data."""
+        placeholder = f"{self._prefix}/{len(self._data)}"
+        self._data[placeholder] = data
+        return placeholder
 
-def has_bytes(archive: Archive, name: str, data: Data) -> bool:
-    """True if the archive has an entry of this name with these bytes."""
-    entry = archive.entries.get(name)
-    if entry is None or entry.nbytes != data.nbytes or Crc32.of(data).value != entry.crc32:
-        return False
-    stored = archive.contents.file.pieces(entry.data_offset, entry.nbytes)
-    return are_equal(map(memoryview, stored), data)
+    def _of_archive(self, archive: Archive) -> onnx.ModelProto:
+        refs = archive.contents.models[archive.model_id].refs
+        locations = {
+            ref.path: self._add(entry_of(archive, key, read=_data_of))
+            for key, ref in refs.items()
+            if not self._has_entry(archive, key)
+        }
+        return with_locations(archive.model, locations)
+
+    def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
+        require_no_input(self.file.absolute_path, [os.fspath(path)])
+        if not os.path.isdir(path):
+            with MappedFile(path) as file:
+                is_archive = is_zip(file.read(0, 4))
+            if is_archive:
+                # Another process may edit that archive, and wait for this one.
+                archive = open(path, timeout=self.options.timeout)
+                return self._of_archive(self._resources.enter_context(archive))
+        elsewhere = None if is_new else partial(referred_data, self.archive)
+        source = self._resources.enter_context(open_model(path, elsewhere=elsewhere))
+        with with_path(path):
+            return self._of_source(source)
+
+    def _of_source(self, source: Source) -> onnx.ModelProto:
+        """The message of a source; data that is an entry of the archive is referred to by key.
+
+        A `.onnx` written by `link`, for example, has such data.
+        """
+        entries = [entry for entry in self.archive.entries.values() if not is_model(entry.name)]
+        name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
+        end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
+        for ref, data in zip(tensors.external(source.model), source.data, strict=True):
+            key = data.name if isinstance(data, EntryData) else None
+            self.watch(data)
+            if isinstance(data, FileData) and data.identity == self.file.identity:
+                key = name_of.get((data.offset, data.nbytes))
+                if key is None and data.nbytes and data.offset + data.nbytes > end:
+                    raise ArchiveFormatError(
+                        f"{ref}: expected external data in a tensor of the archive, found "
+                        f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
+                    )
+            tensors.set_location(ref.tensor, key or self._add(data))
+        return source.model
+
+    def _of_split(self, model: Model) -> onnx.ModelProto:
+        parts = split(model, DEFAULT_SIZE_THRESHOLD)
+        assert not isinstance(parts, onnx.ModelProto)
+        refs = tensors.external(parts.proto)
+        for ref, entry, data in zip(refs, parts.entries, parts.source().data, strict=True):
+            archive, key = entry or (None, "")
+            if archive is None or not self._has_entry(archive, key):
+                key = self._add(data)
+            tensors.set_location(ref.tensor, key)
+        return parts.proto
 
 
-def in_memory(data: Data) -> Stored:
-    """Data in memory; data that is in memory already is not copied."""
-    return data if isinstance(data, Stored) else Stored(memoryview(b"".join(data)))
+def _data_of(archive: Archive, key: str) -> EntryData:
+    try:
+        return verified_data(archive, key)
+    except ArchiveError:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{archive.path}: expected the archive that was assigned to an edit to stay open until "
+            "the edit ends, found it closed"
+        ) from error

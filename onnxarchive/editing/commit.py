@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import TypeAlias
 
-from onnxarchive.editing.changes import (
-    ChangedModel,
-    Changes,
+from onnxarchive.editing.changes import Changes
+from onnxarchive.editing.models import (
+    EditedModel,
     has_bytes,
     in_memory,
     packed_changes,
@@ -45,6 +45,8 @@ from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
     Plan,
+    SerializedModel,
+    model_items,
     plan_archive,
     plan_model,
     require_names,
@@ -58,16 +60,16 @@ from onnxarchive.writing.stored_entries import (
     entry_of,
 )
 from onnxarchive.writing.write import stream, write_file
-from onnxarchive.zipformat import writer
+from onnxarchive.zipformat import layout, writer
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
-from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
+from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a rename over a mount point, or over another user's file in some directories.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
-_Models: TypeAlias = Mapping[str, ChangedModel]  # by id
+_Models: TypeAlias = Mapping[str, EditedModel]  # by id
 # The new entry of each changed asset, by name; None for one to remove.
 _Assets: TypeAlias = Mapping[str, Item | None]
 
@@ -99,21 +101,10 @@ def commit(changes: Changes) -> None:
         UnfinishedEditError: Writing failed, and the old end could not be restored.
         OSError: The archive cannot be written. It is unchanged, unless only the last sync failed.
     """
+    changes.require_unchanged_files()
     archive, options = changes.archive, changes.options
-    changes.placeholders.require_unchanged()
-    models = {id: ChangedModel(changes, draft) for id, draft in sorted(changes.drafts.items())}
-    assets = changes.assets
-    are_same = models.keys() == {*archive.models} and not any(
-        model.has_other_tensors or model.origin != id for id, model in models.items()
-    )
-    # Packed weights that the edit assigns are those of the models as they were.
-    if not (are_same or any(name.startswith(PREFIX) for name in assets)):
-        assets = assets | packed_changes(archive, models)
-    assets = {
-        name: item
-        for name, item in assets.items()
-        if (name in archive.entries if item is None else not has_bytes(archive, name, item.data))
-    }
+    models = {id: EditedModel(changes, draft) for id, draft in sorted(changes.drafts.items())}
+    assets = _changed_assets(changes, models)
     plan = (_plan_anew if options.compact else _plan_end)(changes, models, assets)
     is_same = (
         plan.is_end(archive)
@@ -122,7 +113,36 @@ def commit(changes: Changes) -> None:
         and all(has_bytes(archive, name, data) for name, data in plan.models)
     )
     if options.compact or options.copy or not is_same:
+        _require_valid(archive, plan)
         _write(changes, plan)
+
+
+def _changed_assets(changes: Changes, models: _Models) -> dict[str, Item | None]:
+    archive, old = changes.archive, changes.old_assets
+    assets: dict[str, Item | None] = {
+        item.name: item
+        for path, item in sorted(changes.assets.items())
+        if item is not old.get(path) and not has_bytes(archive, item.name, item.data)
+    }
+    assets |= {ASSET_PREFIX + path: None for path in old.keys() - changes.assets.keys()}
+    are_same = models.keys() == {*archive.models} and not any(
+        model.has_other_tensors or model.origin != id for id, model in models.items()
+    )
+    # Packed weights that the edit assigns are those of the models as they were.
+    if not (are_same or any(name.startswith(PREFIX) for name in assets)):
+        assets |= packed_changes(archive, models)
+    return assets
+
+
+def _require_valid(archive: Archive, plan: _Plan) -> None:
+    """Refuses models that a reader of the edited archive would refuse."""
+    model_sizes = {name: data.nbytes for name, data in plan.models}
+    check_model_sizes(model_sizes, archive.max_model_nbytes, Report())
+    sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
+    sizes |= {name: data.nbytes for name, data in plan.items}
+    sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
+    models = sorted(plan.models, key=lambda item: item.name)  # the default one is first
+    require_models({name: b"".join(data) for name, data in models}, sizes)
 
 
 # Planning
@@ -138,8 +158,6 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
         assets=[item for item in items.values() if item is not None],
         temporary=directory_of(changes.file.absolute_path),
     )
-    sizes = {name: data.nbytes for name, data in plan.models}
-    check_model_sizes(sizes, archive.max_model_nbytes, Report())
     return _Plan(plan.items, plan.models)
 
 
@@ -147,20 +165,19 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
     """Plans an edit that leaves entries where they are, as far as no asset is replaced or removed.
 
     Raises:
-        ArchiveFormatError: The edited archive would break a rule.
+        ArchiveFormatError: A tensor cannot be stored.
         ValueError: A tensor of the archive would be unused.
     """
     archive = changes.archive
     names = archive.entries.names[: archive.contents.first_model]
     uses = Counter(chain.from_iterable(model.keys for model in models.values()))
-    replaced = _replaced(models, uses)
-    _set_reshaped_apart(archive, models, uses)
-    serialized, tensor_items = _serialize(changes, models, uses, replaced)
+    replaced = _replaced(archive, models, uses)
+    serialized, tensor_items = _serialize(changes, models, uses, replaced.keys())
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
     if unused:
         raise _unused(archive, models, unused)
     new = {item.name: item for item in tensor_items}
-    new |= {name: item for name, item in sorted(assets.items()) if item is not None}
+    new |= {name: item for name, item in assets.items() if item is not None}
     order, stay = [*names, *new], len(names)
     if not assets.keys().isdisjoint(names):  # then in the order of `save`
         remaining = [name for name in dict.fromkeys(order) if assets.get(name, name) is not None]
@@ -173,34 +190,30 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
     if any(name not in archive.entries for name in new):
         require_names(order)
     writer.require_entries(len(order) + len(models))
-    model_sizes = {name: len(data) for name, data in serialized.items()}
-    check_model_sizes(model_sizes, archive.max_model_nbytes, Report())
-    sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[:stay]}
-    sizes |= {name: data.nbytes for name, data in items}
-    tensor_sizes = {name: it for name, it in sizes.items() if not name.startswith(ASSET_PREFIX)}
-    require_models(serialized, tensor_sizes)
-    last = [*serialized][1:] + [*serialized][:1]  # the default model
-    stored = [Item(name, Stored(memoryview(serialized[name]))) for name in last]
-    return _Plan(items, tuple(stored), stay=stay, replaced=replaced)
+    return _Plan(items, model_items(serialized), stay=stay, replaced=replaced)
 
 
-def _replaced(models: _Models, uses: Counter[str]) -> dict[str, Stored]:
-    """The new bytes of entries whose tensor has other elements.
+def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Stored]:
+    """The new bytes of entries whose tensor has other elements, by key.
 
-    An entry that other models use stays, and the tensor gets an entry of its own.
-
-    Args:
-        models: The models of the edited archive.
-        uses: The number of models that use an entry, by key. It is updated.
+    An entry that several models use stays; the tensor with other elements, or with another data
+    type or shape than in other models (DATA-8), gets an entry of its own, and `uses` is updated.
     """
     replaced: dict[str, Stored] = {}
-    for model in models.values():
-        for path, data in [*model.elements.items()]:
-            key = model.stored.get(path)
-            if key is None:
+    kinds: dict[str, object] = {}  # of shared entries, by key
+    for model in sorted(models.values(), key=lambda model: model.has_other_tensors):
+        if not model.has_other_tensors and len(uses) < uses.total():
+            refs = model.old_refs.items()
+            kinds |= {key: type_and_dims(ref) for key, ref in refs if uses[key] > 1}
+        for path, key in [*model.stored.items()]:
+            data, is_shared = model.elements.get(path), uses[key] > 1
+            if data is None and not is_shared:
                 continue
             ref = TensorRef(path, walking.at(model.message, path))
-            if uses[key] > 1:
+            if data is None:
+                if kinds.setdefault(key, type_and_dims(ref)) != type_and_dims(ref):
+                    model.set_apart(ref, entry_data(archive, key), uses)
+            elif is_shared:
                 model.set_apart(ref, data, uses)
             else:
                 stored = in_memory(data)
@@ -209,56 +222,33 @@ def _replaced(models: _Models, uses: Counter[str]) -> dict[str, Stored]:
     return replaced
 
 
-def _set_reshaped_apart(archive: Archive, models: _Models, uses: Counter[str]) -> None:
-    """Sets tensors apart that other models use with another data type or shape (DATA-8)."""
-    if len(uses) == uses.total():  # no entry is shared
-        return
-    first: dict[str, object] = {}
-    for model in sorted(models.values(), key=lambda model: model.has_other_tensors):
-        if not model.has_other_tensors:
-            first |= {key: type_and_dims(ref) for key, ref in model.refs.items() if uses[key] > 1}
-            continue
-        for path, key in [*model.stored.items()]:
-            ref = TensorRef(path, walking.at(model.message, path))
-            if uses[key] > 1 and first.setdefault(key, type_and_dims(ref)) != type_and_dims(ref):
-                model.set_apart(ref, entry_data(archive, key), uses)
-
-
 def _serialize(
-    changes: Changes, models: _Models, uses: Counter[str], replaced: Mapping[str, Stored]
-) -> tuple[dict[str, bytes], list[Item]]:
-    """Serializes the models.
+    changes: Changes, models: _Models, uses: Counter[str], replaced: Collection[str]
+) -> tuple[dict[str, SerializedModel], list[Item]]:
+    """Serializes the models by id, and makes entries for their new tensors.
 
-    Args:
-        changes: The changes of the edit.
-        models: The models of the edited archive.
-        uses: The number of models that use an entry, by key. Keys of further entries are added.
-        replaced: The new bytes of entries, by key.
-
-    Returns:
-        The models by entry name, and the entries of their new tensors.
+    The keys of entries that new tensors use are added to `uses`; those of `replaced` get other
+    bytes, and are not shared.
     """
     archive, options = changes.archive, changes.options
-    serialized: dict[str, bytes] = {}
+    serialized: dict[str, SerializedModel] = {}
     items: list[Item] = []
     assigned, shared = Keys(), SharedEntries()
     if any(model.is_changed and model.others for model in models.values()):
         assigned = Keys(filter(is_key, archive.entries.names))
         for checked in archive.contents.models.values():
-            # Without entries that get other bytes.
             shared.add(
                 (key, ref, entry_of(archive, key, ref))
                 for key, ref in checked.refs.items()
                 if key not in replaced
             )
     for id, model in models.items():
-        name = keys.model_entry(id)
         if not model.is_changed:
-            serialized[name] = bytes(archive.read(keys.model_entry(model.origin or "")))
+            serialized[id] = bytes(archive.read(keys.model_entry(model.origin or ""))), {}
         elif not model.others:
-            serialized[name] = proto.encode(model.message)
+            serialized[id] = proto.encode(model.message), {}
         else:
-            origins = [*archive.models] if model.origin is None else [model.origin]
+            origins = archive.models if model.origin is None else [model.origin]
             planned = plan_model(
                 model.source(model.stored),
                 archive_options(
@@ -271,7 +261,7 @@ def _serialize(
             )
             items += planned.items
             uses.update(planned.shared)
-            serialized[name] = b"".join(proto.filled(*planned.serialize()))
+            serialized[id] = planned.serialize()
     return serialized, items
 
 
@@ -298,80 +288,66 @@ def _write(changes: Changes, plan: _Plan) -> None:
     """Writes an edited archive: to a clone, in place, or to a new file."""
     archive, file, options = changes.archive, changes.file, changes.options
     directory = archive.contents.directory
-    staying, offset = directory.entries[: plan.stay], directory.entries[plan.stay].header_offset
-    kept = plan.stay, _records(archive, plan)
+    offset = directory.entries[plan.stay].header_offset
+    staying = directory.entries[: plan.stay]
+    names = [entry.name for entry in staying]
+    file.require_own()
+    headers = {name: _headers(archive, name, data) for name, data in plan.replaced.items()}
+    records = [
+        headers[name][1] if name in headers else record
+        for name, record in zip(names, directory.records, strict=False)
+    ]
+    kept = plan.stay, b"".join(records)
 
     def write(target: PositionalWriter) -> None:
         nbytes = sum(data.nbytes for data in plan.replaced.values()) + plan.nbytes
         counter = ProgressCounter(options.progress, nbytes)
         for name, data in plan.replaced.items():
-            _write_entry(archive, name, data, target, counter)
+            target.offset = archive.entries[name].header_offset
+            target.write(headers[name][0])
+            _write_data(archive, name, data, target, counter)
         target.offset = offset
         zip_writer = ZipWriter(
             target,
             alignment=archive.alignment,
             kept=kept,
-            named=([it.name for it in staying], [it.header_offset for it in staying]),
+            named=(names, [entry.header_offset for entry in staying]),
             offset=offset,
             before=target.last(SEARCHED_SIZE),
         )
         stream(plan, zip_writer, counter)
 
-    file.require_own()
     is_end = plan.is_end(archive) and not (options.compact or options.copy)
-    if not options.compact:
-        _require_headers(archive, plan.replaced)
-        if _write_clone(file, write, else_in_place=is_end):
-            return
+    if not options.compact and _write_clone(file, write, else_in_place=is_end):
+        return
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
-        # A rollback would refuse the archive if a local header were wrong.
-        _require_headers(archive, archive.entries)
+        for number in range(len(archive.entries)):  # a rollback would refuse a wrong local header
+            archive.contents.require_header(number)
         undo.change_end(file, offset, plan.size(archive.alignment, offset, kept), write)
         return
-    items = [
-        Item(name, plan.replaced.get(name) or data)
-        for name, data in entry_items(archive, archive.entries.names[: plan.stay])
-    ]
+    items = [Item(name, plan.replaced.get(name) or entry_of(archive, name)) for name in names]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
-    plan = replace(plan, items=[*items, *plan.items])
+    plan = replace(plan, items=items + plan.items)
     with write_file(plan, file.absolute_path, write_options, is_locked=True) as written:
         locking.unlock(written.fileno())  # closing alone would leave the lock to forks
 
 
-def _require_headers(archive: Archive, names: Iterable[str]) -> None:
-    for name in names:
-        archive.contents.require_header(archive.entries.index_of[name])
-
-
-def _records(archive: Archive, plan: _Plan) -> bytes:
-    """The directory records of the entries that keep their place, with their new CRC-32s."""
-    records = [*archive.contents.directory.records[: plan.stay]]
-    for name, data in plan.replaced.items():
-        number = archive.entries.index_of[name]
-        record = DirectoryRecord.unpack(records[number])
-        assert record is not None
-        assert data.crc32 is not None
-        records[number] = record._replace(crc32=data.crc32).pack()
-    return b"".join(records)
-
-
-def _write_entry(
-    archive: Archive,
-    name: str,
-    data: Stored,
-    target: PositionalWriter,
-    counter: ProgressCounter,
-) -> None:
-    """Writes new bytes of an entry, and its CRC-32 in the local header."""
+def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
+    """The local header and the directory record of an entry that gets these bytes."""
+    archive.contents.require_header(archive.entries.index_of[name])
     entry = archive.entries[name]
-    packed = archive.contents.file.read(
-        entry.header_offset, entry.data_offset - entry.header_offset
-    )
-    header = LocalHeader.unpack(packed)
-    assert header is not None
+    size = entry.data_offset - entry.header_offset
+    local = LocalHeader.unpack(archive.contents.file.read(entry.header_offset, size))
+    placement = None if local is None else layout.placement(local, entry.header_offset)
+    assert placement is not None
     assert data.crc32 is not None
-    target.offset = entry.header_offset
-    target.write(header._replace(crc32=data.crc32).pack())
+    return placement._replace(crc32=data.crc32).pack()
+
+
+def _write_data(
+    archive: Archive, name: str, data: Stored, target: PositionalWriter, counter: ProgressCounter
+) -> None:
+    """Writes the new bytes of an entry, and compares them with the CRC-32 in its headers."""
     checksum = Crc32()
     for piece in checksum(counter(data)):
         target.write(piece)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 
-from onnxarchive.editing.changes import Changes, Draft, EditOptions, in_memory, require_fit
+from onnxarchive.editing.changes import Changes, Draft, EditOptions
 from onnxarchive.editing.commit import commit
+from onnxarchive.editing.models import in_memory, require_fit
 from onnxarchive.editing.recovery import opened_for_edit, roll_back
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
@@ -21,11 +21,10 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
-from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.unfinished import require_finished
-from onnxarchive.reading.views import Tensors, array_in_model
+from onnxarchive.reading.views import array_in_model
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -34,7 +33,7 @@ from onnxarchive.writing.plan import open_assets, require_model_ids
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.editing.placeholders import AssignedModel
+    from onnxarchive.editing.changes import AssignedModel
     from onnxarchive.model.tensors import TensorRef
     from onnxarchive.writing.elements import Elements, Tensor
     from onnxarchive.zipformat.directory import Entry
@@ -114,7 +113,7 @@ def edit(
             edit.model.graph.node[0].name = "first"
             edit.assets["labels.txt"] = b"cat"
     """
-    options = EditOptions(compact, copy, size_threshold, convert_attribute, progress, timeout)
+    options = EditOptions(compact, copy, size_threshold, convert_attribute, timeout, progress)
     WriteOptions(size_threshold=size_threshold or 0)  # refuses a negative one
     path = Location.of(path).require_local()
     thread = threading.get_ident()
@@ -249,14 +248,14 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
         changes = self._changes
         draft = changes.draft(id)
         if draft.message is None:
-            draft.message = copied(changes.message(draft))
+            draft.message = copied(draft.shown)
             changes.archive.contents.edited.append(draft.message)
         return draft.message
 
     def __setitem__(self, id: str, model: AssignedModel) -> None:
         changes = self._changes
         require_model_ids([id])
-        old = changes.drafts.get(id, Draft(None))
+        old = changes.drafts.get(id, Draft())
         own = changes.archive.contents.edited
         elements: dict[str, Elements] = {}
         if isinstance(model, onnx.ModelProto) and any(model is message for message in own):
@@ -267,9 +266,9 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
                     elements |= draft.elements
             message = copied(model)
         else:
-            message = changes.placeholders.message(model, is_new=id not in changes.drafts)
+            message = changes.message(model, is_new=id not in changes.drafts)
         own.append(message)
-        changes.drafts[id] = Draft(old.origin, message, elements)
+        changes.drafts[id] = Draft(old.origin, old.checked, message, elements)
 
     def __delitem__(self, id: str) -> None:
         self._require_further(id)
@@ -346,7 +345,7 @@ class EditedMetadata(_EditedMapping[str]):
 
     def _pairs(self) -> dict[str, str]:
         changes = self._changes
-        return proto.metadata(changes.message(changes.draft(changes.model_id)))
+        return proto.metadata(changes.draft(changes.model_id).shown)
 
     def _set(self, pairs: dict[str, str]) -> None:
         changes = self._changes
@@ -357,8 +356,8 @@ class EditedAssets(_EditedMapping[bytes]):
     """The assets of an edit, by path without `assets/`."""
 
     def __getitem__(self, path: str) -> bytes:
-        item = self._changes.assets.get(self._require(path))
-        return self._changes.archive.assets[path] if item is None else b"".join(item.data)
+        self._require(path)
+        return b"".join(self._changes.assets[path].data)
 
     def __setitem__(self, path: str, data: Asset) -> None:
         changes = self._changes
@@ -369,34 +368,23 @@ class EditedAssets(_EditedMapping[bytes]):
                 f"{changes.archive.path}: expected bytes or the path of a file for the asset "
                 f"{shown(path)}, found {type(data).__name__}"
             )
-        (item,) = open_assets({path: data})
-        changes.assets[item.name] = item
-        changes.placeholders.watch(item.data)
+        (changes.assets[path],) = open_assets({path: data})
+        changes.watch(changes.assets[path].data)
 
     def __delitem__(self, path: str) -> None:
-        self._changes.assets[self._require(path)] = None
+        self._require(path)
+        del self._changes.assets[path]
 
     def __contains__(self, path: object) -> bool:
-        changes = self._changes
-        name = f"{ASSET_PREFIX}{path}"
-        return (
-            changes.assets[name] is not None
-            if name in changes.assets
-            else path in changes.archive.assets
-        )
+        return path in self._changes.assets
 
     def __iter__(self) -> Iterator[str]:
-        changes = self._changes
-        added = (name.removeprefix(ASSET_PREFIX) for name in changes.assets)
-        paths = dict.fromkeys((*changes.archive.assets, *added))
-        return iter([path for path in paths if path in self])
+        return iter([*self._changes.assets])
 
-    def _require(self, path: str) -> str:
-        """The name of the entry of an asset that is there."""
+    def _require(self, path: str) -> None:
         if path not in self:
             contents = self._changes.archive.contents
             raise contents.not_found(f"expected the path of an asset, found {shown(path)}")
-        return ASSET_PREFIX + path
 
 
 class EditedTensors(_EditedMapping["NDArray[Any]"]):
@@ -407,18 +395,15 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
     """
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        draft = self._draft
-        elements = draft.elements.get(name)
-        if elements is None and draft.message is None:
-            return self._of_archive[name]
-        ref = self._ref(name)
+        changes, ref = self._changes, self._ref(name)
+        elements = self._draft.elements.get(name)
         if elements is not None:
             view = in_memory(elements.data).view.toreadonly()
             return dtypes.as_array(view, elements.data_type, elements.dims)
-        with with_path(self._changes.archive.path):
+        with with_path(changes.archive.path):
             if tensors.location(ref.tensor) is None:
                 return array_in_model(ref)
-            view = in_memory(self._changes.placeholders.data(ref)).view
+            view = in_memory(changes.data(ref)).view
             return dtypes.as_array(view, tensors.external_type(ref), ref.tensor.dims)
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
@@ -439,46 +424,32 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         )
 
     def __contains__(self, name: object) -> bool:
-        return name in (self._of_archive if self._draft.message is None else self._new_index())
+        return isinstance(name, str) and len(self._refs(name)) == 1
 
     def __iter__(self) -> Iterator[str]:
-        if self._draft.message is None:
-            return iter(self._of_archive)
         return iter([name for name, refs in self._new_index().items() if len(refs) == 1])
 
     @property
     def _draft(self) -> Draft:
         return self._changes.draft(self._changes.model_id)
 
-    @property
-    def _of_archive(self) -> Tensors:
-        """The tensors of the model as it was."""
-        archive, origin = self._changes.archive, self._draft.origin
-        assert origin is not None
-        return archive.tensors if origin == archive.model_id else Tensors(archive.contents, origin)
-
-    def _new_index(self) -> Mapping[str, list[TensorRef]]:
-        """Lists the initializers of the edited model by name."""
+    def _new_index(self) -> dict[str, list[TensorRef]]:
         draft = self._draft
-        index = defaultdict(list)
-        for ref in tensors.walk(self._changes.message(draft)):
+        draft.index = {}
+        for ref in tensors.walk(draft.shown):
             if ref.is_initializer:
-                index[ref.name].append(ref)
-        draft.index = dict(index)
+                draft.index.setdefault(ref.name, []).append(ref)
         return draft.index
 
-    def _ref(self, name: str) -> TensorRef:
-        """The initializer of this name, in the archive's model or in the one that replaced it.
-
-        Raises:
-            TensorNotFoundError: No initializer has this name, or several have it.
-        """
+    def _refs(self, name: str) -> Sequence[TensorRef]:
+        """The initializers of this name; the index is made anew if it may be out of date."""
         draft = self._draft
-        if draft.message is None:
-            return self._of_archive.ref(name)
-        refs = draft.index.get(name, [])
-        if not refs or not all(_is_at(draft.message, ref, name) for ref in refs):
-            refs = self._new_index().get(name, [])
+        refs = draft.index.get(name, ())
+        is_current = all(_is_at(draft.shown, ref) and ref.name == name for ref in refs)
+        return refs if refs and is_current else self._new_index().get(name, ())
+
+    def _ref(self, name: str) -> TensorRef:
+        refs = self._refs(name)
         if len(refs) != 1:
             raise self._changes.archive.contents.not_found(
                 f"expected one initializer named {shown(name)}, found {len(refs)}"
@@ -486,8 +457,8 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         return refs[0]
 
 
-def _is_at(message: onnx.ModelProto, ref: TensorRef, name: str) -> bool:
-    """True if an initializer still has its path in a model, and this name."""
+def _is_at(model: onnx.ModelProto, ref: TensorRef) -> bool:
+    """True if an initializer still has its path in a model."""
     with contextlib.suppress(IndexError):
-        return ref.name == name and walking.at(message, ref.path) is ref.tensor
+        return walking.at(model, ref.path) is ref.tensor
     return False

@@ -1,0 +1,226 @@
+"""Compares the models of an edit with those of the archive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import onnx
+
+from onnxarchive.editing.changes import Changes, Draft, is_placeholder
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Data, Stored, are_equal
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.copying import copied
+from onnxarchive.model.prepacked import INDEX, PackedWeight
+from onnxarchive.model.tensors import TensorRef, TensorRefs
+from onnxarchive.model.walking import Path
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.linked_models import packed_sets
+from onnxarchive.sources.source import Source
+from onnxarchive.writing.elements import Elements
+from onnxarchive.writing.plan import Item
+from onnxarchive.writing.stored_entries import referred_key
+
+
+class EditedModel:
+    """A model of the edited archive, and what changed in it.
+
+    Attributes:
+        origin: As in `Draft`.
+        message: The model, not to be changed.
+        old_refs: The tensors of the archive's model that are stored outside it, by key.
+        is_changed: False if the model is the archive's, with all its tensors.
+        has_other_tensors: False if the model has the tensors of the archive's.
+        stored: If it has other tensors, the key of each that keeps an entry, by path.
+        others: If it has other tensors, those that do not.
+        elements: The new bytes of external tensors, by path.
+    """
+
+    def __init__(self, changes: Changes, draft: Draft) -> None:
+        self._archive = changes.archive
+        self._data = changes.data
+        self._options = changes.options
+        self.origin = draft.origin
+        self.message = draft.shown
+        self.old_refs = TensorRefs() if draft.checked is None else draft.checked.refs
+        self.stored: dict[Path, str] = {}
+        self.others: list[TensorRef] = []
+        self.elements: dict[Path, Data] = {}
+        before = None if draft.checked is None else draft.checked.model
+        # Options that say which tensors are stored outside may move tensors of an equal model.
+        moves = draft.message is not None and self._options.moves_tensors
+        is_same = draft.message is None or draft.message == before
+        self.is_changed = moves or not is_same
+        self.has_other_tensors = bool(draft.elements or moves) or not (
+            is_same or _have_same_tensors(self.message, before)
+        )
+        if self.has_other_tensors:
+            self._compare_tensors(draft.elements)
+
+    def _compare_tensors(self, elements: Mapping[str, Elements]) -> None:
+        if elements:
+            self.message = copied(self.message)  # they may go into it
+        refs = [*tensors.walk(self.message)]
+        named = Counter(ref.name for ref in refs if ref.is_initializer)
+        for name in sorted(elements):
+            if named[name] != 1:
+                raise ValueError(
+                    f"{self._archive.path}: expected one initializer named {shown(name)}, whose "
+                    "elements were assigned to edit.tensors, found "
+                    f"{'several' if named[name] else 'none'}"
+                )
+        keys: set[str] = set()
+        for ref in refs:
+            key = self._key(ref)
+            if key is None or key in keys:
+                self.others.append(ref)
+            else:
+                self.stored[ref.path] = key
+                keys.add(key)
+            if ref.is_initializer and ref.name in elements:
+                self._assign(ref, elements[ref.name])
+
+    def _key(self, ref: TensorRef) -> str | None:
+        """The key of a tensor that may keep its entry, or None."""
+        location = tensors.location(ref.tensor)
+        if location is None:
+            return None
+        if ref.is_initializer and tensors.has_data(ref.tensor):
+            fields = ", ".join(tensors.data_fields(ref.tensor))
+            if fields:
+                raise ArchiveFormatError(
+                    f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; "
+                    f"edit.tensors[{shown(ref.name)}] = array replaces the external data; to keep "
+                    f"it, clear {fields}"
+                )
+        if is_placeholder(location):
+            return None
+        key = referred_key(self._archive, ref)
+        is_stored = ref.is_initializer or self._options.convert_attribute is not False
+        least_nbytes = self._options.size_threshold or 0
+        return key if is_stored and self._archive.entries[key].nbytes >= least_nbytes else None
+
+    def _assign(self, ref: TensorRef, elements: Elements) -> None:
+        """Takes up assigned elements, unless they are those that the tensor has."""
+        require_fit(self._archive, ref, elements)
+        tensor, data = ref.tensor, elements.data
+        location = tensors.location(tensor)
+        if location is None:
+            if are_equal(Stored(tensors.raw_data(ref)), data):
+                return
+            for name in tensors.DATA_FIELDS:
+                tensor.ClearField(name)
+            tensors.set_raw_data(tensor, b"".join(data))
+        elif ref.path in self.stored and has_bytes(self._archive, location, data):
+            return
+        else:
+            self.elements[ref.path] = data
+            if tensors.checksum(tensor) is not None:  # of the old bytes
+                tensors.set_location(tensor, location)
+        self.is_changed = True
+
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys of the entries that the model uses."""
+        return self.stored.values() if self.has_other_tensors else self.old_refs
+
+    def set_apart(self, ref: TensorRef, data: Data, uses: Counter[str]) -> None:
+        """Gives a tensor an entry of its own with this data, in place of one that it shares."""
+        uses[self.stored.pop(ref.path)] -= 1
+        self.others.append(ref)
+        self.elements[ref.path] = data
+
+    def source(self, without: Collection[Path] = ()) -> Source:
+        """The message, and the data of its external tensors but of those at the given paths."""
+        refs = (ref for ref in tensors.external(self.message) if ref.path not in without)
+        return Source(
+            self.message,
+            (self.elements[it.path] if it.path in self.elements else self._data(it) for it in refs),
+        )
+
+    def remaining(self, weights: Mapping[str, PackedWeight]) -> Mapping[str, PackedWeight]:
+        """Those of the packed weights whose initializers have the same bytes as before."""
+        if not self.has_other_tensors:
+            return weights
+        same: dict[str, PackedWeight] = {}
+        for index, tensor in enumerate(self.message.graph.initializer):
+            weight = weights.get(tensor.name)
+            if weight is None:
+                continue
+            path = tensors.main_initializer(tensor, index).path
+            if path in self.stored and path not in self.elements:
+                entry = self._archive.entries[self.stored[path]]
+                content = entry.nbytes, entry.crc32
+            else:  # an external tensor without new elements is not read for this
+                data = self.elements.get(path, Stored(memoryview(tensor.raw_data)))
+                content = data.nbytes, Crc32.of(data).value
+            if content == (weight.nbytes, weight.crc32):
+                same[tensor.name] = weight
+        return same
+
+
+def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
+    """True if two models have equal tensors; then no tensor moves into or out of the model."""
+    if before is None or model.graph.initializer != before.graph.initializer:
+        return False
+    return [*tensors.walk_others(model)] == [*tensors.walk_others(before)]
+
+
+def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Item | None]:
+    """Changes of assets, so that packed weights stay only for weights that are as they were.
+
+    Args:
+        archive: The archive as it was.
+        models: Every model of the edited archive, by id.
+
+    Returns:
+        The new entry of each changed asset, by name; None for one to remove.
+    """
+    assets: dict[str, Item | None] = {}
+    for packed in packed_sets(archive):
+        weights, unpacked = {}, {}
+        for id, model in sorted(models.items()):
+            if model.origin is not None and model.origin in packed.weights:
+                weights[id] = model.remaining(packed.weights[model.origin])
+                if model.origin in packed.unpacked:
+                    unpacked[id] = packed.unpacked[model.origin]
+        remaining = replace(packed, weights=weights, unpacked=unpacked)
+        if remaining != packed:
+            removed = packed.files.keys() - remaining.files.keys()
+            assets |= dict.fromkeys(packed.folder + name for name in removed)
+            index = packed.folder + INDEX
+            data = Stored(memoryview(remaining.to_json()))
+            assets[index] = Item(index, data) if remaining.files else None
+    return assets
+
+
+def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:
+    """Refuses elements of another data type or shape than the tensor's.
+
+    Raises:
+        ValueError: The data type or the shape differs.
+    """
+    number, dims = ref.tensor.data_type, tuple(ref.tensor.dims)
+    if (elements.data_type.number, elements.dims) != (number, dims):
+        raise ValueError(
+            f"{archive.path}: {ref}: expected {dtypes.name_of(number)} of shape {shown(dims)}, "
+            f"found {elements.data_type.name} of shape {shown(elements.dims)}"
+        )
+
+
+def has_bytes(archive: Archive, name: str, data: Data) -> bool:
+    """True if the archive has an entry of this name with these bytes."""
+    entry = archive.entries.get(name)
+    if entry is None or entry.nbytes != data.nbytes or Crc32.of(data).value != entry.crc32:
+        return False
+    stored = archive.contents.file.pieces(entry.data_offset, entry.nbytes)
+    return are_equal(map(memoryview, stored), data)
+
+
+def in_memory(data: Data) -> Stored:
+    """Data in memory; data that is in memory already is not copied."""
+    data = tensors.resolved(data)
+    return data if isinstance(data, Stored) else Stored(memoryview(b"".join(data)))
