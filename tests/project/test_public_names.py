@@ -74,7 +74,7 @@ def test_opening_imports_nothing_that_only_edits_and_faults_need(tmp_path: Path)
 import sys, onnxarchive
 with onnxarchive.open(sys.argv[1]) as archive:
     views = list(archive.tensors.values())
-rare = ("archive.unfinished", "editing", "model.weights", "storage.replacement")
+rare = ("reading.unfinished", "editing", "model.weights", "files.replacement")
 print(len(views), [name for name in rare if f"onnxarchive.{name}" in sys.modules])
 print([name for name in ("hashlib", "html", "shlex", "concurrent.futures") if name in sys.modules])
 """
@@ -102,7 +102,7 @@ import sys, onnxarchive
 with onnxarchive.open(sys.argv[1]) as archive:
     archive.verify()
     archive.tensors["w"]
-unneeded = ["archive.rules", "archive.writing", "cli", "conversion", "interop.running", "ir"]
+unneeded = ["reading.rules", "writing", "cli", "conversion", "interop.running", "ir"]
 print([name for name in unneeded if f"onnxarchive.{name}" in sys.modules])
 """
     assert run_python(code, tmp_path / "m.onnxa") == "[]\n"
