@@ -1,6 +1,5 @@
 """Edits of archives: one transaction each, and recovery from interrupted ones.
 
-`transaction` has `edit` and what it shows; `placeholders` makes messages of assigned models.
-`commit` decides how the changes are written and writes them; `recovery` rolls back an edit that a
-crash interrupted. This room may import the room `archive` and the rooms below `archive`.
+Data flows from `transaction` (lock, roll back, read, the block) by `changes` (what was assigned)
+and `models` (what differs) to `commit` (how it is written).
 """

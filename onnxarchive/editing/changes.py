@@ -25,7 +25,7 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.proto import CheckedModel
-from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, owner_of
 from onnxarchive.reading.opening import open
 from onnxarchive.reading.views import require_model
@@ -57,7 +57,7 @@ _OF_ANOTHER = (
 
 
 def is_placeholder(location: str) -> bool:
-    """True if a location stands for data from elsewhere."""
+    """True if the location of an external tensor is no key."""
     return location.startswith(_PLACEHOLDER)
 
 
@@ -141,11 +141,7 @@ class Changes:
         self._states: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}  # by identity
 
     def current(self) -> Changes:
-        """These changes, while the block runs.
-
-        Raises:
-            ValueError: The block has ended.
-        """
+        """These changes; a ValueError if the block has ended."""
         if not self.is_open:
             raise ValueError(
                 f"{self.archive.path}: this edit has ended; begin another one with onnxarchive.edit"
@@ -157,42 +153,28 @@ class Changes:
         self.is_open = False
 
     def draft(self, id: str) -> Draft:
-        """The model with this id.
-
-        Raises:
-            ModelNotFoundError: There is none.
-        """
+        """The model with this id; a ModelNotFoundError if there is none."""
         with with_path(self.archive.path):
             require_model(sorted(self.drafts), id)
         return self.drafts[id]
 
     def data(self, ref: TensorRef) -> Data:
-        """The bytes of an external tensor: from elsewhere, or those of an entry of the archive.
-
-        Raises:
-            ArchiveFormatError: The location is neither a placeholder of this edit nor a key of the
-                archive.
-        """
+        """The bytes of an external tensor: those of an entry of the archive, or from elsewhere."""
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
             return entry_of(self.archive, referred_key(self.archive, ref), ref)
         if location not in self._data:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
-        nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
-        return LazyData(nbytes, partial(tensors.resolved, self._data[location]), ref)
+        tensors.external_type(ref)  # refuses data in the tensor, too
+        return self._data[location]
 
     def watch(self, data: Data) -> None:
-        """Remembers the state of a file that is read when the edit is written."""
+        """Remembers the state of a file that is read when the edit is written; else nothing."""
         if isinstance(data, FileData) and data.identity not in self._states:
             self._states[data.identity] = data, data.state()
 
     def require_unchanged_files(self) -> None:
-        """Refuses files that were written to since they were assigned.
-
-        Raises:
-            ArchiveFormatError: A file has changed, or another file has its path.
-            OSError: A file cannot be opened any more.
-        """
+        """Refuses files that were written to since they were assigned."""
         for data, state in self._states.values():
             if data.state() != state:
                 raise ArchiveFormatError(
@@ -204,12 +186,12 @@ class Changes:
     # Assigned models
 
     def message(self, model: AssignedModel, *, is_new: bool) -> onnx.ModelProto:
-        """The message of an assigned model; a ModelProto is its own message.
+        """The message of an assigned model; a ModelProto, which is none of the edit's, is its own.
 
         Args:
-            model: The model; if it is a ModelProto, none of this edit's.
-            is_new: True if the edit has no model to replace. Then a ModelProto must have no
-                external tensors, or belong to the archive.
+            model: The model.
+            is_new: True if it replaces no model. Then a ModelProto must have no external tensors,
+                or belong to the archive.
         """
         if isinstance(model, onnx.ModelProto):
             self._require_own(model, is_new)
@@ -238,7 +220,7 @@ class Changes:
                 )
 
     def _has_entry(self, archive: Archive, key: str) -> bool:
-        """True if an entry of an archive at the same path is still an entry of this archive."""
+        """True if another object for this archive has this entry, and it is still the same."""
         own, entry = self.archive.entries.get(key), archive.entries.get(key)
         return (
             own is not None
@@ -256,7 +238,7 @@ class Changes:
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
         refs = archive.contents.models[archive.model_id].refs
         locations = {
-            ref.path: self._add(entry_of(archive, key, read=_data_of))
+            ref.path: self._add(entry_of(archive, key, ref, _data_of))
             for key, ref in refs.items()
             if not self._has_entry(archive, key)
         }

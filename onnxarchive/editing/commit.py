@@ -162,12 +162,7 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
 
 
 def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
-    """Plans an edit that leaves entries where they are, as far as no asset is replaced or removed.
-
-    Raises:
-        ArchiveFormatError: A tensor cannot be stored.
-        ValueError: A tensor of the archive would be unused.
-    """
+    """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
     archive = changes.archive
     names = archive.entries.names[: archive.contents.first_model]
     uses = Counter(chain.from_iterable(model.keys for model in models.values()))
@@ -361,14 +356,11 @@ def _write_data(
 def _write_clone(
     file: MappedFile, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> bool:
-    """Writes to a clone, which then replaces the archive; False if cloning fails.
+    """Writes to a clone, cut off where `write` stops, which then replaces the archive.
 
-    Args:
-        file: The archive.
-        write: Writes to the clone, which is cut off where `write` stops.
-        else_in_place: Whether the caller can change the file in place instead. If True, the result
-            is also False for a clone that would lose the archive's owner or attributes, or cannot
-            be renamed over the archive.
+    Returns:
+        False if cloning fails; with `else_in_place`, where the caller can change the archive in
+        place, also if the clone would lose owner or attributes, or cannot be renamed over it.
     """
     if not filesystem.may_clone(file):
         return False

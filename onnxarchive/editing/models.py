@@ -172,12 +172,7 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
 def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Item | None]:
     """Changes of assets, so that packed weights stay only for weights that are as they were.
 
-    Args:
-        archive: The archive as it was.
-        models: Every model of the edited archive, by id.
-
-    Returns:
-        The new entry of each changed asset, by name; None for one to remove.
+    They are the new entry of each changed asset, by name; None for one to remove.
     """
     assets: dict[str, Item | None] = {}
     for packed in packed_sets(archive):
@@ -198,11 +193,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
 
 
 def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:
-    """Refuses elements of another data type or shape than the tensor's.
-
-    Raises:
-        ValueError: The data type or the shape differs.
-    """
+    """Refuses elements of another data type or shape than the tensor's by a ValueError."""
     number, dims = ref.tensor.data_type, tuple(ref.tensor.dims)
     if (elements.data_type.number, elements.dims) != (number, dims):
         raise ValueError(

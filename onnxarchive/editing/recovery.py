@@ -28,8 +28,6 @@ from onnxarchive.sources.recognition import recognised
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.records import METHOD_STORED, LocalHeader
 
-__all__ = ["Recovery", "opened_for_edit", "recover", "roll_back"]
-
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -76,10 +74,10 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIM
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
-        is_rolled_back = roll_back(file)
-        if not is_rolled_back:
-            _require_whole(file)
-        return Recovery(is_rolled_back, removed)
+        if roll_back(file):
+            return Recovery(True, removed)
+        _require_whole(file)
+        return Recovery(False, removed)
 
 
 @contextlib.contextmanager
@@ -88,8 +86,7 @@ def opened_for_edit(
 ) -> Iterator[MappedFile]:
     """Opens the file of an archive, locked exclusively during the block; see `files.opened`.
 
-    An error names the path. If the file is not an archive, but of a kind that `recognised` knows,
-    the error also names this kind.
+    An error names the path, and the kind of a file that is not an archive.
     """
     with (
         recognised(path),
@@ -102,17 +99,10 @@ def opened_for_edit(
 
 
 def roll_back(file: MappedFile) -> bool:
-    """Rolls back an interrupted edit.
-
-    Args:
-        file: The archive, locked; also open for writing if an edit was interrupted.
-
-    Returns:
-        True if an edit was rolled back.
+    """Rolls back an interrupted edit of an archive, a locked file; False if there is none.
 
     Raises:
         ArchiveError: After a rollback the file would not be an archive. The file is unchanged.
-        OSError: The file cannot be read or written.
     """
     edit = unfinished_edit(file)
     if edit is None:
