@@ -88,6 +88,8 @@ def generate(path: str, source: NDArray[np.int64]) -> NDArray[np.int64]:
 def main() -> None:
     """Writes the archive, and compares the generated tokens with PyTorch's."""
     torch.manual_seed(0)
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     path = sys.argv[1]
     encoder, decoder = export(path)
     source = torch.arange(21).reshape(3, 7)

@@ -34,6 +34,8 @@ class Classifier(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow
 def main() -> None:
     """Exports the module, and compares the scores with PyTorch's."""
     torch.manual_seed(0)
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     path, module = sys.argv[1], Classifier().eval()
     tokens = torch.arange(14).reshape(2, 7)
     program = torch.onnx.export(

@@ -1,7 +1,8 @@
 """Generates text with ONNX Runtime GenAI; the weights are mapped from an archive.
 
-    onnxarchive convert llm llm.onnxa --assets --all-models --default model.onnx
-    python tools/recipes/genai.py llm.onnxa "Once upon a time" --max-length 50
+pip install 'onnxarchive[ort]' onnxruntime-genai
+onnxarchive convert llm llm.onnxa --assets --all-models
+python genai.py llm.onnxa "Once upon a time" --max-length 50
 
 The archive has every model that `genai_config.json` names: the decoder, and an encoder, embedding,
 vision or speech model. GenAI reads its settings and the tokenizer from a directory. So the

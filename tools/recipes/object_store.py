@@ -35,6 +35,8 @@ def make_model() -> onnx.ModelProto:
 
 def main() -> None:
     """Saves a model to the given folder of a bucket, then reads, runs and downloads the archive."""
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     url = f"{sys.argv[1]}/model.onnxa"
     onnxarchive.save(make_model(), url)  # the object appears when it is complete
 

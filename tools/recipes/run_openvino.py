@@ -29,6 +29,8 @@ def compile_archive(archive: Path, device: str = "CPU") -> Any:
 
 def main() -> None:
     """Runs the archive, and prints the outputs."""
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     compiled = compile_archive(Path(sys.argv[1]))
     inputs = {}
     for port in compiled.inputs:

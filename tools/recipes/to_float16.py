@@ -30,6 +30,8 @@ def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def main() -> None:
     """Converts every model of the archive."""
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
     archive, target = sys.argv[1:]
     with onnxarchive.open(archive) as opened:
         models = list(opened.models)

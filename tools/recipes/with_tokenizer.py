@@ -68,6 +68,8 @@ def embed(path: str, texts: Sequence[str]) -> NDArray[np.float32]:
 
 def main() -> None:
     """Writes the archive, and prints the cosine similarity of the texts."""
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     path, *texts = sys.argv[1:]
     make_archive(path)
     vectors = embed(path, texts)

@@ -92,8 +92,10 @@ def test_transformers_js_gives_the_logits_of_onnx_runtime(source: Path, reposito
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     if shutil.which("node") is None or not (RECIPE / "node_modules").exists():
         pytest.skip("npm install in the recipe's directory brings transformers.js")
-    command = ["node", str(RECIPE / "run.mjs"), str(repository), "the cat sat"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["node", str(RECIPE / "run.mjs"), repository.name, "the cat sat"]
+    done = subprocess.run(
+        command, cwd=repository.parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     expected = logits_of(ort.InferenceSession(source / "model.onnx"))
     np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)

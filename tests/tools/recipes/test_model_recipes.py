@@ -125,3 +125,22 @@ def test_a_tokenizer_comes_with_its_model(tmp_path: Path) -> None:
     assert onnxarchive.check(path, full=True) == []
     code = "import sys, onnxarchive; print(*onnxarchive.open(sys.argv[1]).assets)"
     assert run_python(code, path) == "tokenizer.json\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("hugging_face/layout.py", "onnx"),
+        ("object_store.py", "onnx"),
+        ("run_openvino.py", "openvino"),
+        ("to_float16.py", "onnxruntime"),
+        ("with_tokenizer.py", "tokenizers"),
+    ],
+)
+def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -> None:
+    pytest.importorskip(needs)
+    command = [sys.executable, RECIPES / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"\npython {Path(name).name} " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,11 +3,11 @@
 pip install 'onnxarchive[ort]' huggingface_hub
 python layout.py MODEL DIRECTORY [REPOSITORY]
 
-MODEL is a directory with a model, its `config.json` and the files of its tokenizer. DIRECTORY gets
-these files, and `onnx/model.onnx` with the data file `onnx/model.onnx_data`, as transformers.js and
-optimum expect them. The data file is at the same time an archive with the model: `onnxarchive info`
-describes it, and `onnxarchive.session` maps it. After a change of the archive, `onnxarchive link`
-must write `model.onnx` again, and `onnxarchive check --link` says so.
+MODEL is a directory with a model, its `config.json` and the files of its tokenizer. DIRECTORY must
+be new, and gets these files, and `onnx/model.onnx` with the data file `onnx/model.onnx_data`, as
+transformers.js and optimum expect them. The data file is at the same time an archive with the
+model: `onnxarchive info` describes it, and `onnxarchive.session` maps it. After a change of the
+archive, `onnxarchive link` must write `model.onnx` again, and `onnxarchive check --link` says so.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def write_layout(model: str, directory: str) -> None:
 
 def main() -> None:
     """Writes the directory, and uploads it if a repository is given."""
+    if len(sys.argv) not in (3, 4):
+        raise SystemExit(__doc__)
     model, directory, *repository = sys.argv[1:]
     write_layout(model, directory)
     if repository:

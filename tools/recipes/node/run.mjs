@@ -1,4 +1,7 @@
-// Runs a model of an archive on ones in Node: node run.mjs ARCHIVE [MODEL]. Prints the outputs.
+// Runs a model of an archive in Node, on float32 inputs of ones; prints the outputs.
+// ONNXRUNTIME_NODE_INSTALL=skip npm ci  (skips libraries for CUDA)
+// node run.mjs ARCHIVE [MODEL]
+//
 // The weights are read into memory and checked. They stay mapped in a session of the `.onnx` that `onnxarchive link`
 // writes, with the option { extra: { session: { disable_prepacking: '1' } } }.
 import * as ort from 'onnxruntime-node';
@@ -6,6 +9,7 @@ import { fileSource } from '../../../conformance/readers/javascript/node.mjs';
 import { openArchive } from '../../../conformance/readers/javascript/onnxa.mjs';
 
 const [path, model] = process.argv.slice(2);
+if (path === undefined) throw new Error('expected: node run.mjs ARCHIVE [MODEL]');
 const source = await fileSource(path);
 const archive = await openArchive(source);
 const bytes = await archive.read(model ? `__MODEL_PROTO_${model}` : '__MODEL_PROTO');
