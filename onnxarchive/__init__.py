@@ -90,8 +90,7 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop.prepacking import prepack as prepack
     from onnxarchive.interop.transforming import transform as transform
-    from onnxarchive.reading.archive import Archive as Archive
-    from onnxarchive.reading.opening import load as load, open as open
+    from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
     from onnxarchive.reading.rules import Finding as Finding, check as check
     from onnxarchive.writing.saving import save as save
     from onnxarchive.writing.writer import Writer as Writer
@@ -101,8 +100,7 @@ __version__ = "0.1.0"
 
 # Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
-    "reading.opening": "load open",
-    "reading.archive": "Archive",
+    "reading.archive": "Archive load open",
     "reading.rules": "Finding check",
     "writing.saving": "save",
     "writing.writer": "Writer",

@@ -15,7 +15,7 @@ from typing import Any, Final, Unpack
 import onnxarchive
 from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.locked_file import opened
+from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location
 
 COMMANDS: Final = {

@@ -29,7 +29,7 @@ from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.locked_file import opened
+from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location, Openable
 
 __all__ = ["Change", "Difference", "diff"]
@@ -218,7 +218,7 @@ def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _C
     shared = cache(partial(_entry_content, archive))
     found: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
     for id, contents in found.items():
-        keys = {ref.path: key for key, ref in archive._refs_of(id).items()}
+        keys = {ref.path: key for key, ref in archive.contents.models[id].refs.items()}
         for ref in tensors.walk(archive.models[id]):
             if ref.path in keys:
                 contents[ref.path] = shared(keys[ref.path])
@@ -236,12 +236,12 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
     # Reading 0 bytes of a remote file begins a stream at the local header.
-    next(iter(archive._file.pieces(entry.header_offset, 0)), None)
-    archive._require_header(name)
+    next(iter(archive.contents.file.pieces(entry.header_offset, 0)), None)
+    archive.contents.require_header(name)
     end = entry.data_offset + entry.nbytes
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
         nbytes = min(_PIECE_SIZE, end - offset)
-        piece = archive._file.read(offset, nbytes)
+        piece = archive.contents.file.read(offset, nbytes)
         if len(piece) != nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes at offset {offset}, found a file truncated to "

@@ -29,11 +29,10 @@ from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.reading.archive import (
     Archive,
     complete_model,
-    verified_pieces,
 )
+from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
-from onnxarchive.reading.locked_file import opened
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.models import FollowLinks, models_of_repository, other_files_of
 from onnxarchive.sources.source import Source
@@ -411,14 +410,18 @@ def _export_single(
     progress: Progress | None,
     timeout: float | None,
 ) -> None:
-    names = (model_entry(archive.model_id), *archive._refs)
+    names = (model_entry(archive.model_id), *archive.tensors.refs)
     total = sum(archive.entries[name].nbytes for name in names)
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    read = archive.read if archive._file.is_mapped else _copied(archive, directory_of(destination))
+    read = (
+        archive.read
+        if archive.contents.file.is_mapped
+        else _copied(archive, directory_of(destination))
+    )
     filled: set[str] = set()
 
     def fill_in(key: str) -> memoryview:
@@ -426,14 +429,14 @@ def _export_single(
         return read(key)
 
     parts = weights.fill(model_proto, fill_in)
-    if filled != set(archive._refs):
+    if filled != set(archive.tensors.refs):
         # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
         # tensors in them.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
-    verified = sum(archive.entries[key].nbytes for key in archive._refs)
+    verified = sum(archive.entries[key].nbytes for key in archive.tensors.refs)
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
-    for key in archive._refs:
+    for key in archive.tensors.refs:
         data = read(key)
         check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
         counter.add(data.nbytes)
@@ -446,9 +449,9 @@ def _export_single(
 
 def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
     """Copies a model's tensors to a temporary file; returns a function that reads them by key."""
-    keys = list(archive._refs)
+    keys = list(archive.tensors.refs)
     sizes = [archive.entries[key].nbytes for key in keys]
-    verified = chain.from_iterable(verified_pieces(archive, key) for key in keys)
+    verified = chain.from_iterable(archive.contents.pieces(key) for key in keys)
     copy = spool(verified, sum(sizes), directory)
     begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
     return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
@@ -472,7 +475,7 @@ def _export_external(
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
             data_replacement.file.offset = offset
-            for piece in counter(verified_pieces(archive, key)):
+            for piece in counter(archive.contents.pieces(key)):
                 data_replacement.file.write(piece)
         # The data is renamed just before the model. In between, the old model has new data, so the
         # model is locked before.
@@ -490,7 +493,7 @@ def _offsets(archive: Archive) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
     for entry in archive.entries.values():
-        ref = archive._refs.get(entry.name)
+        ref = archive.tensors.refs.get(entry.name)
         if ref is not None and stays_outside(ref, entry.nbytes):
             offsets[entry.name] = end + -end % _PAGE_SIZE
             end = offsets[entry.name] + entry.nbytes
@@ -542,7 +545,7 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                found = pieces(models[name]) if name in models else verified_pieces(archive, name)
+                found = pieces(models[name]) if name in models else archive.contents.pieces(name)
                 for piece in counter(found):
                     target_writer.write(piece)
                 file.flush()

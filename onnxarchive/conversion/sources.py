@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from onnxarchive.errors import (
     ArchiveError,
@@ -16,14 +17,14 @@ from onnxarchive.errors import (
     UnfinishedEditError,
     with_path,
 )
-from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.files.spooling import spool
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.reading.archive import Archive, StreamedEntry
-from onnxarchive.reading.locked_file import opened_archive
+from onnxarchive.model.keys import ASSET_PREFIX, is_key
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive_file import opened_archive
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import FollowLinks, open_copy, open_model
 from onnxarchive.sources.places import RemotePlace, sha1
@@ -119,7 +120,7 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
         if path is None:
             assert file is not None
             archive = Archive(file)
-            archive._require_headers(archive.entries)
+            archive.contents.require_headers(archive.entries)
             return archive
         if os.path.isdir(path):
             return None
@@ -128,7 +129,7 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
                 return None
         with opened_archive(path) as local:
             archive = Archive(local)
-            archive._require_headers(archive.entries)
+            archive.contents.require_headers(archive.entries)
             return archive
     except ArchiveError as error:
         # VERSION-1: a conversion could lose data of a later format version.
@@ -140,13 +141,9 @@ def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | 
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:
-    def stored(name: str) -> Data:
-        if archive._file.is_mapped:
-            return Stored(archive.read(name), archive.entries[name].crc32)
-        return StreamedEntry(archive, name)
-
+    stored = partial(EntryData, archive.contents)
     if verify_checksum:
-        for key in archive._keys:
+        for key in [name for name in archive.entries if is_key(name)]:
             found = sha1(stored(key))
             for ref in archive.contents.refs(key):
                 expected = tensors.checksum(ref.tensor)
@@ -156,14 +153,14 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
                     )
 
     def source(identifier: str) -> Source:
-        refs = archive._refs_of(identifier).items()  # in the order of `tensors.walk`
+        refs = archive.contents.models[identifier].refs.items()  # in the order of `tensors.walk`
         cleared: dict[str, str] = {}
         data = [with_cleared_tail(stored(key), ref, cleared) for key, ref in refs]
         return Source(archive.models[identifier], data, is_own=True, cleared=cleared)
 
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
     default, *others = archive.models
-    files = (archive.path,) if isinstance(archive._file, MappedFile) else ()
+    files = (archive.path,) if isinstance(archive.contents.file, MappedFile) else ()
     return replace(
         source(default),
         assets=assets,

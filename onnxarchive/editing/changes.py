@@ -26,8 +26,8 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, owner_of
-from onnxarchive.reading.opening import open
+from onnxarchive.reading.archive import Archive, open, owner_of
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.views import require_model
 from onnxarchive.sources.models import open_model
 from onnxarchive.sources.recognition import is_zip
@@ -36,7 +36,6 @@ from onnxarchive.writing.elements import Elements
 from onnxarchive.writing.plan import Item
 from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import (
-    EntryData,
     asset_items,
     entry_of,
     referred_data,

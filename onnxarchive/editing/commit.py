@@ -316,8 +316,8 @@ def _write(changes: Changes, plan: _Plan) -> None:
     if not options.compact and _write_clone(file, write, else_in_place=is_end):
         return
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
-        for number in range(len(archive.entries)):  # a rollback would refuse a wrong local header
-            archive.contents.require_header(number)
+        # A rollback would refuse a wrong local header.
+        archive.contents.require_headers(archive.entries)
         undo.change_end(file, offset, plan.size(archive.alignment, offset, kept), write)
         return
     items = [Item(name, plan.replaced.get(name) or entry_of(archive, name)) for name in names]
@@ -329,7 +329,7 @@ def _write(changes: Changes, plan: _Plan) -> None:
 
 def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
     """The local header and the directory record of an entry that gets these bytes."""
-    archive.contents.require_header(archive.entries.index_of[name])
+    archive.contents.require_header(name)
     entry = archive.entries[name]
     size = entry.data_offset - entry.header_offset
     local = LocalHeader.unpack(archive.contents.file.read(entry.header_offset, size))

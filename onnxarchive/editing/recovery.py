@@ -21,8 +21,8 @@ from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import remove_abandoned
 from onnxarchive.files.undo import FileBefore
+from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import check_header, read_contents
-from onnxarchive.reading.unfinished import unfinished_edit
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.zipformat import layout

@@ -22,8 +22,8 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
-from onnxarchive.reading.unfinished import require_finished
 from onnxarchive.reading.views import array_in_model
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.elements import elements_of

@@ -18,14 +18,13 @@ from onnxarchive.interop.ort_options import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import places_of
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     linked_model,
     packed_pairs,
     real_path,
     require_utf8,
 )
-from onnxarchive.reading.opening import open
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location
 
@@ -122,7 +121,7 @@ def _link(
             f"data beside the symbolic link itself, found {destination}"
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
-        archive._require_headers(archive._refs)
+        archive.contents.require_headers(archive.tensors.refs)
         file = real_path(archive)
         pairs = packed_pairs(archive, machine()) if prepack else {}
         location = _location(file, destination)
@@ -174,7 +173,7 @@ def fingerprint(archive: Archive) -> str:
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
-        if entry.name in archive._refs:
+        if entry.name in archive.tensors.refs:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
     digest.update(f"{archive.entries[model_entry(archive.model_id)].crc32:08x}\n".encode())
@@ -304,7 +303,7 @@ def _faults(
             file = _beside(link_path, location)
             if file is None:
                 yield _not_beside(location)
-            elif not archive._local_file.is_at(file):
+            elif not archive.contents.local_file.is_at(file):
                 yield f"expected external data in {archive.path}, found it in {file}"
         if mark is None:
             yield (

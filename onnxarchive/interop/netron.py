@@ -21,8 +21,7 @@ from typing import Any, Final, Unpack
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, needing
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import verified_pieces
-from onnxarchive.reading.opening import open
+from onnxarchive.reading.archive import open
 from onnxarchive.remote.location import Access
 from onnxarchive.zipformat.directory import Entry
 
@@ -80,7 +79,7 @@ class Server(http.server.ThreadingHTTPServer):
         self._served: dict[str, Path | Entry] = {**_netron_files()}
         self._archive = open(path, model=model, **access)
         entries = self._archive.entries
-        self._served |= {f"data/{key}": entries[key] for key in self._archive._refs}
+        self._served |= {f"data/{key}": entries[key] for key in self._archive.tensors.refs}
         self._served["data/model.onnx"] = entries[model_entry(model)]
         self.prefix = f"/{secrets.token_urlsafe(16)}/"
         try:
@@ -114,9 +113,9 @@ class Server(http.server.ThreadingHTTPServer):
             return mimetypes.MimeTypes().guess_type(name)[0] or "", len(data), [data]
         if found is None or found.nbytes >= TOO_LARGE:
             return None
-        for _ in verified_pieces(self._archive, found.name):
+        for _ in self._archive.contents.pieces(found.name):
             pass  # compares local header and CRC-32
-        pieces = self._archive._file.pieces(found.data_offset, found.nbytes)
+        pieces = self._archive.contents.file.pieces(found.data_offset, found.nbytes)
         return "application/octet-stream", found.nbytes, pieces
 
     def _set_up(self, page: bytes) -> bytes:

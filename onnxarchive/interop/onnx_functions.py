@@ -19,7 +19,7 @@ import onnx
 from onnxarchive.errors import naming, with_path
 from onnxarchive.model import proto, walking
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading import opening
+from onnxarchive.reading.archive import open as open_archive
 from onnxarchive.reading.linked_models import is_unread, linked_model
 from onnxarchive.reading.rules import Finding
 from onnxarchive.writing.stored_entries import archive_options, save_referring
@@ -64,7 +64,7 @@ def check_model(
     Example:
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
     """
-    with opening.open(path, model=model) as archive, with_path(path):
+    with open_archive(path, model=model) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
     with (
         naming("the system's temporary directory"),
@@ -131,14 +131,14 @@ def infer_shapes(
     Example:
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
     """
-    with opening.open(path, model=model) as archive, with_path(path):
+    with open_archive(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
-        for ref in archive._refs.values():  # inference keeps their paths
+        for ref in archive.tensors.refs.values():  # inference keeps their paths
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             options = archive_options(archive, archive.models)

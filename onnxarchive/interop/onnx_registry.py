@@ -95,13 +95,13 @@ class ArchiveSerializer:
         from onnxarchive.files.data import as_bytes
         from onnxarchive.files.random_access import MemoryFile
         from onnxarchive.model import tensors, walking
-        from onnxarchive.reading.archive import Archive, read_verified
+        from onnxarchive.reading.archive import Archive
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))
             proto.CopyFrom(archive.model)
-            refs = archive._refs
-            for ref, data in zip(refs.values(), read_verified(archive, list(refs)), strict=True):
+            refs = archive.tensors.refs
+            for ref, data in zip(refs.values(), archive.contents.verified(list(refs)), strict=True):
                 tensors.set_raw_data(walking.at(proto, ref.path), bytes(data))
         except ArchiveError as error:
             error.path = None  # the bytes came from memory

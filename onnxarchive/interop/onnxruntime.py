@@ -35,7 +35,7 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     Pairs,
     linked_model,
@@ -44,7 +44,6 @@ from onnxarchive.reading.linked_models import (
     require_utf8,
     stays_outside,
 )
-from onnxarchive.reading.opening import open
 from onnxarchive.remote.location import Access, Location, Openable, require_known
 
 if TYPE_CHECKING:
@@ -312,12 +311,12 @@ def session_inputs(
     entries = prepacking_entries(prepack)
     path = file = None
     pairs: Pairs = {}
-    if not isinstance(archive._file, MappedFile):
+    if not isinstance(archive.contents.file, MappedFile):
         serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
         if buffers:
             _lend_buffers(options, buffers)
     else:
-        file, path = archive._local_file, real_path(archive)
+        file, path = archive.contents.local_file, real_path(archive)
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
         with with_path(archive.path):
@@ -340,7 +339,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
             )
         return source
     archive = open(source, model=model, **access)
-    files.enter_context(archive._file)
+    files.enter_context(archive.contents.file)
     return archive
 
 
@@ -358,9 +357,9 @@ def _model_and_buffers(
         is_of_main_graph = [field for field, _ in ref.path] == ["graph", "initializer"]
         return takes_buffers and is_of_main_graph and stays_outside(ref, nbytes)
 
-    refs, entries = archive._refs, archive.entries
+    refs, entries = archive.tensors.refs, archive.entries
     keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
-    buffers = dict(zip(keys, archive._read_all(keys), strict=True))
+    buffers = dict(zip(keys, archive.contents.views(keys), strict=True))
     with with_path(archive.path):
         model = linked_model(archive, None, is_outside, in_place=in_place)
         return proto.encode(model), buffers

@@ -45,9 +45,8 @@ from onnxarchive.model.prepacked import (
     PackedWeight,
     places_of,
 )
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import packable
-from onnxarchive.reading.opening import open
 from onnxarchive.remote.location import Location
 
 if TYPE_CHECKING:

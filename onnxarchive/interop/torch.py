@@ -172,9 +172,9 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
     """The bytes of an external FLOAT4E2M1 tensor in PyTorch's shape; None for any other tensor."""
     key = archive.tensors.key(name)
-    if key is None or dtypes.BY_NUMBER[archive._refs[key].tensor.data_type].name != _FLOAT4:
+    if key is None or dtypes.BY_NUMBER[archive.tensors.refs[key].tensor.data_type].name != _FLOAT4:
         return None
-    shape = _halved(tuple(archive._refs[key].tensor.dims), f"tensor {name!r}")
+    shape = _halved(tuple(archive.tensors.refs[key].tensor.dims), f"tensor {name!r}")
     return np.frombuffer(archive.read(key), np.uint8).reshape(shape)
 
 

@@ -24,9 +24,8 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.reading.archive import Archive, complete_model
+from onnxarchive.reading.archive import Archive, complete_model, open
 from onnxarchive.reading.linked_models import is_unread, linked_model
-from onnxarchive.reading.opening import open
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import open_assets
 from onnxarchive.writing.stored_entries import archive_options, save_referring
@@ -286,7 +285,7 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
 
     return {
         key: ref
-        for key, ref in archive._refs.items()
+        for key, ref in archive.tensors.refs.items()
         if ref.is_initializer and is_unread(ref, archive.entries[key].nbytes) and is_hidable(ref)
     }
 

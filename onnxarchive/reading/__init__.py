@@ -1,5 +1,5 @@
 """Reads archives: `open`, `load`, `check`; the archive, its contents, views.
 
 Data flows from a file to its central directory, to the contents, to the archive and its views. Only
-`locked_file` opens files.
+`archive_file` opens files.
 """

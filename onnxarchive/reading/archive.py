@@ -1,4 +1,4 @@
-"""`Archive`: entries, model and tensors of an open archive.
+"""`open` opens an archive to read it: an `Archive` of entries, models and tensors.
 
 Opening copies end records, directory and models to memory, and raises an error if they break a
 rule. Opening also compares the local headers of the models with the directory; the local header of
@@ -9,42 +9,36 @@ in memory, verified by their CRC-32s.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import onnx
 
 from onnxarchive.errors import (
-    ArchiveError,
     ArchiveFormatError,
-    LockedError,
     Report,
-    UnfinishedEditError,
-    UnsupportedFeatureError,
     shown,
     with_path,
 )
-from onnxarchive.files import checksums, local_file, threads
-from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files import locking, threads
+from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.random_access import Closing, RandomAccessFile
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import is_key, is_model
-from onnxarchive.model.tensors import TensorRefs
+from onnxarchive.model.keys import is_model
+from onnxarchive.reading.archive_file import opened, opened_archive
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     NamedEntries,
-    check_crc32,
     check_data,
     check_header,
     read_contents,
 )
-from onnxarchive.reading.locked_file import opened_archive
 from onnxarchive.reading.views import Assets, Models, Tensors, require_model
+from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.sources.recognition import recognised
 
 if TYPE_CHECKING:
@@ -126,44 +120,6 @@ class Archive(Closing):
         return self._max_model_nbytes
 
     @property
-    def _file(self) -> RandomAccessFile:
-        """The file from which the archive is read."""
-        return self.contents.file
-
-    @property
-    def _local_file(self) -> MappedFile:
-        """The open local file with the archive's bytes: the archive itself, or its cached copy.
-
-        Raises:
-            UnsupportedFeatureError: The archive is neither in a local file nor in a cache.
-        """
-        if isinstance(self._file, MappedFile):
-            return self._file
-        raise UnsupportedFeatureError(
-            "expected a local file, found an archive in memory, in a file object or at a URL; "
-            "'onnxarchive download' copies a remote archive to a file",
-            path=self.path,
-        )
-
-    @property
-    def _refs(self) -> TensorRefs:
-        """The tensors that are stored outside the model, by key."""
-        return self._refs_of(self._model_id)
-
-    def _refs_of(self, model: str) -> TensorRefs:
-        """The tensors of a model that are stored outside it, by key."""
-        return self.contents.models[model].refs
-
-    def _model_of(self, model: str) -> onnx.ModelProto:
-        """The model with this id. It is shared: the caller must not change it."""
-        return self.contents.models[model].model
-
-    @property
-    def _keys(self) -> list[str]:
-        """The names of all entries that hold tensors."""
-        return [name for name in self.entries.names if is_key(name)]
-
-    @property
     def model_id(self) -> str:
         """The id of `model`; `""` for the default one."""
         return self._model_id
@@ -174,7 +130,7 @@ class Archive(Closing):
 
         It is parsed once and not copied: copy it before you change it.
         """
-        return self.contents.given_model(self._model_id)
+        return self.models[self._model_id]
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -182,12 +138,7 @@ class Archive(Closing):
 
         `onnxarchive.edit` changes the metadata.
         """
-        return MappingProxyType(proto.metadata(self._model_of(self._model_id)))
-
-    @property
-    def _records(self) -> Sequence[bytes]:
-        """The packed directory record of every entry, in the order of the archive."""
-        return self.contents.directory.records
+        return MappingProxyType(proto.metadata(self.contents.models[self._model_id].model))
 
     @property
     def alignment(self) -> int:
@@ -217,57 +168,9 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 data = archive.read("layer_0_weight")
         """
-        if is_model(name) and name in self.entries:
-            return self._read_model(name)
-        number = self.entries.index_of.get(name)
-        if number is None:
+        if name not in self.entries:
             raise self.contents.not_found(f"expected the name of an entry, found {shown(name)}")
-        return self.contents.view(number)
-
-    def _read_model(self, name: str) -> memoryview:
-        entry = self.entries[name]
-        data = self._file.read(entry.data_offset, entry.nbytes)
-        if (len(data), checksums.crc32(data)) == (entry.nbytes, entry.crc32):
-            return memoryview(data)
-        raise self._changed()
-
-    def _changed(self) -> ArchiveError:
-        return ArchiveError(
-            "the archive has been changed since it was opened; open it again", path=self.path
-        )
-
-    @contextlib.contextmanager
-    def _unedited(self) -> Iterator[None]:
-        """Locks out editors during the block, unless the path now leads to another file or to none.
-
-        Raises:
-            ArchiveError: The directory has changed since the archive was opened, or an edit is
-                unfinished.
-        """
-        if not isinstance(self._file, MappedFile):
-            yield
-            return
-        with contextlib.ExitStack() as resources:
-            from onnxarchive.reading import unfinished  # not needed to open a complete archive
-
-            is_edited = False
-            try:
-                file = resources.enter_context(local_file.opened(self._file.absolute_path))
-                resources.callback(file.close)
-                if isinstance(file.lock_failure, LockedError):
-                    raise file.lock_failure
-                unfinished.require_finished(file)
-                contents = read_contents(file, Report(), self._max_model_nbytes)
-                records = contents.directory.records
-                is_same = file.identity == self._file.identity
-                is_edited = is_same and records != self._records
-            except (LockedError, UnfinishedEditError):
-                is_edited = True
-            except (ArchiveError, OSError):
-                pass  # the file is damaged, or the path now leads to another file or to none
-            if is_edited:
-                raise self._changed()
-            yield
+        return self.contents.model(name) if is_model(name) else self.contents.view(name)
 
     def tensor_by_key(self, key: str) -> NDArray[Any]:
         """The tensor with this key, as a read-only array.
@@ -292,12 +195,11 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 weight = archive.tensor_by_key("layer_0_weight")
         """
-        if key not in self._refs:
+        if key not in self.tensors.refs:
             raise self.contents.not_found(
                 f"expected the key of a tensor of the model, found {shown(key)}"
             )
-        number = self.entries.index_of[key]
-        return self.tensors._array(number, self.contents.view(number))
+        return self.tensors.array(key, self.contents.view(key))
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
         """Reads several initializers at once, by parallel requests if the archive is remote.
@@ -320,41 +222,13 @@ class Archive(Closing):
                 weights = archive.fetch(["layer.0/weight"])
         """
         names = list(self.tensors if names is None else dict.fromkeys(names))
-        number_of = {name: self.tensors._number(name) for name in names}
-        stored = sorted({number for number in number_of.values() if number is not None})
-        views = zip(stored, self.contents.views(stored), strict=True)
-        arrays = {number: self.tensors._array(number, view) for number, view in views}
+        key_of = {name: self.tensors.key(name) for name in names}
+        keys = sorted({*filter(None, key_of.values())}, key=self.entries.index_of.__getitem__)
+        views = zip(keys, self.contents.views(keys), strict=True)
+        arrays = {key: self.tensors.array(key, view) for key, view in views}
         return {
-            name: self.tensors[name] if number is None else arrays[number]
-            for name, number in number_of.items()
+            name: self.tensors[name] if key is None else arrays[key] for name, key in key_of.items()
         }
-
-    def _read_all(self, names: Iterable[str]) -> Iterator[memoryview]:
-        """The bytes of tensors and assets as `read` gives them, fetched together."""
-        return self.contents.views([self.entries.index_of[name] for name in names])
-
-    def _require_current(
-        self, path: str | os.PathLike[str], file: MappedFile | None = None
-    ) -> None:
-        """Refuses to replace the archive if another object or process has edited it since `open`.
-
-        Args:
-            path: The file to replace; a path other than the archive's is never refused.
-            file: The locked file at `path`, or None to open the file. On some file systems only the
-                descriptor that holds the lock can read the file.
-
-        Raises:
-            ArchiveError: The directory of the archive has changed.
-            OSError: The archive is gone, or cannot be read.
-        """
-        if self.contents.is_at(path):
-            with MappedFile(path) if file is None else contextlib.nullcontext(file) as current:
-                # A file of the same size with the same directory has the same content.
-                contents, packed = self.contents, b"".join(self._records)
-                last = contents.directory.entries[-1]
-                offset = last.data_offset + last.nbytes
-                if current.size != contents.size or current.read(offset, len(packed)) != packed:
-                    raise self._changed()
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry, and checks the rules that opening does not check.
@@ -399,26 +273,9 @@ class Archive(Closing):
                 for number in models:
                     verify(number)
             except ArchiveFormatError:
-                with self._unedited():  # an edit may have overwritten the models meanwhile
+                with self.contents.unedited():  # an edit may have overwritten the models meanwhile
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
-
-    def _require_header(self, name: str) -> None:
-        """Compares the local header of an entry with its directory record.
-
-        Raises:
-            ArchiveFormatError: They do not match.
-        """
-        self.contents.require_header(self.entries.index_of[name])
-
-    def _require_headers(self, names: Iterable[str]) -> None:
-        """As `_require_header` for many entries; does nothing for a remote archive or file object.
-
-        Their local headers are compared when their data is read.
-        """
-        if self._file.is_mapped:
-            for name in names:
-                self._require_header(name)
 
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
@@ -427,7 +284,7 @@ class Archive(Closing):
             archive = onnxarchive.open("model.onnxa")
             archive.close()
         """
-        self._file.close()
+        self.contents.file.close()
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -440,7 +297,7 @@ class Archive(Closing):
             TypeError: The archive is not a local file.
             ValueError: The archive is closed.
         """
-        file = self._file
+        file = self.contents.file
         if not isinstance(file, MappedFile):
             raise TypeError(
                 f"{self.path}: expected a local file to pickle, found an archive in memory, in a "
@@ -462,12 +319,6 @@ class Archive(Closing):
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
 
 
-def open_recognised(file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
-    """Opens a file as an archive; an error says what else the file is."""
-    with recognised(file), with_path(file.path):
-        return Archive(file, max_model_nbytes)
-
-
 def owner_of(model: onnx.ModelProto) -> Archive | None:
     """The archive that has this very object as a model, also in an edit, while it exists."""
     for reference in _archives.valuerefs():
@@ -483,60 +334,146 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
     Raises:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
     """
-    refs = archive._refs
-    for ref, data in zip(refs.values(), read_verified(archive, list(refs)), strict=True):
+    refs = archive.tensors.refs
+    for ref, data in zip(refs.values(), archive.contents.verified([*refs]), strict=True):
         tensors.set_raw_data(ref.tensor, bytes(data))
     return archive.model
 
 
-def read_verified(archive: Archive, names: Sequence[str]) -> Iterator[memoryview]:
-    """The bytes of entries as `Archive.read` gives them, fetched together and verified.
+def open(
+    source: Openable,
+    mode: Literal["r"] = "r",
+    *,
+    model: str = "",
+    timeout: float | None = locking.TIMEOUT,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+    prefetch: Prefetch | None = None,
+    **access: Unpack[Access],
+) -> Archive:
+    """Opens an archive without reading its weights.
+
+    Time and memory grow with the number of entries and with the size of the models, not counting
+    external tensors. While another process edits the file, `open` waits for at most `timeout`, and
+    then reads the file without a lock; what it reads of a running edit is refused.
+
+    Opening a remote archive takes one to three requests (`az`: one more; fsspec: two more). Reading
+    a tensor takes one for each 8 MiB; `Archive.fetch` reads many tensors at once. A remote tensor
+    is checked against its CRC-32, and is an array in memory. If the object changes between requests
+    (ETag, or size and modification time), `ObjectChangedError` is raised. With `cache`, the whole
+    archive is downloaded first, unless a verified copy is there.
+
+    Args:
+        source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
+            reads `http`, `https`, `s3`, `gs` and `az`; fsspec reads other schemes (`hf://`, ...).
+            The archive uses a file object from one thread at a time; `close` leaves the file object
+            open.
+        mode: `"r"`. `onnxarchive.edit` changes an archive, `save` and `Writer` make one.
+        model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
+            for the default one.
+        timeout: Seconds to wait while another process edits the file, or on Windows opens it. None
+            waits without limit, 0 not at all.
+        max_model_nbytes: Limit in bytes on the size of all models together, not counting external
+            tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
+            for each model.
+        prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
+            system reads the file in the background (`madvise`; no effect on Windows), which helps
+            if tensors are not used in file order. `"populate"`: `open` reads and maps the whole
+            file before it returns (`MAP_POPULATE`), so the file counts as resident memory. None:
+            pages are read when they are used. An edit of the archive ends the prefetch.
+        access: For remote archives only:
+            `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
+            credentials, region, `timeout` in seconds, ... Reading ends after `stall_timeout`
+            seconds (30) without a byte. A web address with a user, a query or headers is
+            refused if it redirects to another server, unless `allow_redirects` is True.
+            `cache`: A directory for copies of remote archives, or True for the user's cache
+            directory. `open`, `load`, `session` and `link` download the whole archive once, verify
+            it, and map the copy, which processes share; a download goes on where it was
+            interrupted, and opening the copy takes one request. Other functions use a copy that is
+            there. An object with neither a strong ETag nor a version is not cached; nor is one in a
+            `store` of S3, Google or Azure, which does not tell which server it asks: give a URL and
+            `storage_options` instead. Of the file systems of fsspec, s3fs, gcsfs, adlfs and
+            huggingface_hub tell it.
+            `store`: An obstore store; `source` is then a path in it.
+
+    Returns:
+        The archive.
 
     Raises:
-        ChecksumError: The bytes have changed.
+        ArchiveFormatError: The file is not an archive: its end records, its directory, its models
+            or the local headers of its models break a rule of the specification.
+        UnfinishedEditError: An edit of the archive was interrupted.
+        ModelNotFoundError: There is no model of this id.
+        LockedError: An edit in progress has made the archive unreadable, or this thread is editing
+            it.
+        ObjectChangedError: A remote archive changed while it was opened.
+        ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not
+            seekable or not binary.
+        TypeError: `source` is of another type, or a keyword is unknown.
+        ImportError: The URL needs obstore or fsspec, which is not installed.
+        OSError: The archive cannot be opened or read.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            weight = archive.tensors["layer.0/weight"]
     """
-    for name, data in zip(names, archive._read_all(names), strict=True):
-        if archive._file.is_mapped:  # if not, the bytes were verified when they were read
-            check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
-        yield data
+    if prefetch not in (None, *get_args(Prefetch)):
+        raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
+    if mode != "r":
+        raise ValueError(
+            f"expected mode 'r', found {mode!r}; onnxarchive.edit changes an archive, save and "
+            "Writer make one"
+        )
+    read = partial(open_recognised, max_model_nbytes=max_model_nbytes)
+    with opened(Location.of(source, **access), timeout=timeout, read=read) as file:
+        archive = Archive(file, max_model_nbytes, model)
+    if prefetch is not None and isinstance(file, MappedFile):
+        try:
+            file.prefetch(prefetch)
+        except BaseException:
+            archive.close()
+            raise
+    return archive
 
 
-def asset_pieces(archive: Archive, path: str) -> Iterator[memoryview]:
-    """Yields the bytes of an asset: in pieces if the file is mapped, else as one copy.
+def load(
+    source: Openable,
+    *,
+    model: str = "",
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+    **access: Unpack[Access],
+) -> onnx.ModelProto:
+    """Loads a model of an archive into memory, with all weights.
+
+    The model equals the saved one, except that tensors stored outside the model have their elements
+    in `raw_data`, and no `data_location`.
+
+    The model does not remember its archive: `save(load(path), path)` replaces the whole file and
+    loses assets, other models and the alignment. `edit` keeps them: `edit.model = model`.
+
+    Args:
+        source: The archive, as in `open`.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        max_model_nbytes: As in `open`.
+        access: As in `open`.
+
+    Returns:
+        The model.
 
     Raises:
-        ChecksumError: The bytes do not match their CRC-32; raised before the first or after the
-            last piece.
-        TensorNotFoundError: There is no such asset.
+        ArchiveFormatError: The file is not an archive or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
+        ChecksumError: The bytes of a tensor do not match their CRC-32.
+        OSError: The file cannot be opened or read.
+
+    Example:
+        model = onnxarchive.load("model.onnxa")
     """
-    return archive.assets._pieces(path)
+    archive = open(source, model=model, max_model_nbytes=max_model_nbytes, **access)
+    with archive, with_path(archive.path):
+        return complete_model(archive)
 
 
-def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
-    """Yields an entry's bytes; compares the local header before and the CRC-32 afterwards.
-
-    Raises:
-        ArchiveFormatError: The local header does not match.
-        ChecksumError: The bytes have changed; raised after the last piece.
-    """
-    return archive.contents.pieces(archive.entries.index_of[name])
-
-
-class StreamedEntry:
-    """Data of an entry, in pieces; each pass over them compares the local header and the CRC-32.
-
-    Attributes:
-        nbytes: Its size in bytes.
-        crc32: Its CRC-32.
-        place: Identity of the file, and the offset of the data in the file.
-    """
-
-    def __init__(self, archive: Archive, name: str) -> None:
-        """Finds the entry with this name."""
-        entry = archive.entries[name]
-        self.nbytes, self.crc32 = entry.nbytes, entry.crc32
-        self.place = archive._file.identity, entry.data_offset
-        self._archive, self._name = archive, name
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return verified_pieces(self._archive, self._name)
+def open_recognised(file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
+    """Opens a file as an archive; an error says what else the file is."""
+    with recognised(file), with_path(file.path):
+        return Archive(file, max_model_nbytes)

@@ -6,16 +6,27 @@ meanwhile, reading raises an error instead of SIGBUS.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import onnx
 
-from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
-from onnxarchive.files import checksums
-from onnxarchive.files.checksums import Crc32
+from onnxarchive.errors import (
+    ArchiveError,
+    LockedError,
+    Report,
+    TensorNotFoundError,
+    UnfinishedEditError,
+    UnsupportedFeatureError,
+    shown,
+    with_path,
+)
+from onnxarchive.files import local_file
+from onnxarchive.files.checksums import Crc32, crc32
+from onnxarchive.files.data import pieces
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.random_access import RandomAccessFile
@@ -23,6 +34,7 @@ from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE, check_false_ends, locate
@@ -45,7 +57,7 @@ class Contents:
             order of their ids.
         first_model: Index of the first model's entry, if no rule is broken; the models are last.
         entries: The entries by name, if no rule is broken.
-        edited: The models of an edit of the archive, whose external tensors are the archive's.
+        edited: The models of an edit of this archive.
     """
 
     def __init__(
@@ -61,6 +73,21 @@ class Contents:
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
 
+    @property
+    def local_file(self) -> MappedFile:
+        """The open local file with the archive's bytes: the archive itself, or its cached copy.
+
+        Raises:
+            UnsupportedFeatureError: The archive is neither in a local file nor in a cache.
+        """
+        if isinstance(self.file, MappedFile):
+            return self.file
+        raise UnsupportedFeatureError(
+            "expected a local file, found an archive in memory, in a file object or at a URL; "
+            "'onnxarchive download' copies a remote archive to a file",
+            path=self.file.path,
+        )
+
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """True if `path` is the path of the archive's local file, or leads to the same file."""
         if not isinstance(self.file, MappedFile):
@@ -68,17 +95,56 @@ class Contents:
         own = os.path.realpath(self.file.absolute_path)
         return os.path.realpath(path) == own or self.file.is_at(path)
 
-    def has_model(self, model: onnx.ModelProto) -> bool:
-        """True if this object is one of the archive's models, or of `edited`."""
-        return any(
-            own is model
-            for own in (*self.edited, *(checked.model for checked in self.models.values()))
+    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None = None) -> None:
+        """Refuses to replace the archive if another object or process has edited it since `open`.
+
+        Args:
+            path: The file to replace; a path other than the archive's is never refused.
+            file: The locked file at `path`, or None to open the file. On some file systems only the
+                descriptor that holds the lock can read the file.
+
+        Raises:
+            ArchiveError: The directory of the archive has changed.
+            OSError: The archive is gone, or cannot be read.
+        """
+        if self.is_at(path):
+            with MappedFile(path) if file is None else contextlib.nullcontext(file) as current:
+                # A file of the same size with the same directory has the same content.
+                last, packed = self.directory.entries[-1], b"".join(self.directory.records)
+                end = current.read(last.data_offset + last.nbytes, len(packed))
+                if current.size != self.size or end != packed:
+                    raise self._changed()
+
+    @contextlib.contextmanager
+    def unedited(self) -> Iterator[None]:
+        """Locks out editors during the block, unless the path now leads to another file or to none.
+
+        Raises:
+            ArchiveError: The directory has changed since the archive was opened, or an edit is
+                unfinished.
+        """
+        with contextlib.ExitStack() as resources:
+            if isinstance(self.file, MappedFile) and self.file.is_at(self.file.absolute_path):
+                try:
+                    file = resources.enter_context(local_file.opened(self.file.absolute_path))
+                    resources.callback(file.close)
+                    if isinstance(file.lock_failure, LockedError):
+                        raise file.lock_failure
+                    require_finished(file)
+                except (LockedError, UnfinishedEditError) as error:
+                    raise self._changed() from error
+                self.require_current(file.absolute_path, file)
+            yield
+
+    def _changed(self) -> ArchiveError:
+        return ArchiveError(
+            "the archive has been changed since it was opened; open it again", path=self.file.path
         )
 
-    def given_model(self, id: str) -> onnx.ModelProto:
-        """A model for a caller, who may change it: its `refs` still give the old tensors."""
-        self.models[id].refs.keep()
-        return self.models[id].model
+    def has_model(self, model: onnx.ModelProto) -> bool:
+        """True if this object is one of the archive's models, or of an edit of them."""
+        models = [checked.model for checked in self.models.values()]
+        return any(model is own for own in (*models, *self.edited))
 
     def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors with this key; at most one from each model."""
@@ -95,18 +161,39 @@ class Contents:
                 refs[key].append(ref)
         return refs
 
-    def require_header(self, number: int) -> None:
+    def require_header(self, name: str) -> None:
         """Compares an entry's local header with its directory record, unless that was done.
 
         Raises:
             ArchiveFormatError: They do not match.
         """
+        number = self.entries.index_of[name]
         if not self._verified[number]:
             with with_path(self.file.path):
                 check_header(self.file, self.directory, number, Report())
             self._verified[number] = 1
 
-    def view(self, number: int) -> memoryview:
+    def require_headers(self, names: Iterable[str]) -> None:
+        """As `require_header` for many entries; does nothing if the file is not mapped.
+
+        Its local headers are compared when their data is read.
+        """
+        for name in names if self.file.is_mapped else ():
+            self.require_header(name)
+
+    def model(self, name: str) -> memoryview:
+        """A copy of the bytes of a model's entry.
+
+        Raises:
+            ArchiveError: The model was edited after the archive was opened.
+        """
+        entry = self.entries[name]
+        data = self.file.read(entry.data_offset, entry.nbytes)
+        if (len(data), crc32(data)) != (entry.nbytes, entry.crc32):
+            raise self._changed()
+        return memoryview(data)
+
+    def view(self, name: str) -> memoryview:
         """The data of an entry: a view; if the file is not mapped, a copy verified by its CRC-32.
 
         Raises:
@@ -115,19 +202,30 @@ class Contents:
             ValueError: The archive is closed.
         """
         if not self.file.is_mapped:
-            (copy,) = self._copies([number])
+            (copy,) = self._copies([name])
             return copy
-        _, _, offset, nbytes, _ = self.directory.entries[number]
+        _, _, offset, nbytes, _ = self.entries[name]
         view = self.file.reaching(offset + nbytes)
-        if not self._verified[number]:
-            self.require_header(number)
+        self.require_header(name)
         return view[offset : offset + nbytes]
 
-    def views(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+    def views(self, names: Iterable[str]) -> Iterator[memoryview]:
         """As `view` for many entries; a remote file is read by several requests at a time."""
-        return map(self.view, numbers) if self.file.is_mapped else self._copies(numbers)
+        return map(self.view, names) if self.file.is_mapped else self._copies([*names])
 
-    def pieces(self, number: int) -> Iterator[memoryview]:
+    def verified(self, names: Sequence[str]) -> Iterator[memoryview]:
+        """As `views`, compared with their CRC-32s.
+
+        Raises:
+            ChecksumError: The bytes have changed.
+        """
+        for name, data in zip(names, self.views(names), strict=True):
+            if self.file.is_mapped:  # else `views` has compared them
+                with with_path(self.file.path):
+                    check_crc32(self.entries[name], len(data), crc32(data), Report())
+            yield data
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
         """Yields the data of an entry in pieces, read from the file and verified.
 
         Raises:
@@ -136,15 +234,16 @@ class Contents:
             ValueError: The archive is closed.
         """
         with with_path(self.file.path):
-            check_header(self.file, self.directory, number, Report())
-            yield from _checked_pieces(self.file, self.directory.entries[number], Report())
+            check_header(self.file, self.directory, self.entries.index_of[name], Report())
+            yield from _checked_pieces(self.file, self.entries[name], Report())
 
-    def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+    def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
 
         Each range that is read begins up to 63 bytes before the header, so that the data is aligned
         in its copy.
         """
+        numbers = [self.entries.index_of[name] for name in names]
         entries = [self.directory.entries[number] for number in numbers]
         paddings = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
         ranges = (
@@ -157,12 +256,44 @@ class Contents:
                 end = begin + entry.data_offset - entry.header_offset
                 data, record = copy[end:].toreadonly(), self.directory.records[number]
                 check_local_header(bytes(copy[begin:end]), entry, record, Report())
-                check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
+                check_crc32(entry, data.nbytes, crc32(data), Report())
                 yield data
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""
         return TensorNotFoundError(message, path=self.file.path)
+
+
+class EntryData:
+    """The bytes of an entry as data to write: views of a mapped file, or pieces that are verified.
+
+    Attributes:
+        contents: The archive.
+        name: The entry's name.
+        nbytes: Its size in bytes.
+        crc32: Its CRC-32, as the directory states it.
+    """
+
+    __slots__ = ("contents", "crc32", "name", "nbytes")
+
+    def __init__(self, contents: Contents, name: str) -> None:
+        entry = contents.entries[name]
+        self.contents, self.name = contents, name
+        self.nbytes, self.crc32 = entry.nbytes, entry.crc32
+
+    @property
+    def place(self) -> tuple[object, int]:
+        """Identity of the file, and the offset of the data in the file."""
+        return self.contents.file.identity, self.contents.entries[self.name].data_offset
+
+    @property
+    def view(self) -> memoryview | None:
+        """The bytes of a mapped file, whose CRC-32 is not compared; None if it is not mapped."""
+        return self.contents.view(self.name) if self.contents.file.is_mapped else None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view = self.view
+        return self.contents.pieces(self.name) if view is None else pieces(view)
 
 
 class NamedEntries(Mapping[str, Entry]):
@@ -262,7 +393,7 @@ def _read_models(
         if found[entry.name] is entry
     }
     for name, entry in found.items():
-        check_crc32(entry, len(data[name]), checksums.crc32(data[name]), report)
+        check_crc32(entry, len(data[name]), crc32(data[name]), report)
     return {name: data[name] for name in found}
 
 
@@ -344,13 +475,13 @@ def check_header(
     return check_local_header(header, entry, listed.records[number], report)
 
 
-def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
+def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:
     """Compares the size and CRC-32 of an entry's data with the central directory (ZIP-15)."""
-    if (nbytes, crc32) != (entry.nbytes, entry.crc32):
+    if (nbytes, crc) != (entry.nbytes, entry.crc32):
         report.broken(
             "ZIP-15",
             f"expected {entry.nbytes} bytes with CRC-32 {entry.crc32:#010x}, found {nbytes} with "
-            f"{crc32:#010x}",
+            f"{crc:#010x}",
             entry=entry.name,
         )
 
@@ -371,17 +502,17 @@ def check_data(
         report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Counts the bytes read.
     """
-    pieces = _checked_pieces(file, entry, report)
+    stream = _checked_pieces(file, entry, report)
     # By DATA-8, the tensor has the same type in all models.
     if refs and tensors.array_type(refs[0].tensor) is not None:
-        pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
+        stream = tensors.checked(refs[0], stream, report, entry=entry.name)
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None
     ]
     import hashlib  # opening an archive does not need it
 
     sha1 = hashlib.sha1(usedforsecurity=False)
-    for piece in counter(pieces):
+    for piece in counter(stream):
         if stated:
             sha1.update(piece)
     for ref, checksum in stated:

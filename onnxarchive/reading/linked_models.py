@@ -24,7 +24,7 @@ from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import PackedSet
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, read_verified
+from onnxarchive.reading.archive import Archive
 
 _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
@@ -127,7 +127,7 @@ def linked_model(
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for entry in archive.entries.values():
-        ref = archive._refs.get(entry.name)
+        ref = archive.tensors.refs.get(entry.name)
         if ref is None:
             continue
         tensor = ref.tensor if in_place else walking.at(model, ref.path)
@@ -137,7 +137,7 @@ def linked_model(
             continue
         if encoded_external_data is not None:
             if offsets is None:
-                archive._require_header(entry.name)
+                archive.contents.require_header(entry.name)
             offset = entry.data_offset if offsets is None else offsets[entry.name]
             # Opening the archive has checked that the tensor holds no data of its own.
             tensor.ClearField("external_data")
@@ -150,7 +150,7 @@ def linked_model(
             "model and the tensors that runtimes do not read from external data, found "
             f"{nbytes} bytes"
         )
-    read = read_verified(archive, [key for key, _ in held])
+    read = archive.contents.verified([key for key, _ in held])
     for (_, tensor), data in zip(held, read, strict=True):
         tensors.set_raw_data(tensor, bytes(data))
     return model
@@ -161,7 +161,7 @@ def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
 
     Without those of subgraphs.
     """
-    for key, ref in archive._refs.items():
+    for key, ref in archive.tensors.refs.items():
         entry = archive.entries[key]
         if len(ref.path) == 2 and stays_outside(ref, entry.nbytes):
             yield key, ref.name, entry.nbytes, entry.crc32
@@ -239,7 +239,7 @@ def _place(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
     entry = archive.entries.get(name)
     if entry is not None and entry.nbytes == nbytes:
         with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
-            archive._require_header(name)
+            archive.contents.require_header(name)
             return entry.data_offset, nbytes
     return None
 
@@ -252,8 +252,8 @@ def real_path(archive: Archive) -> str:
     Raises:
         ArchiveError: The file was replaced or removed.
     """
-    for candidate in archive._local_file.paths():
-        if archive._local_file.is_at(candidate):
+    for candidate in archive.contents.local_file.paths():
+        if archive.contents.local_file.is_at(candidate):
             return candidate
     raise ArchiveError(
         "the file was replaced or removed after it was opened; open it again", path=archive.path

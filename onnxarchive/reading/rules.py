@@ -17,6 +17,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model.keys import is_model
+from onnxarchive.reading.archive_file import opened, require_finished
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     Contents,
@@ -24,8 +25,6 @@ from onnxarchive.reading.contents import (
     check_header,
     read_contents,
 )
-from onnxarchive.reading.locked_file import opened
-from onnxarchive.reading.unfinished import require_finished
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.zipformat.local_header import check_local_header
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,15 +32,14 @@ class _Index(NamedTuple):
     """The initializers of a model by name.
 
     Attributes:
-        found: The initializers without ambiguous names: each the index of its entry, or its ref if
-            the model itself holds the data.
-        inner: The refs of the initializers of subgraphs.
-        ambiguous: The names of several initializers.
+        stored: The key of each initializer; its ref if the model itself holds it.
+        inner: The refs of the initializers of subgraphs, at their present paths.
+        ambiguous: The names of several initializers, which the others do not have.
     """
 
-    found: dict[str, int | TensorRef]
+    stored: dict[str, str | TensorRef]
     inner: dict[str, TensorRef]
-    ambiguous: frozenset[str]
+    ambiguous: Set[str]
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):
@@ -50,54 +49,57 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     string initializers, whose data is in the model itself. Several graphs, such as the branches of
     an If, may define the same name. Iteration skips such a name, and looking it up raises an error
     that says where these initializers are found.
+
+    Attributes:
+        refs: The tensors that are stored outside the model, by key.
     """
 
     def __init__(self, contents: Contents, model: str) -> None:
         self._contents = contents
-        self._found = contents.models[model]
+        self._checked = contents.models[model]
+        self.refs = self._checked.refs
 
     @cached_property
     def _index(self) -> _Index:
-        refs, index_of = self._found.refs, self._contents.entries.index_of
-        walked = tensors.walk_others(self._found.model) if self._found.has_inner else ()
-        inner = [ref for ref in walked if ref.is_initializer]
-        names = tensors.names(refs.initializers)
-        numbers: list[int | None] = [None] * len(names)
-        for entry, index in refs.index_of.items():
-            numbers[index] = index_of[entry]
-        found: dict[str, int | TensorRef] = {}
-        for index, (name, number) in enumerate(zip(names, numbers, strict=True)):
-            found[name] = refs.initializer(index) if number is None else number
-        keys = {id(ref.tensor): key for key, ref in refs.others.items()}
-        for ref in inner:
-            key = keys.get(id(ref.tensor))
-            found[ref.name] = ref if key is None else index_of[key]
-        ambiguous: frozenset[str] = frozenset()
-        if len(found) < len(names) + len(inner):
-            counts = Counter([*names, *(ref.name for ref in inner)])
-            ambiguous = frozenset(name for name, count in counts.items() if count > 1)
-            found = {name: value for name, value in found.items() if name not in ambiguous}
-        return _Index(found, {ref.name: ref for ref in inner}, ambiguous)
+        names = tensors.names(self.refs.initializers)
+        keys: list[str | None] = [None] * len(names)
+        for key, index in self.refs.index_of.items():
+            keys[index] = key
+        stored: dict[str, str | TensorRef] = {}
+        for index, (name, outer_key) in enumerate(zip(names, keys, strict=True)):
+            stored[name] = self.refs.initializer(index) if outer_key is None else outer_key
+        key_of = {id(ref.tensor): key for key, ref in self.refs.others.items()}
+        inner: dict[str, TensorRef] = {}
+        for ref in tensors.walk_others(self._checked.model) if self._checked.has_inner else ():
+            if ref.is_initializer:
+                names.append(ref.name)
+                inner[ref.name] = ref
+                stored[ref.name] = key_of.get(id(ref.tensor), ref)
+        if len(stored) == len(names):
+            return _Index(stored, inner, frozenset())
+        ambiguous = {name for name, count in Counter(names).items() if count > 1}
+        unique = {name: one for name, one in stored.items() if name not in ambiguous}
+        return _Index(unique, inner, ambiguous)
 
-    def _number(self, name: str) -> int | None:
-        """Index of the entry of an initializer; None if the model itself holds it.
+    def _find(self, name: str) -> str | TensorRef:
+        """The key of an initializer, or its ref if the model itself holds it.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        found = self._index.found.get(name)
-        if found is None:
+        stored = self._index.stored.get(name)
+        if stored is None:
             raise self._contents.not_found(self._why_not(name))
-        return found if isinstance(found, int) else None
+        return stored
 
     def _why_not(self, name: str) -> str:
         """The message for the name of an initializer that is missing or ambiguous."""
         if name not in self._index.ambiguous:
             given = shown(name) if isinstance(name, str) else repr(name)
             return f"expected the name of an initializer, found {given}"
-        refs = tensors.walk(self._found.model)
+        refs = tensors.walk(self._checked.model)
         found = [ref for ref in refs if ref.is_initializer and ref.name == name]
-        keys = {ref.path: key for key, ref in self._found.refs.items()}
+        keys = {ref.path: key for key, ref in self.refs.items()}
         owners = ", ".join(
             f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
             for ref in found[:_MAX_SHOWN_OWNERS]
@@ -105,9 +107,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         more = f" or another one of the {len(found)}" if len(found) > _MAX_SHOWN_OWNERS else ""
         return f"several initializers have the name {shown(name)}; take {owners}{more}"
 
-    def _array(self, number: int, data: memoryview) -> NDArray[Any]:
-        """The array over the data of an entry that has this index."""
-        data_type, shape = self._found.kinds[self._contents.entries.names[number]]
+    def array(self, key: str, data: memoryview) -> NDArray[Any]:
+        """The array over the data of the entry with this key."""
+        data_type, shape = self._checked.kinds[key]
         return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
 
     def ref(self, name: str) -> TensorRef:
@@ -116,13 +118,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        number = self._number(name)
-        if number is None:
-            ref = self._index.found[name]
-            assert isinstance(ref, TensorRef)
-            return ref
-        key = self._contents.entries.names[number]
-        return self._index.inner.get(name) or self._found.refs[key]
+        stored = self._find(name)
+        if isinstance(stored, TensorRef):
+            return stored
+        return self._index.inner.get(name) or self.refs[stored]
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself.
@@ -130,8 +129,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        number = self._number(name)
-        return None if number is None else self._contents.entries.names[number]
+        stored = self._find(name)
+        return stored if isinstance(stored, str) else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -146,20 +145,20 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ChecksumError: Bytes from a file object or a remote archive do not match their CRC-32.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        number = self._number(name)
-        if number is not None:
-            return self._array(number, self._contents.view(number))
+        stored = self._find(name)
+        if isinstance(stored, str):
+            return self.array(stored, self._contents.view(stored))
         with with_path(self._contents.file.path):
-            return array_in_model(self.ref(name))
+            return array_in_model(stored)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index.found)
+        return iter(self._index.stored)
 
     def __len__(self) -> int:
-        return len(self._index.found)
+        return len(self._index.stored)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._index.found
+        return isinstance(name, str) and name in self._index.stored
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._contents.file.path!r}>"
@@ -225,10 +224,10 @@ class Assets(Mapping[str, bytes]):
             TensorNotFoundError: There is no such asset.
         """
         copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
-        copy.writelines(self._pieces(path))
+        copy.writelines(self.pieces(path))
         return copy.getvalue()
 
-    def _pieces(self, path: str) -> Iterator[memoryview]:
+    def pieces(self, path: str) -> Iterator[memoryview]:
         """An asset in pieces; as one copy if the file is not mapped.
 
         Raises:
@@ -236,15 +235,15 @@ class Assets(Mapping[str, bytes]):
                 last piece.
             TensorNotFoundError: There is no such asset.
         """
-        number = self._contents.entries.index_of.get(ASSET_PREFIX + path)
-        if number is None:
+        name = ASSET_PREFIX + path
+        if name not in self._contents.entries:
             raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
         if not self._contents.file.is_mapped:
-            return iter([self._contents.view(number)])
-        return self._contents.pieces(number)
+            return iter([self._contents.view(name)])
+        return self._contents.pieces(name)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and ASSET_PREFIX + path in self._contents.entries.index_of
+        return isinstance(path, str) and ASSET_PREFIX + path in self._contents.entries
 
     def __iter__(self) -> Iterator[str]:
         return (
@@ -282,7 +281,9 @@ class Models(Mapping[str, onnx.ModelProto]):
         self._contents = contents
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
-        return self._contents.given_model(id)
+        checked = self._contents.models[id]
+        checked.refs.keep()  # the caller may change the model; its refs still give the old tensors
+        return checked.model
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._contents.models)

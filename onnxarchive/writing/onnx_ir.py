@@ -23,8 +23,7 @@ from onnxarchive.files.data import Data, Stored, SupportsWrite, pieces
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import LazyData
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.opening import open
+from onnxarchive.reading.archive import Archive, open
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.plan import refuse_external
 from onnxarchive.writing.stored_entries import verified_data
@@ -82,7 +81,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
             doc_string: As in a TensorProto.
             metadata_props: As in a TensorProto.
         """
-        proto = archive._refs[key].tensor
+        proto = archive.tensors.refs[key].tensor
         super().__init__(
             _Elements(archive, key),
             onnx_ir.DataType(proto.data_type),
@@ -170,7 +169,7 @@ def _load(archive: Archive) -> onnx_ir.Model:
         raise UnsupportedFeatureError(
             f"onnx_ir cannot hold this model: {type(cause).__name__}: {cause}"
         ) from error
-    missing = dict(archive._refs)
+    missing = dict(archive.tensors.refs)
 
     def mapped(tensor: Any) -> Any:
         if not isinstance(tensor, onnx_ir.ExternalTensor):

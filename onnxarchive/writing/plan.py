@@ -25,6 +25,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.sharing import SharedEntries
@@ -413,9 +414,10 @@ def _staying(
 def _verified(ref: TensorRef, data: Data) -> Data:
     """Returns data that goes into a model, after comparing its bytes with its CRC-32.
 
-    Only `Stored` data is compared here: other data has no CRC-32, or is compared when it is read.
+    Only data in memory or mapped is compared here: other data is compared when it is read.
     """
-    if isinstance(data, Stored) and data.crc32 is not None:
+    is_viewed = isinstance(data, Stored | EntryData) and data.view is not None
+    if is_viewed and data.crc32 is not None:
         found = Crc32.of(data).value
         if found != data.crc32:
             raise ChecksumError(
@@ -462,8 +464,9 @@ def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> 
         data: The data.
         maps: The maps made so far, by path and identity of the file; a new map is added.
     """
-    if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
-        return data.view
+    if isinstance(data, Stored | EntryData):
+        view = data.view
+        return view if view is not None and isinstance(view.obj, mmap.mmap) else None
     if not isinstance(data, FileData):
         return None
     if data.file is not None:

@@ -213,7 +213,7 @@ def _write_split(
     def require_current(file: MappedFile | None) -> None:
         for archives in replaced.values():
             for archive in archives:
-                archive._require_current(path, file)
+                archive.contents.require_current(path, file)
 
     with write_file(plan, path, options, require=require_current) as file:
         try:

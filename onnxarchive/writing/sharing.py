@@ -13,7 +13,7 @@ from onnxarchive.files.data import Data, Stored, are_equal
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.spooling import RandomAccessData
 from onnxarchive.model.tensors import TensorRef, resolved
-from onnxarchive.reading.archive import StreamedEntry
+from onnxarchive.reading.contents import EntryData
 
 # Different data rarely has the same CRC-32, but an attacker can give any number of different
 # tensors the same CRC-32. To avoid comparing all pairs, data is compared with at most this many
@@ -148,7 +148,7 @@ def _place(data: Data) -> object:
         return data.identity, data.offset
     if isinstance(data, RandomAccessData):
         return data.file.identity, data.offset
-    if isinstance(data, StreamedEntry):
+    if isinstance(data, EntryData):
         return data.place
     if isinstance(data, Stored):
         return np.frombuffer(data.view, np.uint8).ctypes.data

@@ -3,54 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, with_path
+from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import locking
-from onnxarchive.files.data import Stored
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import LazyData, TensorRef
-from onnxarchive.reading.archive import Archive, read_verified
+from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, plan_archive
 from onnxarchive.writing.write import write_file
 
 
-class EntryData(Stored):
-    """The bytes of an entry of an archive, with the CRC-32 from the directory.
-
-    Attributes:
-        name: The entry's name.
-    """
-
-    __slots__ = ("name",)
-
-    def __init__(self, view: memoryview, crc32: int, name: str) -> None:
-        super().__init__(view, crc32)
-        self.name = name
-
-
 def entry_data(archive: Archive, name: str) -> EntryData:
-    """The bytes of an entry as `Archive.read` gives them, with the CRC-32 from the directory."""
-    return EntryData(archive.read(name), archive.entries[name].crc32, name)
+    """The bytes of an entry."""
+    return EntryData(archive.contents, name)
 
 
 def verified_data(archive: Archive, name: str) -> EntryData:
-    """As `entry_data`, after comparing the CRC-32; errors name the archive.
+    """As `entry_data`, after comparing the CRC-32 of a mapped entry; errors name the archive.
 
     Raises:
         ChecksumError: The bytes have changed.
     """
-    with with_path(archive.path):
-        (data,) = read_verified(archive, [name])
-        return EntryData(data, archive.entries[name].crc32, name)
+    data = entry_data(archive, name)
+    if data.view is not None:  # else the CRC-32 is compared when the data is read
+        deque(archive.contents.verified([name]), 0)
+    return data
 
 
 def entry_items(
@@ -104,11 +92,15 @@ def archive_options(
     """
     models = list(models)
     # The other refs are those of the main graph's initializers.
-    refs = chain.from_iterable(archive._refs_of(model).others.values() for model in models)
+    refs = chain.from_iterable(
+        archive.contents.models[model].refs.others.values() for model in models
+    )
     outside_attributes = any(not ref.is_initializer for ref in refs)
     if size_threshold is None:
         inside, outside = -1, DEFAULT_SIZE_THRESHOLD
-        for ref in chain.from_iterable(tensors.walk(archive._model_of(model)) for model in models):
+        for ref in chain.from_iterable(
+            tensors.walk(archive.contents.models[model].model) for model in models
+        ):
             if not (ref.is_initializer or outside_attributes):
                 continue
             key = tensors.location(ref.tensor)
@@ -215,6 +207,6 @@ def save_referring(
         assets=asset_items(archive),
         temporary=directory_of(path),
     )
-    require = partial(archive._require_current, path)
+    require = partial(archive.contents.require_current, path)
     with write_file(plan, path, options, require=require) as file:
         locking.unlock(file.fileno())

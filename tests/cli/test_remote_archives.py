@@ -195,7 +195,11 @@ def test_no_output_of_the_library_shows_a_secret(web: WebServer, url: str, tmp_p
     options = {"default_headers": {"X-Token": "SECRET"}}
     with onnxarchive.open(url, storage_options=options, cache=tmp_path) as archive:
         shown = [repr(archive), archive._repr_html_(), archive.path, repr(archive.tensors)]
-        shown += [repr(vars(archive)), repr(archive._file), repr(vars(archive._file))]
+        shown += [
+            repr(vars(archive)),
+            repr(archive.contents.file),
+            repr(vars(archive.contents.file)),
+        ]
     shown.append(repr(onnxarchive.convert(url, tmp_path / "c.onnxa", storage_options=options)))
     shown.append(repr(onnxarchive.diff(url, url, storage_options=options)))
     assert not [it for it in shown if "SECRET" in it]

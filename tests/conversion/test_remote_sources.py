@@ -476,7 +476,7 @@ def test_archives_are_written_to_stores(kind: str, tmp_path: Path, web: WebServe
     onnxarchive.save(a_model(), local, assets=ASSETS, size_threshold=0)
     onnxarchive.save(a_model(), target, assets=ASSETS, size_threshold=0, **access)
     with onnxarchive.open(target, **access) as archive:
-        assert archive._file.read(0, archive._file.size) == local.read_bytes()
+        assert archive.contents.file.read(0, archive.contents.file.size) == local.read_bytes()
     converted = onnxarchive.convert(target, f"{target}2", **access)
     onnxarchive.convert(local, tmp_path / "local2")
     assert converted.nbytes == (tmp_path / "local2").stat().st_size

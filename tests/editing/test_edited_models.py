@@ -175,13 +175,13 @@ def test_a_model_gets_the_options_of_the_one_that_it_replaces_or_of_all(path: Pa
     onnxarchive.save(of(a=A), path, models={"b": small}, size_threshold=8, alignment=4096)
     replace_model(path, of(t=B[:40]), name="c")
     with onnxarchive.open(path, model="c") as archive:
-        assert list(archive._refs) == ["t"]
+        assert list(archive.tensors.refs) == ["t"]
         assert {entry.data_offset % 4096 for entry in archive.entries.values()} == {0}
     replace_model(path, of(s=A[:40], n=B[:80]), name="b")
     assert keys_of(path, "b") == {"s": "s", "n": "n"}
     replace_model(path, of(a=A, m=C[:80]))
     with onnxarchive.open(path) as archive:
-        assert list(archive._refs) == ["a"]
+        assert list(archive.tensors.refs) == ["a"]
 
 
 @pytest.mark.parametrize("name", ["", "decoder"])

@@ -407,7 +407,7 @@ def test_netron_gets_the_model_and_its_tensors(archive: Path, model: str) -> Non
         served = onnx.ModelProto.FromString(get("data/model.onnx"))
         assert served == opened.model
         keys = external_tensors(served)
-        assert [*keys] == ([*opened._refs] if model else ["layer_0_weight"])
+        assert [*keys] == ([*opened.tensors.refs] if model else ["layer_0_weight"])
         for key in keys:
             assert get(f"data/{key}") == opened.read(key)
         if not model:

@@ -77,7 +77,7 @@ def test_one_archive_is_smaller_than_two_files_by_what_they_share(pair: Pair) ->
     assert pair.shared_nbytes >= embedding
     assert after < before - pair.shared_nbytes + (1 << 14)
     with onnxarchive.open(pair.archive) as archive:
-        keys = [{*archive._refs_of(model)} for model in archive.models]
+        keys = [{*archive.contents.models[model].refs} for model in archive.models]
         shared = sum(archive.entries[key].nbytes for key in keys[0] & keys[1])
         assert shared == pair.shared_nbytes
 

@@ -37,7 +37,7 @@ def _external(path: Path) -> None:
 def _flipped(path: Path) -> None:
     onnxarchive.save(runnable_model(), path, size_threshold=0)
     with onnxarchive.open(path) as archive:
-        offset = archive.entries[archive._keys[0]].data_offset
+        offset = archive.entries[next(iter(archive.tensors.refs))].data_offset
     flip_byte(path, offset)
 
 

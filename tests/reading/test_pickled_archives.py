@@ -46,7 +46,7 @@ print(archive.tensors["d"].tobytes().hex())
 def test_it_has_a_file_of_its_own(path: Path) -> None:
     archive = onnxarchive.open(path)
     for again in (pickle.loads(pickle.dumps(archive)), copy.copy(archive), copy.deepcopy(archive)):
-        assert again._file is not archive._file
+        assert again.contents.file is not archive.contents.file
         again.close()
     assert len(archive.tensors["w"]) == 300
     archive.close()

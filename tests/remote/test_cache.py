@@ -165,7 +165,7 @@ def test_an_object_in_memory_is_not_cached(directory: Path) -> None:
         store = MemoryStore()
         store.put("model.onnxa", data)
         with onnxarchive.open("model.onnxa", store=store, cache=directory) as archive:
-            assert archive._file.size == len(data)
+            assert archive.contents.file.size == len(data)
     assert not directory.exists()
 
 

@@ -14,7 +14,7 @@ from onnxarchive.cli.output import StandardOutput, say
 from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_group
 from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.reading.archive import Archive, asset_pieces
+from onnxarchive.reading.archive import Archive
 from onnxarchive.sources.other_files import is_hidden
 
 ASSET: Final = "[NAME=]PATH"
@@ -72,7 +72,7 @@ def print_asset(arguments: argparse.Namespace) -> None:
 def write_asset(archive: Archive, path: str) -> None:
     """Writes an asset to standard output and compares its CRC-32."""
     output = StandardOutput()
-    for piece in asset_pieces(archive, path):
+    for piece in archive.assets.pieces(path):
         output.write(piece)
 
 

@@ -54,7 +54,7 @@ def test_a_model_is_saved_to_a_bucket_and_used_from_there(server: S3Server) -> N
     url = "s3://bucket/folder/model.onnxa"
     assert onnxarchive.check(url, full=True, storage_options=server.options) == []
     with onnxarchive.open(url, storage_options=server.options) as archive:
-        assert printed[-1] == f"{archive._file.size:,} bytes downloaded"
+        assert printed[-1] == f"{archive.contents.file.size:,} bytes downloaded"
 
 
 def test_a_cluster_converts_the_models_of_a_bucket(server: S3Server) -> None:

@@ -1,4 +1,7 @@
-"""Opens the file of an archive, and refuses what is read of it while an edit runs."""
+"""Opens the file of an archive; refuses what a running edit writes, or an interrupted one has left.
+
+An interrupted edit leaves an undo log at the end of the file (see `undo`).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,19 @@ from onnxarchive.errors import (
 from onnxarchive.files import local_file, locking
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
+from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE, locate
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
 if TYPE_CHECKING:
+    from onnxarchive.files.undo import UnfinishedEdit
     from onnxarchive.remote.transfers import Read
+
+_USUAL_HEADER_SIZE = 512  # bytes; the largest local header has about 128 KiB
 
 
 @contextlib.contextmanager
@@ -99,10 +109,8 @@ def opened_archive(
         try:
             yield file
         except ArchiveFormatError as error:
-            from onnxarchive.reading import unfinished  # not needed to open a complete archive
-
             try:
-                unfinished.require_finished(file)
+                require_finished(file)
             except UnfinishedEditError:
                 without_traceback(error)
                 raise
@@ -144,3 +152,62 @@ def _end(file: MappedFile) -> tuple[int, bytes]:
         if bounds is not None:
             end = file.read(bounds.offset, file.size - bounds.offset)
     return file.size, end
+
+
+def require_finished(file: MappedFile) -> None:
+    """Refuses a file with an interrupted edit; the caller has locked the file.
+
+    Raises:
+        UnfinishedEditError: The file ends with an undo log.
+    """
+    if unfinished_edit(file) is not None:
+        raise UnfinishedEditError(
+            "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
+            "recover' rolls the edit back, and so does the next edit",
+            path=file.path,
+        )
+
+
+def unfinished_edit(file: MappedFile) -> UnfinishedEdit | None:
+    """The interrupted edit of an archive; None if the file does not end with an undo log."""
+    from onnxarchive.files import undo  # and hashlib: no need of them to open a complete archive
+
+    edit = undo.find(file)
+    if edit is not None or EndRecord.unpack(
+        file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
+    ):
+        return edit
+    before = _first_archive(file)
+    return None if before is None else undo.find_torn(file, *before)
+
+
+def _first_archive(file: MappedFile) -> tuple[int, int] | None:
+    """Finds the archive at the beginning of a file by local headers alone.
+
+    Returns:
+        The offset of the first model's entry and the size of the archive, in bytes; None if the
+        file does not begin with an archive.
+    """
+    offset = directory_size = 0
+    first_model = None
+    for count in range(1, layout.MAX_ENTRIES + 1):
+        placement = _placement(file, offset)
+        if placement is None or placement.end > file.size:
+            return None
+        directory_size += len(placement.pack()[1])
+        if placement.name.startswith(MODEL_PROTO.encode()):
+            first_model = offset if first_model is None else first_model
+            if placement.name == MODEL_PROTO.encode():
+                end = layout.end_of_archive(count, directory_size, placement.end)
+                return first_model, placement.end + directory_size + len(end)
+        offset = placement.end
+    return None
+
+
+def _placement(file: MappedFile, offset: int) -> Placement | None:
+    """The entry with a local header at `offset`, or None."""
+    for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
+        local = LocalHeader.unpack(file.read(offset, size))
+        if local is not None:
+            return layout.placement(local, offset)
+    return None
