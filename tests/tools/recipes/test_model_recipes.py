@@ -139,7 +139,7 @@ def test_a_tokenizer_comes_with_its_model(tmp_path: Path) -> None:
 )
 def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -> None:
     pytest.importorskip(needs)
-    command = [sys.executable, RECIPES / name]
+    command = [sys.executable, str(RECIPES / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"\npython {Path(name).name} " in done.stderr
