@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import entry_of, flip_byte, run_python, runnable_model
+from models import entry_of, flip_byte, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 from written import write_model
 
@@ -438,16 +438,3 @@ def test_an_unsafe_archive_is_not_run(archive: Path, capsys: Captured) -> None:
     flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset)
     assert run(archive) == 3
     assert "[ZIP-15]" in capsys.readouterr().err
-
-
-def test_without_onnxruntime_it_says_what_to_install(archive: Path) -> None:
-    code = """
-import sys
-sys.modules["onnxruntime"] = None
-from onnxarchive.cli import main
-sys.stderr = sys.stdout
-print(main(["run", sys.argv[1]]))
-"""
-    told, status = run_python(code, os.fspath(archive)).splitlines()
-    assert "pip install 'onnxarchive[ort]'" in told
-    assert status == "2"

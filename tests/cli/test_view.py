@@ -28,7 +28,7 @@ import onnxarchive
 
 Captured = pytest.CaptureFixture[str]
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither such modes nor signals")
-needs_netron = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("netron") is None,
     reason="netron, which pip installs, is the page that is served",
 )
@@ -73,7 +73,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return opened
 
 
-@needs_netron
 def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
     archive: Path, opened: list[str], capsys: Captured
 ) -> None:
@@ -87,7 +86,6 @@ def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
     assert list(archive.parent.iterdir()) == [archive]
 
 
-@needs_netron
 def test_view_starts_no_browser_where_it_shall_not(
     archive: Path, opened: list[str], capsys: Captured
 ) -> None:
@@ -98,7 +96,6 @@ def test_view_starts_no_browser_where_it_shall_not(
     assert result["url"].startswith("http://127.0.0.1:")
 
 
-@needs_netron
 def test_view_serves_where_no_browser_can_be_started(
     archive: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -164,7 +161,6 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 
 
 @posix
-@needs_netron
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_view_serves_until_it_is_ended_and_leaves_no_page(
     archive: Path, view: View, number: signal.Signals
@@ -181,7 +177,6 @@ def test_view_serves_until_it_is_ended_and_leaves_no_page(
 
 
 @posix
-@needs_netron
 def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view: View) -> None:
     secret = view.url.split("/")[3]
     command_line = view.command_line()
@@ -196,7 +191,6 @@ def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view
 
 @pytest.mark.tool
 @posix
-@needs_netron
 def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) -> None:
     (address,) = view.command_line()[1:]
     browser.get(address)
@@ -205,7 +199,6 @@ def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) ->
     assert [it["message"] for it in browser.get_log("browser")] == []
 
 
-@needs_netron
 def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View) -> None:
     flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     with pytest.raises(urllib.error.HTTPError, match="500") as caught:
@@ -218,7 +211,6 @@ def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View)
     assert error.count("\n") == 1
 
 
-@needs_netron
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -243,11 +235,3 @@ def test_wrong_use_is_told_in_a_line(
     assert captured.out == ""
     assert message in captured.err
     assert "Traceback" not in captured.err
-
-
-def test_view_without_netron_says_what_to_install(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run("view", archive) == 2
-    assert "pip install 'onnxarchive[view]'" in capsys.readouterr().err

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,8 @@ import onnxarchive
 from onnxarchive import ModelNotFoundError, UnsupportedFeatureError
 from onnxarchive.interop import netron, running
 from onnxarchive.model import proto
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 IDS = ["", "decoder"]
@@ -77,7 +77,6 @@ def outputs(model: str, folder: Path) -> list[bytes]:
 def test_an_id_that_no_model_has_is_refused_with_those_that_there_are(
     archive: Path, read: Callable[..., object]
 ) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'encoder'"):
         read(archive, model="encoder")
     assert os.listdir(archive.parent) == [archive.name]
@@ -205,21 +204,17 @@ def session_of(source: Any, **model: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("model", IDS)
 def test_sessions_of_each_model_compute_what_it_does(archive: Path, model: str) -> None:
-    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     expected = outputs(model, archive.parent)
     assert session_of(archive, model=model) == expected
     assert session_of(archive.read_bytes(), model=model) == expected
-    for source in (archive, archive.read_bytes()):
-        made = ort.InferenceSession(*onnxarchive.session_options(source, model=model))
-        assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
     with onnxarchive.open(archive, model=model) as opened:
         assert session_of(opened) == session_of(opened, model=model) == expected
-        made = ort.InferenceSession(*onnxarchive.session_options(opened))
-        assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
+        for source in (archive, archive.read_bytes(), opened):
+            made = ort.InferenceSession(*onnxarchive.session_options(source, model=model))
+            assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
 
 
 def test_an_archive_that_was_opened_with_another_model_is_refused(archive: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     with (
         onnxarchive.open(archive) as opened,
         pytest.raises(ValueError, match=r"expected the model '', .*; open it with model='decoder'"),
@@ -228,7 +223,6 @@ def test_an_archive_that_was_opened_with_another_model_is_refused(archive: Path)
 
 
 def test_the_model_that_a_session_gets_has_its_own_tensors_alone(archive: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     serialized, _ = onnxarchive.session_options(archive, model="decoder")
     model = onnx.ModelProto.FromString(serialized)
     assert [it.name for it in model.graph.initializer] == ["embedding", "own"]
@@ -237,13 +231,11 @@ def test_the_model_that_a_session_gets_has_its_own_tensors_alone(archive: Path) 
 
 @pytest.mark.parametrize("model", IDS)
 def test_run_runs_the_model(archive: Path, model: str) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     outcome = running.run(archive, {"x": X}, model=model)
     assert [it.array.tobytes() for it in outcome.outputs] == outputs(model, archive.parent)
 
 
 def test_an_onnx_file_has_no_further_model(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     onnx.save(runnable_model(), tmp_path / "m.onnx")
     with pytest.raises(ModelNotFoundError, match=r"m\.onnx: expected an archive"):
         running.run(tmp_path / "m.onnx", {"x": X}, model="decoder")
@@ -284,7 +276,6 @@ for model in ("", "decoder"):
     not os.path.exists("/proc/self/smaps"), reason="/proc/self/smaps says how much is shared"
 )
 def test_sessions_of_two_models_share_the_pages_of_their_weights(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     path, size = tmp_path / "m.onnxa", 32 * MIB
     onnxarchive.save(runnable_model(size), path, models={"decoder": further_model(size)})
     assert path.stat().st_size < size + MIB
@@ -401,28 +392,25 @@ def test_tensors_of_a_further_model_are_tensors_of_pytorch(archive: Path) -> Non
 @needs_netron
 @pytest.mark.parametrize("model", IDS)
 def test_netron_gets_the_model_and_its_tensors(archive: Path, model: str) -> None:
-    with onnxarchive.open(archive, model=model) as opened, serving(archive, model) as get:
+    with (
+        onnxarchive.open(archive, model=model) as opened,
+        netron.Server(archive, model=model) as server,
+    ):
         name = f"m.onnxa ({model})" if model else "m.onnxa"
-        assert f'<meta name="name" content="{name}">'.encode() in get("")
-        served = onnx.ModelProto.FromString(get("data/model.onnx"))
+        assert f'<meta name="name" content="{name}">'.encode() in read(server.url)
+        served = onnx.ModelProto.FromString(read(server.url + "data/model.onnx"))
         assert served == opened.model
         keys = external_tensors(served)
         assert [*keys] == ([*opened.tensors.refs] if model else ["layer_0_weight"])
         for key in keys:
-            assert get(f"data/{key}") == opened.read(key)
+            assert read(f"{server.url}data/{key}") == opened.read(key)
         if not model:
             with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-                get("data/own")
+                read(server.url + "data/own")
             caught.value.close()
 
 
-@contextlib.contextmanager
-def serving(path: Path, model: str) -> Iterator[Callable[[str], bytes]]:
-    with netron.Server(path, model=model) as server:
-        yield partial(_get, server.url)
-
-
-def _get(url: str, name: str) -> bytes:
-    with urllib.request.urlopen(url + name, timeout=30) as response:
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as response:
         data: bytes = response.read()
     return data

@@ -6,9 +6,9 @@ import io
 import os
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from web_server import WebServer
 from written import saved
 
 import onnxarchive
-from onnxarchive.files.random_access import MemoryFile
+from onnxarchive import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.reading.archive import Archive
@@ -155,11 +155,8 @@ def test_an_open_archive_does_and_stays_open(archive: Path, expected: bytes) -> 
 
 
 def test_the_model_of_an_open_archive_is_not_changed(archive: Path) -> None:
-    for opened in (
-        onnxarchive.open(archive),
-        Archive(MemoryFile(memoryview(archive.read_bytes()))),
-    ):
-        with opened as opened:
+    for source in (archive, archive.read_bytes()):
+        with onnxarchive.open(source) as opened:
             before = opened.model.SerializeToString()
             session(opened)
             onnxarchive.session_options(opened)
@@ -206,10 +203,8 @@ def test_an_archive_does_that_was_renamed_since_it_was_opened(
     if not os.path.exists("/proc/self/fd"):
         pytest.skip("/proc/self/fd tells where the file is")
     with onnxarchive.open(archive) as opened:
-        os.rename(archive.parent, archive.parent.parent / "elsewhere")
-        os.rename(
-            archive.parent.parent / "elsewhere" / archive.name, archive.parent.parent / "other"
-        )
+        elsewhere = archive.parent.rename(archive.parent.with_name("elsewhere"))
+        os.rename(elsewhere / archive.name, elsewhere.with_name("other"))
         assert run(session(opened)) == expected
 
 
@@ -218,9 +213,9 @@ def test_an_open_archive_is_not_taken_for_what_has_its_name_now(archive: Path) -
     onnxarchive.save(runnable_model(), other)
     with onnxarchive.open(archive) as opened:
         os.replace(other, archive)
-        with pytest.raises(onnxarchive.ArchiveError, match="was replaced or removed"):
+        with pytest.raises(ArchiveError, match="was replaced or removed"):
             session(opened)
-        with pytest.raises(onnxarchive.ArchiveError, match="open it again"):
+        with pytest.raises(ArchiveError, match="open it again"):
             onnxarchive.session_options(opened)
 
 
@@ -236,7 +231,7 @@ def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
         make(self, *arguments, **kwargs)
 
     monkeypatch.setattr(ort.InferenceSession, "__init__", replace_and_make)
-    with pytest.raises(onnxarchive.ArchiveError, match="while the session was made") as caught:
+    with pytest.raises(ArchiveError, match="while the session was made") as caught:
         onnxarchive.session(archive)
     assert str(caught.value).startswith(f"{archive}: ")
 
@@ -271,11 +266,8 @@ def test_two_threads_make_sessions_at_once(archive: Path, expected: bytes) -> No
         for _ in range(10):
             found.append((source, run(session(source, options))))
 
-    threads = [threading.Thread(target=make, args=[it]) for it in (archive, other) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(make, (archive, other) * 2))
     assert len(found) == 40
     assert all(result == wanted[source] for source, result in found)
 
@@ -422,7 +414,7 @@ def test_a_model_that_would_take_2_gib_is_refused(
     with onnxarchive.open(archive) as opened:
         nbytes = sum(entry.nbytes for entry in opened.entries.values())
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
-        with pytest.raises(onnxarchive.UnsupportedFeatureError, match="do not read") as caught:
+        with pytest.raises(UnsupportedFeatureError, match="do not read") as caught:
             linked_model(opened, "x", lambda ref, size: False)
         assert f"found {nbytes}" in str(caught.value)
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
@@ -434,7 +426,7 @@ def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(
 ) -> None:
     model, _ = onnxarchive.session_options(archive)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model))
-    with pytest.raises(onnxarchive.ArchiveFormatError, match=f"less than {len(model)} bytes"):
+    with pytest.raises(ArchiveFormatError, match=f"less than {len(model)} bytes"):
         onnxarchive.session(archive)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model) + 1)
     assert onnxarchive.session_options(archive)[0] == model
@@ -489,10 +481,8 @@ def test_overrides_and_shared_initializers_hold_for_the_session(tmp_path: Path) 
     options = quiet()
     shared = ort.OrtValue.ortvalue_from_numpy(np.zeros((1024, 16), np.float32))
     options.add_initializer("layer.0/weight", shared)
-    assert (
-        run(session(tmp_path / "m.onnxa", options))
-        == np.tile(np.arange(16, dtype=np.float32), (2, 1)).tobytes()
-    )
+    bias = np.tile(np.arange(16, dtype=np.float32), (2, 1))
+    assert run(session(tmp_path / "m.onnxa", options)) == bias.tobytes()
 
 
 def _with_another_domain(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -521,9 +511,7 @@ def test_prepacking_is_what_the_options_say_unless_it_is_chosen(
     assert options.get_session_config_entry(PREPACKING) == before
 
 
-def test_lent_options_get_their_prepacking_back(
-    archive: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lent_options_get_their_prepacking_back(archive: Path) -> None:
     onnxarchive.save(_with_another_domain(runnable_model()), archive)
     for source in (archive, archive.read_bytes()):
         options = quiet()
@@ -533,12 +521,12 @@ def test_lent_options_get_their_prepacking_back(
         made.set_providers(CPU)
         assert made.get_session_options().get_session_config_entry(PREPACKING) == "1"
         assert options.get_session_config_entry(PREPACKING) == ""
-    capfd.readouterr()  # onnxruntime says that it overwrites the entry
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that providers in options are passed over
 @pytest.mark.parametrize("why", ["profiling", "optimized", "domain", "providers"])
 def test_options_that_cannot_be_copied_are_lent(
-    archive: Path, tmp_path: Path, expected: bytes, why: str, capfd: pytest.CaptureFixture[str]
+    archive: Path, tmp_path: Path, expected: bytes, why: str
 ) -> None:
     options = quiet()
     if why == "profiling":
@@ -553,12 +541,8 @@ def test_options_that_cannot_be_copied_are_lent(
         pytest.skip("this onnxruntime has no providers in options")
     else:
         options.add_provider("CPUExecutionProvider", {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
-        with pytest.raises(
-            onnxarchive.UnsupportedFeatureError, match=r"call session_options\(path\) and"
-        ):
-            onnxarchive.session_options(archive, options)
+    with pytest.raises(UnsupportedFeatureError, match=r"call session_options\(path\) and"):
+        onnxarchive.session_options(archive, options)
     kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}
     made = onnxarchive.session(archive, options, **kwargs)
     assert isinstance(made, ort.InferenceSession)
@@ -566,9 +550,7 @@ def test_options_that_cannot_be_copied_are_lent(
     assert options.get_session_config_entry(FOLDER) == ""
     os.rename(archive.parent, archive.parent.parent / "x")
     os.rename(archive.parent.parent / "x", archive.parent)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there were other providers
-        made.set_providers(CPU)  # which makes the session anew
+    made.set_providers(CPU)  # which makes the session anew
     assert run(made) == expected
     assert options.get_session_config_entry(FOLDER) == ""
     assert any(tmp_path.glob("profile*")) == (why == "profiling")
@@ -581,11 +563,10 @@ def test_options_that_cannot_be_copied_are_lent(
     beside = ort.InferenceSession(os.fspath(tmp_path / "beside.onnx"), options, **kwargs)
     assert run(beside) == expected
     assert run(onnxarchive.session(archive.read_bytes(), options, **kwargs)) == expected
-    capfd.readouterr()  # onnxruntime says that it overwrites the entry
 
 
 def test_an_optimized_model_that_refers_to_the_archive_is_warned_of(
-    archive: Path, tmp_path: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
+    archive: Path, tmp_path: Path, expected: bytes
 ) -> None:
     def optimize(source: Any, name: str, **entries: str) -> Path:
         options = quiet()
@@ -607,33 +588,26 @@ def test_an_optimized_model_that_refers_to_the_archive_is_warned_of(
         assert run(ort.InferenceSession(os.fspath(path), quiet(), CPU)) == expected
     with pytest.raises(Exception, match=re.escape(archive.name)):
         ort.InferenceSession(os.fspath(referring), quiet(), CPU)
-    capfd.readouterr()  # onnxruntime says that it overwrites the entry
 
 
-def test_lent_options_get_their_own_entry_back(
-    archive: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lent_options_get_their_own_entry_back(archive: Path, expected: bytes) -> None:
     onnxarchive.save(_with_another_domain(runnable_model()), archive)
     options = quiet()
     options.add_session_config_entry(FOLDER, "/somewhere")
     assert run(session(archive, options)) == expected
     assert options.get_session_config_entry(FOLDER) == "/somewhere"
     archive.write_bytes(archive.read_bytes()[:-1])
-    with pytest.raises(onnxarchive.ArchiveFormatError):
+    with pytest.raises(ArchiveFormatError):
         session(archive, options)
     assert options.get_session_config_entry(FOLDER) == "/somewhere"
-    capfd.readouterr()
 
 
-def test_options_that_onnxruntime_refuses_are_refused_by_it(
-    archive: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_onnxruntime_refuses_are_refused_by_it(archive: Path) -> None:
     options = quiet()
     options.add_session_config_entry("session.load_model_format", "ORT")
     with pytest.raises(Exception, match=r"(?i)flatbuffer|ort format|verif"):
         session(archive, options)
     assert options.get_session_config_entry(FOLDER) == ""
-    capfd.readouterr()
 
 
 def test_what_comes_after_the_options_goes_to_onnxruntime(archive: Path, expected: bytes) -> None:
@@ -644,23 +618,14 @@ def test_what_comes_after_the_options_goes_to_onnxruntime(archive: Path, expecte
     assert run(made) == expected
 
 
-def test_providers_can_be_set_later(archive: Path, expected: bytes) -> None:
-    for source in (archive, archive.read_bytes()):
-        made = session(source)
-        made.set_providers(CPU)
-        assert run(made) == expected
-
-
 def test_the_pieces_make_a_session(archive: Path, expected: bytes) -> None:
     for source in (archive, archive.read_bytes()):
         model, options = onnxarchive.session_options(source)
         options.log_severity_level = 4
         assert type(model) is bytes
         assert run(ort.InferenceSession(model, options, CPU)) == expected
-        assert (
-            run(ort.InferenceSession(*onnxarchive.session_options(source), providers=CPU))
-            == expected
-        )
+        pieces = onnxarchive.session_options(source)
+        assert run(ort.InferenceSession(*pieces, providers=CPU)) == expected
 
 
 def test_the_model_of_an_archive_in_memory_is_passed_as_it_is(archive: Path) -> None:
@@ -732,14 +697,14 @@ def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
     monkeypatch.setattr(ort.InferenceSession, "__init__", never)
     break_local_header(archive, entry_of(archive, "layer_0_weight"))
     for call in (onnxarchive.session, onnxarchive.session_options):
-        with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
+        with pytest.raises(ArchiveFormatError, match="layer_0_weight") as caught:
             call(archive)
         assert str(caught.value).startswith(f"{archive}: ")
-        with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight"):
+        with pytest.raises(ArchiveFormatError, match="layer_0_weight"):
             call(archive.read_bytes())
-        with pytest.raises(onnxarchive.ArchiveFormatError, match="ZIP-2"):
+        with pytest.raises(ArchiveFormatError, match="ZIP-2"):
             call(archive.read_bytes() + b"x")
-        with pytest.raises(onnxarchive.ArchiveFormatError):
+        with pytest.raises(ArchiveFormatError):
             call(b"")
         with pytest.raises(FileNotFoundError):
             call(archive.with_name("missing"))
@@ -778,9 +743,7 @@ def test_a_name_that_is_not_utf_8_is_refused(archive: Path) -> None:
 
 def test_an_old_onnxruntime_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "__version__", "1.20.1")
-    with pytest.raises(
-        onnxarchive.UnsupportedFeatureError, match=r"1\.21 or newer.*found 1\.20\.1"
-    ):
+    with pytest.raises(UnsupportedFeatureError, match=r"1\.21 or newer.*found 1\.20\.1"):
         onnxarchive.session(archive)
     monkeypatch.setattr(ort, "__version__", "2.0.0+cuda")
     onnxarchive.session_options(archive)
@@ -794,18 +757,6 @@ def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
     assert onnx.ModelProto.FromString(model) == runnable_model()
     assert run(ort.InferenceSession(model, options, CPU)) == expected
     assert run(session(archive.read_bytes())) == expected
-
-
-def test_importing_and_linking_imports_no_onnxruntime(archive: Path) -> None:
-    code = """
-import sys, onnxarchive
-from onnxarchive import session, session_options, link, check_link
-print("onnxruntime" in sys.modules)
-onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
-assert onnxarchive.check_link(sys.argv[1] + ".onnx") == []
-print("onnxruntime" in sys.modules)
-"""
-    assert run_python(code, archive).split() == ["False", "False"]
 
 
 def test_a_session_keeps_only_maps_and_lets_go_of_them(archive: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ from models import (
 import onnxarchive
 from onnxarchive.interop import netron
 
-HAS_NETRON = importlib.util.find_spec("netron") is not None
-NO_NETRON = "netron, which pip installs, is the page that is served"
-needs_netron = pytest.mark.skipif(not HAS_NETRON, reason=NO_NETRON)
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("netron") is None,
+    reason="netron, which pip installs, is the page that is served",
+)
 
 
 @pytest.fixture
@@ -72,13 +74,11 @@ def status_of(url: str) -> int:
 # Answers of the server
 
 
-@needs_netron
 def test_the_model_is_given_as_the_archive_has_it(server: netron.Server, path: Path) -> None:
     with onnxarchive.open(path) as archive:
         assert read(server.url + "data/model.onnx") == archive.read("__MODEL_PROTO")
 
 
-@needs_netron
 def test_external_data_is_given_by_the_name_that_the_model_has_for_it(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True)
@@ -91,7 +91,6 @@ def test_external_data_is_given_by_the_name_that_the_model_has_for_it(tmp_path: 
                 assert response.headers["Content-Type"] == "application/octet-stream"
 
 
-@needs_netron
 def test_the_page_names_the_archive_and_asks_for_its_model(server: netron.Server) -> None:
     page = read(server.url).decode()
     assert '<meta name="file" content="/data/model.onnx">' in page
@@ -100,7 +99,6 @@ def test_the_page_names_the_archive_and_asks_for_its_model(server: netron.Server
     assert read(server.url + "index.html") == page.encode()
 
 
-@needs_netron
 def test_all_that_the_page_is_made_of_is_given(server: netron.Server) -> None:
     for name, kind in {
         "index.js": "/javascript",  # of "text" or, before Python 3.12, "application"
@@ -115,7 +113,6 @@ def test_all_that_the_page_is_made_of_is_given(server: netron.Server) -> None:
             assert len(response.read()) > 100
 
 
-@needs_netron
 def test_the_page_can_reach_nothing_but_the_server_and_reports_nothing(
     server: netron.Server,
 ) -> None:
@@ -133,7 +130,6 @@ def test_the_page_can_reach_nothing_but_the_server_and_reports_nothing(
         assert response.headers["Set-Cookie"].startswith(f"consent=0; Path=/{secret}/;")
 
 
-@needs_netron
 def test_nothing_else_is_given(server: netron.Server) -> None:
     names = [
         "data/",
@@ -152,7 +148,6 @@ def test_nothing_else_is_given(server: netron.Server) -> None:
     assert {name: status_of(server.url + name) for name in names} == dict.fromkeys(names, 404)
 
 
-@needs_netron
 def test_nothing_is_given_to_those_who_do_not_know_the_address(server: netron.Server) -> None:
     root, secret, _ = server.url.rsplit("/", 2)
     assert len(secret) >= 20
@@ -161,14 +156,12 @@ def test_nothing_is_given_to_those_who_do_not_know_the_address(server: netron.Se
     assert status_of(server.url) == 200
 
 
-@needs_netron
 def test_two_servers_have_different_secrets_and_ports(path: Path) -> None:
     with netron.Server(path) as one, netron.Server(path) as other:
         assert one.url.split("/")[2] != other.url.split("/")[2]
         assert one.url.split("/")[3] != other.url.split("/")[3]
 
 
-@needs_netron
 def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
     entry = entry_of(path, "layer_0_weight")
     flip_byte(path, entry.data_offset + 5)
@@ -176,12 +169,10 @@ def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
         with pytest.warns(UserWarning, match=r"entry 'layer_0_weight': .*\[ZIP-15\]") as warned:
             assert status_of(server.url + "data/layer_0_weight") == 500
         assert status_of(server.url + "data/model.onnx") == 200
-    assert [str(it.message).startswith(f"a weight is not shown: {path}: ") for it in warned] == [
-        True
-    ]
+    (warning,) = warned
+    assert str(warning.message).startswith(f"a weight is not shown: {path}: ")
 
 
-@needs_netron
 def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
     break_local_header(path, entry_of(path, "layer_0_weight"))
     with (
@@ -191,7 +182,6 @@ def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
         assert status_of(server.url + "data/layer_0_weight") == 500
 
 
-@needs_netron
 def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +194,6 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
 
 
 @pytest.mark.large
-@needs_netron
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
 def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) -> None:
     onnxarchive.save(runnable_model(256 << 20), tmp_path / "m.onnxa")
@@ -227,23 +216,14 @@ with netron.Server(sys.argv[1]) as server:
     assert grown < 64
 
 
-@needs_netron
 def test_many_weights_are_given_at_once(path: Path, server: netron.Server) -> None:
     with onnxarchive.open(path) as archive:
         expected = bytes(archive.read("layer_0_weight"))
-    found: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(read(server.url + "data/layer_0_weight")))
-        for _ in range(16)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 16
+    with ThreadPoolExecutor(16) as executor:
+        answers = executor.map(read, [server.url + "data/layer_0_weight"] * 16)
+    assert list(answers) == [expected] * 16
 
 
-@needs_netron
 def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
     with get(server.url + "data/layer_0_weight") as response:
         response.read(1)
@@ -253,7 +233,6 @@ def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
 # How it begins and ends
 
 
-@needs_netron
 def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
     before = sorted(path.parent.iterdir())
     threads = threading.active_count()
@@ -271,7 +250,6 @@ def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
         assert server.url.split("/")[2] == address
 
 
-@needs_netron
 def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None:
     port = int(server.url.split("/")[2].split(":")[1])
     with pytest.raises(OSError, match="in use") as caught:
@@ -281,7 +259,6 @@ def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None
         assert len(open_below(path.parent)) == len([server])
 
 
-@needs_netron
 def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a port from 0 to 65535, found 65536"):
         netron.Server(path, port=65536)
@@ -292,19 +269,9 @@ def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
         netron.Server(tmp_path / "text")
 
 
-@needs_netron
 def test_only_this_machine_reaches_the_server(server: netron.Server) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     assert server.socket.getsockname()[0] == "127.0.0.1"
-
-
-def test_without_netron_it_says_what_to_install(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=re.escape("pip install 'onnxarchive[view]'")) as caught:
-        netron.Server(path)
-    assert caught.value.name == "netron"
 
 
 def test_another_kind_of_netron_is_told(
@@ -326,8 +293,6 @@ def test_another_kind_of_netron_is_told(
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
     """Headless Chromium that reaches this machine only."""
-    if not HAS_NETRON:
-        pytest.skip(NO_NETRON)
     yield from chromium(tmp_path / "profile")
 
 
