@@ -310,14 +310,6 @@ def test_an_exported_model_equals_the_original(tmp_path: Path, options: dict[str
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnxa"]
 
 
-def test_exporting_what_was_converted_gives_the_same_model(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(full_model().SerializeToString())
-    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=0)
-    onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "again.onnx")
-    onnxarchive.convert(tmp_path / "again.onnx", tmp_path / "again.onnxa", size_threshold=0)
-    assert (tmp_path / "again.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
-
-
 def test_onnxruntime_runs_an_exported_model(tmp_path: Path) -> None:
     model = runnable_model()
     onnx.save(model, tmp_path / "original.onnx")
@@ -486,13 +478,6 @@ def test_tools_read_from_an_export_the_shapes_that_they_read_from_a_link(
         for path in (link, beside)
     )
     assert linked == exported == ["w"]
-
-
-def test_a_model_beside_its_data_converts_to_the_same_archive(path: Path) -> None:
-    onnxarchive.save(mixed_model(), path, size_threshold=0)
-    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
-    onnxarchive.convert(path.parent / "m.onnx", path.parent / "again", size_threshold=0)
-    assert (path.parent / "again").read_bytes() == path.read_bytes()
 
 
 def test_space_between_tensors_is_zero(path: Path) -> None:

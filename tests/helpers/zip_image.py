@@ -26,19 +26,6 @@ from onnxarchive.zipformat.records import (
 CRC32 = 0xC0FFEE
 
 
-class Findings(Report):
-    """Keeps the rules that are broken, and the entries that break them."""
-
-    def __init__(self) -> None:
-        self.rules: list[str] = []
-        self.entries: list[str | None] = []
-
-    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        assert message
-        self.rules.append(rule)
-        self.entries.append(entry)
-
-
 class Sparse:
     """A file that holds some bytes at some offsets, and zeros between them."""
 

@@ -90,10 +90,6 @@ def test_a_link_is_small_and_points_into_the_archive(archive: Path, link: Path) 
     assert sorted(os.listdir(link.parent)) == sorted([archive.name, link.name])
 
 
-def test_onnx_reads_from_a_link_what_is_in_the_archive(archive: Path, link: Path) -> None:
-    assert without_mark(onnx.load(link)) == onnxarchive.load(archive) == runnable_model()
-
-
 @pytest.mark.parametrize(
     "ways", [{}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}]
 )
@@ -109,21 +105,10 @@ def test_onnx_reads_from_a_link_tensors_wherever_they_stand(
     assert messages(tmp_path / "m.onnx") == []
 
 
-def test_onnx_checks_a_link(link: Path) -> None:
-    onnx.checker.check_model(os.fspath(link), full_check=True)
-
-
 def test_onnx_infers_shapes_of_a_link(link: Path, tmp_path: Path) -> None:
     onnx.shape_inference.infer_shapes_path(os.fspath(link), os.fspath(tmp_path / "out.onnx"))
     (product,) = parsed(tmp_path / "out.onnx").graph.value_info
     assert [it.dim_value for it in product.type.tensor_type.shape.dim] == [2, 16]
-
-
-def test_onnxruntime_runs_a_link(archive: Path, link: Path, tmp_path: Path) -> None:
-    onnx.save(runnable_model(), tmp_path / "original.onnx")
-    (expected,) = run_model(tmp_path / "original.onnx", x=X)
-    (found,) = run_model(link, x=X)
-    assert found.tobytes() == expected.tobytes()
 
 
 def test_onnx_ir_reads_a_link(link: Path) -> None:

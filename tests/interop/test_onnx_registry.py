@@ -81,15 +81,6 @@ print(len(model.graph.initializer))
     assert (tmp_path / "m.onnxa.2.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
 
 
-def test_importing_registers_without_importing_anything_more() -> None:
-    code = """
-import sys, onnx, onnxarchive
-names = [name for name in sys.modules if name.split(".")[0] in ("onnx_ir", "torch", "jax")]
-print(names, onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
-"""
-    assert run_python(code) == "[] onnxa\n"
-
-
 def test_registering_twice_is_as_good_as_once(registry: Any) -> None:
     assert onnx_registry.register()
     assert onnx_registry.register()
@@ -152,11 +143,6 @@ def test_loading_gives_the_complete_model_also_without_external_data(tmp_path: P
     path = tmp_path / "m.onnxa"
     onnxarchive.save(full_model(), path)
     assert onnx.load(path, load_external_data=False) == onnxarchive.load(path)
-
-
-def test_what_is_loaded_is_what_onnxarchive_loads(tmp_path: Path) -> None:
-    onnxarchive.save(full_model(), tmp_path / "m.onnxa", convert_attribute=True)
-    assert onnx.load(tmp_path / "m.onnxa") == onnxarchive.load(tmp_path / "m.onnxa")
 
 
 def test_files_and_bytes_are_loaded(tmp_path: Path) -> None:

@@ -618,16 +618,6 @@ def test_what_comes_after_the_options_goes_to_onnxruntime(archive: Path, expecte
     assert run(made) == expected
 
 
-def test_the_pieces_make_a_session(archive: Path, expected: bytes) -> None:
-    for source in (archive, archive.read_bytes()):
-        model, options = onnxarchive.session_options(source)
-        options.log_severity_level = 4
-        assert type(model) is bytes
-        assert run(ort.InferenceSession(model, options, CPU)) == expected
-        pieces = onnxarchive.session_options(source)
-        assert run(ort.InferenceSession(*pieces, providers=CPU)) == expected
-
-
 def test_the_model_of_an_archive_in_memory_is_passed_as_it_is(archive: Path) -> None:
     if not hasattr(ort.SessionOptions, ADD):
         pytest.skip("this onnxruntime gets all tensors in the model")

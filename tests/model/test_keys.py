@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
+from findings import Findings
 from hypothesis import given, settings, strategies as st
 from steps import steps
 
@@ -291,17 +292,6 @@ def test_an_asset_name_has_at_most_1024_bytes_with_its_prefix() -> None:
     assert not is_asset_name(f"assets/{path}/{fill}y")
 
 
-class _Collected(Report):
-    def __init__(self) -> None:
-        self.broken_rules: list[tuple[str, str | None]] = []
-
-    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        assert "expected" in message
-        assert "found" in message
-        assert len(message) < 600
-        self.broken_rules.append((rule, entry))
-
-
 @pytest.mark.parametrize(
     ("names", "broken"),
     [
@@ -354,9 +344,10 @@ class _Collected(Report):
 def test_names_of_entries_are_checked(
     names: list[str | None], broken: list[tuple[str, str | None]]
 ) -> None:
-    collected = _Collected()
+    collected = Findings()
     check_names(names, collected)
-    assert collected.broken_rules == broken
+    assert collected.pairs == broken
+    assert all(len(message) < 600 for message in collected.messages)
     if broken:
         with pytest.raises(ArchiveFormatError) as caught:
             check_names(names, Report())
@@ -386,7 +377,7 @@ def test_the_folders_of_names_are_not_compared_one_by_one() -> None:
     long = ["assets" + "/a" * count for count in range(1, 500)]
     # Far longer than allowed. To list all their folders would take longer than a test may.
     longer = ["assets" + "/a" * 32_000 + f"/{number}" for number in range(200)]
-    collected = _Collected()
+    collected = Findings()
     check_names([*long, *longer, MODEL_PROTO], collected)
-    rules = [rule for rule, _ in collected.broken_rules]
+    rules = collected.rules
     assert (rules.count("NAME-2"), rules.count("ASSET-1")) == (498, 200)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from findings import Findings
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings, strategies as st
 from models import (
@@ -30,24 +31,6 @@ from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, TensorRef, TensorRefs
-from onnxarchive.reading.rules import rules
-
-
-class Collected(Report):
-    """Keeps the ids of broken rules."""
-
-    def __init__(self) -> None:
-        self.rules: list[str] = []
-        self.messages: list[str] = []
-        self.entries: list[str | None] = []
-
-    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        assert rule in rules()
-        assert "expected" in message
-        assert "found" in message
-        self.rules.append(rule)
-        self.messages.append(message)
-        self.entries.append(entry)
 
 
 def _ref(tensor: TensorProto) -> TensorRef:
@@ -87,41 +70,6 @@ def test_the_way_to_a_tensor_leads_to_it_and_to_no_other() -> None:
         assert walking.at(model, ref.path) is ref.tensor
 
 
-def test_the_walk_visits_places_named_one_by_one() -> None:
-    model = full_model(count=1)
-    ways = {".".join(field for field, _ in ref.path) for ref in tensors.walk(model)}
-    in_graph = {
-        "initializer",
-        "sparse_initializer.values",
-        "sparse_initializer.indices",
-        "node.attribute.t",
-        "node.attribute.tensors",
-        "node.attribute.sparse_tensor.values",
-        "node.attribute.sparse_tensor.indices",
-        "node.attribute.sparse_tensors.values",
-        "node.attribute.sparse_tensors.indices",
-    }
-    in_graph |= {f"node.attribute.{field}.{way}" for field in ("g", "graphs") for way in in_graph}
-    for start in ("graph", "training_info.initialization", "training_info.algorithm"):
-        assert {f"{start}.{way}" for way in in_graph} <= ways
-    in_node = {way for way in in_graph if way.startswith("node")}
-    assert {f"functions.{way}" for way in in_node} <= ways
-    assert "functions.attribute_proto.t" in ways
-
-
-def test_the_walk_visits_what_is_nested_in_default_attributes_of_functions() -> None:
-    model = model_of()
-    graph = onnx.GraphProto(initializer=[raw_tensor("deep")])
-    model.functions.add(name="f").attribute_proto.append(attribute("g", g=graph))
-    assert [ref.tensor.name for ref in tensors.walk(model)] == ["deep"]
-
-
-def test_the_walk_goes_through_graphs_nested_twenty_deep() -> None:
-    model = nested_model(20)
-    expected = [f"weight{level}" for level in range(20)]
-    assert [ref.tensor.name for ref in tensors.walk(model)] == expected
-
-
 def test_the_walk_and_the_copy_need_no_stack() -> None:
     model = nested_model(700)
     found = list(tensors.walk(model))
@@ -130,15 +78,6 @@ def test_the_walk_and_the_copy_need_no_stack() -> None:
     located = [ref for ref in tensors.walk(copy) if tensors.location(ref.tensor) is not None]
     assert [ref.path for ref in located] == [found[300].path, found[-1].path]
     assert walking.at(copy, found[-1].path).name == "weight699"
-
-
-def test_the_walk_gives_tensors_of_a_graph_before_those_of_its_nodes() -> None:
-    graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
-    model = model_of(raw_tensor("first"), raw_tensor("second"))
-    model.graph.node.append(node(attribute("g", g=graph)))
-    model.graph.node.append(node(attribute("t", t=raw_tensor("attribute"))))
-    found = [ref.tensor.name for ref in tensors.walk(model)]
-    assert found == ["first", "second", "inner", "attribute"]
 
 
 def test_initializers_are_those_of_the_main_graph_and_of_its_subgraphs() -> None:
@@ -415,7 +354,7 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
         tensors.external_data(ref, Report())
     assert caught.value.rule == "DATA-5"
     assert field in str(caught.value)
-    collected = Collected()
+    collected = Findings()
     assert tensors.external_data(ref, collected) == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-5"]
 
@@ -447,7 +386,7 @@ def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, st
     with pytest.raises(ArchiveFormatError, match="'w'") as caught:
         tensors.external_data(ref, Report())
     assert caught.value.rule == "DATA-4"
-    collected = Collected()
+    collected = Findings()
     found = tensors.external_data(ref, collected)
     assert set(collected.rules) == {"DATA-4"}
     location = next((value for key, value in pairs if key == "location"), None)
@@ -459,7 +398,7 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
     for key, value in (("x", "1"), ("location", "key"), ("offset", "?"), ("location", "other")):
         tensor.external_data.add(key=key, value=value)
     tensor.external_data.extend(tensor.external_data[0] for _ in range(10_000))
-    collected = Collected()
+    collected = Findings()
     found = tensors.external_data(_ref(tensor), collected, keys={"key"})
     assert found == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-4", "DATA-5"]
@@ -498,7 +437,7 @@ def test_external_data_that_is_no_text_is_judged_by_its_bytes(
     # protobuf gives bytes in the place of a string that is not UTF-8
     tensor = external(raw_tensor("w"), "key")
     tensor.external_data.add().MergeFromString(pair)
-    collected = Collected()
+    collected = Findings()
     found = tensors.external_data(_ref(tensor), collected)
     assert found is not None
     assert found.location == "key"
@@ -532,7 +471,7 @@ def test_an_internal_tensor_has_no_location() -> None:
 
 
 def _checked(tensor: TensorProto, *pieces: bytes) -> list[str]:
-    collected = Collected()
+    collected = Findings()
     views = [memoryview(piece) for piece in pieces]
     passed_on = list(tensors.checked(_ref(tensor), views, collected, entry="key"))
     assert passed_on == views

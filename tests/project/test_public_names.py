@@ -183,6 +183,7 @@ onnxarchive.link(sys.argv[1], sys.argv[1] + ".link.onnx")
 onnxarchive.check_link(sys.argv[1] + ".link.onnx", sys.argv[1])
 with onnxarchive.open(sys.argv[1]) as archive:
     archive.verify()
+onnxarchive.session, onnxarchive.session_options
 print([name for name in {LAZY!r} if name in sys.modules])
 print(names == vars(zipfile))
 """

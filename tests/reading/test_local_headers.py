@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from findings import Findings
 from models import break_local_header, entry_of
 
 import onnxarchive
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.reading.contents import check_header, read_contents
 from onnxarchive.zipformat import records
@@ -128,23 +129,16 @@ def test_threads_that_read_all_tensors_agree_on_the_broken_one(path: Path) -> No
 
 
 def test_a_comparison_that_reports_goes_on(path: Path) -> None:
-    class Rules(Report):
-        def __init__(self) -> None:
-            self.found: list[tuple[str, str | None]] = []
-
-        def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-            self.found.append((rule, entry))
-
     with onnxarchive.open(path) as archive:
         for name in ("w3", "w9"):
             break_local_header(path, archive.entries[name])
         count = len(archive.entries)
-    rules = Rules()
+    findings = Findings()
     with MappedFile(path) as file:
-        listed = read_contents(file, rules).directory
+        listed = read_contents(file, findings).directory
         for number in range(count):
-            check_header(file, listed, number, rules)
-    assert rules.found == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
+            check_header(file, listed, number, findings)
+    assert findings.pairs == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
 
 
 def test_a_padding_that_is_a_whole_unit_too_long_is_refused(

@@ -82,12 +82,6 @@ def test_an_asset_may_be_a_model_itself(tmp_path: Path, name: str) -> None:
     assert converted(tmp_path / "m") == archive.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "My Model.ONNX", "__MODEL_PROTO"])
-def test_a_model_with_data_files_gives_the_archive_of_the_model(tmp_path: Path, name: str) -> None:
-    directory = _save(tmp_path / "m", _small_model(), name=name)
-    assert converted(directory) == _single(tmp_path, _small_model())
-
-
 def test_data_files_may_lie_in_folders(tmp_path: Path) -> None:
     locations = {"a/w": "weights/a.bin", "b": "weights/of the/b.bin", "small": "assets/small"}
     directory = _save(tmp_path / "m", _small_model(), locations=locations)
@@ -114,15 +108,6 @@ def test_a_directory_may_be_given_by_a_link_or_from_within(
 # Choosing the model
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _small_model())
-    (directory / "m.onnx").rename(directory / "m.bin")
-    with pytest.raises(ArchiveFormatError, match=r"expected one model.*found none") as caught:
-        onnxarchive.convert(directory, tmp_path / "m.onnxa")
-    assert str(caught.value).startswith(f"{directory}: ")
-    assert not (tmp_path / "m.onnxa").exists()
-
-
 def test_models_in_folders_are_named(tmp_path: Path) -> None:
     for name in ("onnx/model.onnx", "onnx/deep/model_q4.onnx", ".git/model.onnx", "top.txt"):
         (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,18 +119,6 @@ def test_models_in_folders_are_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("other", ["n.onnx", "__MODEL_PROTO"])
-def test_a_directory_with_two_models_is_refused_and_both_are_listed(
-    tmp_path: Path, other: str
-) -> None:
-    directory = _save(tmp_path / "m", _small_model())
-    (directory / other).write_bytes((directory / "m.onnx").read_bytes())
-    with pytest.raises(ArchiveFormatError) as caught:
-        onnxarchive.convert(directory, tmp_path / "m.onnxa")
-    assert "'m.onnx'" in str(caught.value)
-    assert repr(other) in str(caught.value)
-
-
 def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _small_model())
     (directory / "folder.onnx").mkdir()
@@ -153,20 +126,6 @@ def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
 
 
 # Other files
-
-
-def test_assets_are_kept_and_given_ones_take_their_place(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _small_model())
-    for name, content in {"a.txt": b"old a", "deep/b.txt": b"b", "z": b""}.items():
-        (directory / "assets" / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / "assets" / name).write_bytes(content)
-    target = tmp_path / "m.onnxa"
-    onnxarchive.convert(directory, target, assets={"a.txt": b"new a", "c": b"c"})
-    with onnxarchive.open(target) as archive:
-        found = {name: bytes(data) for name, data in archive.assets.items()}
-    assert found == {"a.txt": b"new a", "c": b"c", "deep/b.txt": b"b", "z": b""}
-    onnxarchive.save(_small_model(), tmp_path / "saved.onnxa", assets=found)
-    assert target.read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
 
 
 def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path) -> None:

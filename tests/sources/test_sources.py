@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import shutil
@@ -16,15 +15,11 @@ from models import (
     every_tensor,
     external,
     flip_byte,
-    full_model,
     model_of,
     node,
-    normalised,
     open_below,
     raw_tensor,
-    runnable_model,
     string_tensor,
-    typed,
 )
 from onnx import TensorProto
 from written import converted, write_model
@@ -53,16 +48,6 @@ def _weights(count: int = 5) -> onnx.ModelProto:
 
 
 # Single files
-
-
-def test_a_single_file_is_the_model(tmp_path: Path) -> None:
-    for index, model in enumerate((_weights(), full_model(), runnable_model())):
-        assert _loaded(write_model(tmp_path / f"{index}.onnx", model)) == model
-
-
-def test_typed_fields_of_a_single_file_become_raw_data(tmp_path: Path) -> None:
-    model = model_of(*(typed(it) for it in _weights().graph.initializer[:-1]))
-    assert normalised(_loaded(write_model(tmp_path / "m.onnx", model))) == normalised(model)
 
 
 @pytest.mark.parametrize(
@@ -646,8 +631,9 @@ def test_a_model_and_its_data_convert_from_their_directory_or_zip(
         ([], "found none"),
         (["a.onnx", "b.onnx"], "found 'a.onnx', 'b.onnx'"),
         (["a.onnx", "__MODEL_PROTO"], "found '__MODEL_PROTO', 'a.onnx'"),
+        (["a/m.onnx", "b/m.onnx"], "found 'a/m.onnx', 'b/m.onnx'"),
     ],
-    ids=["none", "two", "both"],
+    ids=["none", "two", "both", "in folders"],
 )
 def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], found: str) -> None:
     (tmp_path / "source").mkdir()
@@ -689,27 +675,6 @@ def test_assets_that_no_archive_may_have_beside_one_another_are_refused(
     assert f"'assets/{name}'" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["directory", "zip"])
-def test_what_no_tensor_names_is_left_out_with_a_warning(tmp_path: Path, kind: str) -> None:
-    _by_hand(tmp_path / "source" / "m.onnx", _weights())
-    (tmp_path / "source" / "README.md").write_bytes(b"read me")
-    (tmp_path / "source" / "assets").mkdir()
-    (tmp_path / "source" / "assets" / "labels.txt").write_bytes(b"cat")
-    source = tmp_path / "source"
-    if kind == "zip":
-        source = _zip(source, tmp_path / "m.zip")
-    with pytest.warns(UserWarning, match=r"left out.*README\.md") as caught:
-        onnxarchive.convert(source, tmp_path / "m.onnxa")
-    (warning,) = caught
-    assert str(warning.message).startswith(f"{source}: ")
-    assert warning.filename == __file__
-    assert "weights.bin" not in str(warning.message)
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert {path: bytes(data) for path, data in archive.assets.items()} == {
-            "labels.txt": b"cat"
-        }
-
-
 @pytest.mark.parametrize("kind", ["directory", "stored", "deflated"])
 def test_placeholders_of_torch_stand_for_files_of_their_name(tmp_path: Path, kind: str) -> None:
     model = _weights()
@@ -731,22 +696,6 @@ def test_ten_bytes_that_are_a_placeholder_by_chance_are_kept(tmp_path: Path) -> 
         TensorProto(name="w", data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
     )
     assert _loaded(write_model(tmp_path / "m.onnx", model)) == model
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_a_checksum_is_compared_when_asked_for(models: Path, is_right: bool) -> None:
-    digest = hashlib.sha1(bytes(4096) if is_right else b"other").hexdigest()
-    tensor = external(raw_tensor("layer/w", dims=(300,)), "data.bin", checksum=digest.upper())
-    path = write_model(models / "m.onnx", model_of(tensor, external(raw_tensor("v"), "data.bin")))
-    onnxarchive.convert(path, models / "m.onnxa")
-    assert onnxarchive.check(models / "m.onnxa", full=True) == []
-    if is_right:
-        onnxarchive.convert(path, models / "m.onnxa", verify_checksum=True)
-        assert onnxarchive.check(models / "m.onnxa", full=True) == []
-        return
-    with pytest.raises(ArchiveFormatError, match="'layer/w'") as caught:
-        onnxarchive.convert(path, models / "m.onnxa", verify_checksum=True)
-    assert hashlib.sha1(bytes(4096)).hexdigest() in str(caught.value)
 
 
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -476,20 +476,6 @@ def test_bytes_that_belong_to_nothing_are_left_out_with_a_warning(
     assert found == converted(apart)
 
 
-@pytest.mark.parametrize("names", [[], ["a.onnx", "b.onnx"], ["a/m.onnx", "b/m.onnx"]])
-def test_a_zip_has_exactly_one_model(tmp_path: Path, names: list[str]) -> None:
-    path = tmp_path / "m.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("weights.bin", b"data")
-        for name in names:
-            file.writestr(name, _compressible_model().SerializeToString())
-    with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
-        onnxarchive.convert(path, tmp_path / "m.onnxa")
-    for name in names or ["none"]:
-        assert name in str(caught.value)
-    assert os.listdir(tmp_path) == ["m.zip"]
-
-
 def test_an_asset_of_a_zip_may_be_a_model_itself(tmp_path: Path, apart: Path) -> None:
     (apart / "assets" / "decoder.onnx").write_bytes(model_of().SerializeToString())
     _python()(apart, tmp_path / "m.zip")

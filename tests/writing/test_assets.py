@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import unicodedata
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,21 +82,6 @@ def test_the_command_line_takes_assets(source: Path, tmp_path: Path) -> None:
     assert _assets(target) == {"tokenizer.json": TOKENIZER, "deep/er/other.json": TOKENIZER}
 
 
-def test_a_model_in_memory_is_saved_with_assets(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(TOKENIZER)
-    onnxarchive.save(
-        runnable_model(), tmp_path / "m.onnxa", assets={"a": tmp_path / "file", "b": b"x"}
-    )
-    assert _assets(tmp_path / "m.onnxa") == {"a": TOKENIZER, "b": b"x"}
-
-
-def test_a_writer_takes_assets(tmp_path: Path) -> None:
-    with onnxarchive.Writer(tmp_path / "m.onnxa") as writer:
-        writer.add_asset("tokenizer.json", TOKENIZER)
-        writer.finish(runnable_model())
-    assert _assets(tmp_path / "m.onnxa") == {"tokenizer.json": TOKENIZER}
-
-
 # Through: every rewrite keeps them
 
 
@@ -154,30 +138,6 @@ def test_many_models_keep_theirs(archive: Path, tmp_path: Path) -> None:
 
 
 # Out, and in again
-
-
-def test_an_extracted_directory_has_them_as_files_and_gives_them_back(
-    archive: Path, tmp_path: Path
-) -> None:
-    onnxarchive.extract(archive, tmp_path / "out")
-    for name, data in ASSETS.items():
-        assert (tmp_path / "out" / "assets" / name).read_bytes() == data
-    onnxarchive.convert(tmp_path / "out", tmp_path / "again.onnxa")
-    assert _assets(tmp_path / "again.onnxa") == ASSETS
-
-
-def test_a_zip_of_the_extracted_directory_gives_them_back(archive: Path, tmp_path: Path) -> None:
-    onnxarchive.extract(archive, tmp_path / "out")
-    with zipfile.ZipFile(tmp_path / "out.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        for path in sorted((tmp_path / "out").rglob("*")):
-            file.write(path, path.relative_to(tmp_path / "out"))
-    onnxarchive.convert(tmp_path / "out.zip", tmp_path / "again.onnxa")
-    assert _assets(tmp_path / "again.onnxa") == ASSETS
-
-
-def test_any_zip_tool_takes_them_out(archive: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        assert {name: file.read(f"assets/{name}") for name in ASSETS} == ASSETS
 
 
 # A .onnx has no place for them: they stay in the archive
@@ -256,8 +216,3 @@ def test_an_asset_whose_path_is_not_composed_is_refused_with_the_remedy(tmp_path
     normalized = unicodedata.normalize("NFC", path)
     onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={normalized: b""})
     assert onnxarchive.check(tmp_path / "m.onnxa") == []
-
-
-def test_an_asset_of_a_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"semicolon.*found 'a;1'"):
-        onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={"a;1": b""})

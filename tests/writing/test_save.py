@@ -130,18 +130,12 @@ def test_tensors_of_every_type_in_every_way_come_back(target: Path) -> None:
         assert len(archive.entries) == 1 + 2 * 6 * len(NUMBERS)
 
 
-def test_graphs_nested_twenty_deep_come_back(target: Path) -> None:
-    model = nested_model(20)
-    onnxarchive.save(model, target, size_threshold=0)
-    with onnxarchive.open(target) as archive:
-        assert sorted(archive.tensors) == sorted(f"weight{level}" for level in range(20))
-    assert onnxarchive.load(target) == model
-
-
 def test_graphs_nested_as_deep_as_protobuf_reads_come_back(target: Path) -> None:
     model = nested_model(33)
     onnx.ModelProto.FromString(model.SerializeToString())
     onnxarchive.save(model, target, size_threshold=0)
+    with onnxarchive.open(target) as archive:
+        assert sorted(archive.tensors) == sorted(f"weight{level}" for level in range(33))
     assert onnxarchive.load(target) == model
 
 
@@ -298,13 +292,6 @@ def test_onnx_loads_the_unzipped_archive(tmp_path: Path, target: Path) -> None:
 # Determinism
 
 
-def test_the_same_model_gives_the_same_bytes() -> None:
-    model = full_model()
-    copy = onnx.ModelProto.FromString(model.SerializeToString())
-    for options in ({}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}):
-        assert saved(model, **options) == saved(copy, **options)
-
-
 def test_the_same_model_gives_the_same_bytes_in_every_process() -> None:
     code = """
 import hashlib, io, onnxarchive
@@ -322,14 +309,6 @@ print(hashlib.sha256(file.getvalue()).hexdigest())
     data = saved(model, size_threshold=0, convert_attribute=True, assets=assets)
     expected = hashlib.sha256(data).hexdigest()
     assert {run_python(code, PYTHONHASHSEED=seed).strip() for seed in "12"} == {expected}
-
-
-def test_a_file_holds_neither_its_name_nor_the_time(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    paths = [tmp_path / "a.onnxa", tmp_path / "elsewhere" / "b.zip"]
-    for path in paths:
-        onnxarchive.save(full_model(), path)
-    assert paths[0].read_bytes() == paths[1].read_bytes() == saved(full_model())
 
 
 def test_a_plan_knows_the_size_of_the_archive() -> None:

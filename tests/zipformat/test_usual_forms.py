@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from zip_image import Findings, Image
+from findings import Findings
+from zip_image import Image
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, local_header, records
@@ -149,7 +150,7 @@ def headers_of(archive: bytes, found: Directory) -> list[bytes]:
 
 def rules_of(headers: list[bytes], found: Directory) -> list[str]:
     """The rules that local headers break; those that break none at a glance break none."""
-    findings = Findings()
+    rules: list[str] = []
     for header, entry, packed in zip(headers, found.entries, found.records, strict=True):
         alone, plainly = Findings(), Findings()
         record = DirectoryRecord.unpack(packed)
@@ -157,8 +158,8 @@ def rules_of(headers: list[bytes], found: Directory) -> list[str]:
         alignment = check_local_header(header, entry, packed, alone)
         assert alignment == local_header._compare(header, entry, record, plainly)
         assert alone.rules == plainly.rules
-        findings.rules += alone.rules
-    return findings.rules
+        rules += alone.rules
+    return rules
 
 
 @pytest.mark.parametrize("alignment", [64, 128])
