@@ -59,7 +59,7 @@ from onnxarchive.writing.stored_entries import (
     entry_items,
     entry_of,
 )
-from onnxarchive.writing.write import stream, write_file
+from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import layout, writer
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 from onnxarchive.zipformat.records import LocalHeader
@@ -310,7 +310,8 @@ def _write(changes: Changes, plan: _Plan) -> None:
             offset=offset,
             before=target.last(SEARCHED_SIZE),
         )
-        stream(plan, zip_writer, counter)
+        write_entries(plan.entries, zip_writer, counter)
+        zip_writer.finish()
 
     is_end = plan.is_end(archive) and not (options.compact or options.copy)
     if not options.compact and _write_clone(file, write, else_in_place=is_end):

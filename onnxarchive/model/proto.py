@@ -281,8 +281,7 @@ def _check_model(
             continue
         kind = tensor.data_type, tuple(tensor.dims[: dtypes.MAX_RANK + 1])
         if kind not in nbytes_of:
-            data_type = tensors.array_type(tensor)
-            nbytes_of[kind] = kind, None if data_type is None else data_type.nbytes(tensor.dims)
+            nbytes_of[kind] = kind, tensors.array_nbytes(tensor)
         kind, nbytes = nbytes_of[kind]
         location = pairs[0].value if len(pairs) == 1 and pairs[0].key == tensors.LOCATION else ""
         if (

@@ -184,11 +184,15 @@ def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
 _TENSOR = onnx.TensorProto.DESCRIPTOR
 
 
-def raw_data(ref: TensorRef) -> memoryview:
+def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     """The bytes of a tensor in the model, in the layout of `raw_data`.
 
     The bytes are a copy, since protobuf gives no views. Elements of type-specific fields are
     converted.
+
+    Args:
+        ref: The tensor.
+        nbytes: The size in bytes that its shape and type need, if it is known.
 
     Raises:
         ArchiveFormatError: The size of the tensor's data does not fit its shape and type.
@@ -201,7 +205,7 @@ def raw_data(ref: TensorRef) -> memoryview:
         values = getattr(tensor, data_type.typed_field)
         elements = np.fromiter(values, _ELEMENT_TYPES[data_type.typed_field], count=len(values))
         data = dtypes.typed_raw_data(elements, data_type)
-    expected = data_type.nbytes(tensor.dims[:])
+    expected = data_type.nbytes(tensor.dims[:]) if nbytes is None else nbytes
     if data.nbytes != expected:
         raise ArchiveFormatError(
             f"{ref}: expected {expected} bytes for {data_type.name} of shape "
@@ -254,8 +258,8 @@ class InitializerData:
 
     def resolve(self) -> tuple[TensorRef, Data]:
         """The tensor and its data; see `raw_data`."""
-        ref = self.ref
-        return ref, Stored(raw_data(ref))
+        ref = main_initializer(self.initializers[self.index], self.index)
+        return ref, Stored(raw_data(ref, self.nbytes))
 
     def __iter__(self) -> Iterator[memoryview]:
         return iter(self.resolve()[1])
@@ -331,23 +335,25 @@ def misplaced(tensor: onnx.TensorProto) -> str | None:
     )
 
 
-def stored_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor; None if the tensor cannot be stored outside the model.
+def array_nbytes(tensor: onnx.TensorProto) -> int | None:
+    """Size of a tensor's raw data in bytes; None if no array can have its type and shape."""
+    data_type = dtypes.BY_NUMBER.get(tensor.data_type)
+    dims = tensor.dims[:]
+    return data_type.nbytes(dims) if data_type and are_dims(dims, data_type) else None
+
+
+def stored_nbytes(tensor: onnx.TensorProto) -> int | None:
+    """Size of a tensor's raw data in bytes; None if it cannot be stored outside the model.
 
     None for strings, types that ONNX does not define, segments of a tensor, and shapes that an
     array cannot have.
     """
-    if tensor.HasField("segment") or tensor.string_data:
-        return None
-    return array_type(tensor)
+    return None if tensor.HasField("segment") or tensor.string_data else array_nbytes(tensor)
 
 
-def array_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor; None if no array can have the tensor's type and shape."""
-    data_type = dtypes.BY_NUMBER.get(tensor.data_type)
-    if data_type is None:
-        return None
-    return data_type if are_dims(tensor.dims[:], data_type) else None
+def stored_type(tensor: onnx.TensorProto) -> DataType | None:
+    """The data type of a tensor; None as for `stored_nbytes`."""
+    return None if stored_nbytes(tensor) is None else dtypes.BY_NUMBER[tensor.data_type]
 
 
 def external_type(ref: TensorRef) -> DataType:
@@ -477,12 +483,12 @@ def names_packed(pair: onnx.StringStringEntryProto) -> bool:
 
 def location(tensor: onnx.TensorProto) -> str | None:
     """The location of an external tensor; None if it is missing or the tensor is not external."""
-    return _value_of(tensor, LOCATION) if tensor.data_location == EXTERNAL else None
+    return _value(tensor, LOCATION)
 
 
 def checksum(tensor: onnx.TensorProto) -> str | None:
     """The SHA-1 in the external data of a tensor, or None."""
-    return _value_of(tensor, CHECKSUM) if tensor.data_location == EXTERNAL else None
+    return _value(tensor, CHECKSUM)
 
 
 def locations(tensor: onnx.TensorProto) -> Iterator[str]:
@@ -490,8 +496,12 @@ def locations(tensor: onnx.TensorProto) -> Iterator[str]:
     return (_decoded(pair.value) for pair in tensor.external_data if pair.key == LOCATION)
 
 
-def _value_of(tensor: onnx.TensorProto, key: str) -> str | None:
-    return next((_decoded(pair.value) for pair in tensor.external_data if pair.key == key), None)
+def _value(tensor: onnx.TensorProto, key: str) -> str | None:
+    if tensor.data_location == EXTERNAL:
+        for pair in tensor.external_data:
+            if pair.key == key:
+                return _decoded(pair.value)
+    return None
 
 
 def _decoded(value: str | bytes) -> str:

@@ -504,7 +504,7 @@ def check_data(
     """
     stream = _checked_pieces(file, entry, report)
     # By DATA-8, the tensor has the same type in all models.
-    if refs and tensors.array_type(refs[0].tensor) is not None:
+    if refs and tensors.array_nbytes(refs[0].tensor) is not None:
         stream = tensors.checked(refs[0], stream, report, entry=entry.name)
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None

@@ -14,7 +14,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
-from onnxarchive.model import tensors, weights
+from onnxarchive.model import dtypes, tensors, weights
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
@@ -74,7 +74,7 @@ class Finder:
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._paths: dict[str, str] = {}  # of files in which data was found, by location
         self.locations: dict[str, int] = {}
-        self._ranges: list[Counter[_Range]] = []  # for each model, those of its tensors
+        self._ranges: list[list[_Range]] = []  # for each model, those of its tensors
 
     def find(self, serialized: Serialized) -> Source:
         """Finds the bytes of every external tensor, or reports what is missing.
@@ -88,7 +88,7 @@ class Finder:
             OutsideError: A link leads out of the place; only the first such link is reported.
             ChecksumError: A file does not have the stated checksum.
         """
-        self._ranges.append(Counter())
+        self._ranges.append([])
         data: list[Data] = []
         faults = _Faults()
         idle: list[TensorRef] = []
@@ -109,7 +109,9 @@ class Finder:
                 faults.add(ref, error)
             else:
                 if found is not None:
-                    data.append(with_cleared_tail(found, ref, cleared))
+                    if ref.tensor.data_type in tensors.CHECKED_TYPES:
+                        found = with_cleared_tail(found, ref, cleared)
+                    data.append(found)
                 elif _clear_tail(ref.tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
@@ -184,23 +186,24 @@ class Finder:
         if path is None:
             path = self._paths[location] = plain(location)
             self.locations[path] = file.nbytes
-        self._ranges[-1][path, offset, nbytes] += 1
+        self._ranges[-1].append((path, offset, nbytes))
         return file.part(offset, nbytes)
 
     def _require_held(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
         held = sum(self.locations.values())
         limit = _SHARED_NBYTES + _MAX_SHARING * held
-        if sum(map(_nbytes, self._ranges)) <= limit:
+        if sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges]) <= limit:
             return
         # Models share equal tensors with each other, but a model needs each of its own.
-        ranges: Counter[_Range] = Counter()
-        for of_model in self._ranges:
-            ranges |= of_model
-        if _nbytes(ranges) > limit:
+        counts: Counter[_Range] = Counter()
+        for ranges in self._ranges:
+            counts |= Counter(ranges)
+        needed = sum(nbytes * count for (_, _, nbytes), count in counts.items())
+        if needed > limit:
             raise ArchiveFormatError(
                 f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
-                f"found {_nbytes(ranges)} bytes: too many tensors name the same bytes; let the "
+                f"found {needed} bytes: too many tensors name the same bytes; let the "
                 "nodes share one initializer: onnx_ir's DeduplicateHashedInitializersPass merges "
                 "equal ones; then use onnxarchive.save"
             )
@@ -243,10 +246,6 @@ class Finder:
                 f"expected SHA-1 {expected} of {location!r}, found {self._checksums[file]}",
                 rule="DATA-6",
             )
-
-
-def _nbytes(ranges: Counter[_Range]) -> int:
-    return sum(nbytes * count for (_, _, nbytes), count in ranges.items())
 
 
 class _FileError(ArchiveFormatError):
@@ -337,17 +336,17 @@ def _drop_idle_pairs(tensor: onnx.TensorProto, has_spans: bool) -> bool:
 
 def _clear_tail(tensor: onnx.TensorProto) -> bool:
     """Clears the unused bits of a tensor in the model; True if any was set."""
-    data_type = tensors.array_type(tensor)
-    has_tail = data_type is not None and data_type.is_packed and data_type.tail_bits(tensor.dims)
-    return bool(data_type is not None and has_tail and tensors.clear_tail(tensor, data_type))
+    if tensor.data_type not in tensors.CHECKED_TYPES or tensors.array_nbytes(tensor) is None:
+        return False
+    data_type = dtypes.BY_NUMBER[tensor.data_type]
+    return data_type.tail_bits(tensor.dims) > 0 and tensors.clear_tail(tensor, data_type)
 
 
 def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     tensor = ref.tensor
     if tensor.raw_data != _TORCH_PLACEHOLDER:
         return False
-    data_type = tensors.stored_type(tensor)
-    if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
+    if tensors.stored_nbytes(tensor) != len(_TORCH_PLACEHOLDER):
         return True
     # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
     # file has the tensor's name.

@@ -43,11 +43,10 @@ class Serialized:
         into the tensor; the plan of the archive checks them.
         """
         span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
-        data_type = tensors.stored_type(ref.tensor)
-        if data_type is None:
+        nbytes = tensors.stored_nbytes(ref.tensor)
+        if nbytes is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
             return None
-        nbytes = data_type.nbytes(ref.tensor.dims)
         if nbytes != span.nbytes if span.is_raw else nbytes > _MAX_DECODED * span.nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"

@@ -315,23 +315,18 @@ def plan_model(
             continue
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
-        data: Data
+        data: Data | None = None
         if is_external:
             data = next(external_data, None) or refuse_external(ref)
             if tensor.data_type in tensors.CHECKED_TYPES and not isinstance(data, LazyData):
                 data = LazyData(data.nbytes, partial(_same, data), ref)
-            nbytes = data.nbytes
-        else:
-            data_type = tensors.stored_type(tensor)
-            nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims[:])
-        is_large = nbytes >= options.size_threshold
-        if is_large and (number < count or ref.is_initializer or options.convert_attribute):
-            if is_external:
-                pass
-            elif number < count:
+        elif (nbytes := tensors.stored_nbytes(tensor)) is not None:
+            if number < count:
                 data = InitializerData(nbytes, initializers, number)
             else:
                 data = LazyData(nbytes, partial(_raw_data, ref), ref)
+        may_leave = number < count or ref.is_initializer or options.convert_attribute
+        if data is not None and data.nbytes >= options.size_threshold and may_leave:
             leave = leave or not is_external
             key = shared.find(ref, data) if shared else None
             if key is not None:
@@ -345,17 +340,20 @@ def plan_model(
                 main[number] = key
             else:
                 locations[ref.path] = key
-        elif is_external:
+        elif data is not None and is_external:
             staying.append((ref, data))
         elif tensor.external_data:
             idle.append(ref.path)
     if shared:
         shared.add(added)
-    proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
-    copied, large = _staying(staying)
-    held = _views(large, temporary)
-    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
-    locations |= placeholders
+    small: dict[Path, bytes] = {}
+    held: dict[str, memoryview] = {}
+    if staying:
+        proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
+        small, large = _staying(staying)
+        for path, view in _views(large, temporary).items():
+            locations[path] = f"{weights.SPAN_LOCATION}{len(held)}"
+            held[locations[path]] = view
     if source.is_own and not leave:
         del source.model  # `PlannedModel.serialize` frees it
         for index, key in main.items():
@@ -364,13 +362,12 @@ def plan_model(
             tensors.set_location(walking.at(model, path), key)
     else:
         model = with_locations(model, locations, main, is_parsed=source.is_own)
-    for path, raw_data in copied.items():
+    for path, raw_data in small.items():
         tensors.set_raw_data(walking.at(model, path), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
         walking.at(model, path).ClearField("external_data")
-    views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(items, model, views, frozenset(shared_keys))
+    return PlannedModel(items, model, held, frozenset(shared_keys))
 
 
 def _same(data: Data) -> Data:

@@ -106,8 +106,8 @@ def archive_options(
             key = tensors.location(ref.tensor)
             if key is not None:
                 outside = min(outside, archive.entries[key].nbytes)
-            elif (data_type := tensors.stored_type(ref.tensor)) is not None:
-                inside = max(inside, data_type.nbytes(ref.tensor.dims))
+            elif (nbytes := tensors.stored_nbytes(ref.tensor)) is not None:
+                inside = max(inside, nbytes)
         size_threshold = max(inside + 1, outside)
     return WriteOptions(
         size_threshold=size_threshold,

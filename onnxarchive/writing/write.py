@@ -95,36 +95,38 @@ def write_file(
 def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
     zip_writer = ZipWriter(target, alignment=options.alignment)
     counter = ProgressCounter(options.progress, plan.nbytes)
-    return stream(plan, zip_writer, counter, options.thread_count)
+    write_entries(plan.entries, zip_writer, counter, options.thread_count)
+    return zip_writer.finish()
 
 
-def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 1) -> int:
-    """Writes entries, directory and end records; gives the size of the archive in bytes.
+def write_entries(
+    items: Iterable[Item], target: ZipWriter, counter: ProgressCounter, jobs: int = 1
+) -> None:
+    """Writes entries.
 
     Args:
-        plan: The plan.
+        items: The entries, in order.
         target: The writer; only the caller's thread uses it.
         counter: Counts the bytes that are written.
         jobs: Largest number of threads that fetch data, including the caller's.
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
-    batches = [*_batches(plan.entries)]
+    batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
     get = partial(fetch, copied_size=copied_size)
     with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
             parts = next(fetched)
             for item, (nbytes, crc, pieces, is_constant) in zip(batch, parts, strict=True):
-                write_fetched(item.name, (nbytes, crc, counter(pieces), is_constant), target)
+                target.add_stream(
+                    item.name,
+                    nbytes,
+                    crc,
+                    counter(pieces),
+                    is_constant=is_constant,
+                    alignment=least_alignment(item.name),
+                )
             del parts, pieces  # frees their data before further entries are fetched
-    return target.finish()
-
-
-def write_fetched(name: str, fetched: Fetched, target: ZipWriter) -> None:
-    """Writes an entry from what `fetch` got."""
-    nbytes, crc, pieces, is_constant = fetched
-    alignment = least_alignment(name)
-    target.add_stream(name, nbytes, crc, pieces, is_constant=is_constant, alignment=alignment)
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -33,7 +33,7 @@ from onnxarchive.writing.plan import (
     with_further_models,
 )
 from onnxarchive.writing.sharing import SharedEntries
-from onnxarchive.writing.write import fetch, stream, write_fetched
+from onnxarchive.writing.write import fetch, write_entries
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -164,14 +164,15 @@ class Writer(Closing):
         tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
         ref = TensorRef((("given", None),), tensor)
         data = LazyData(given.data.nbytes, lambda: given.data, ref)
-        (fetched,) = fetch([Item(name, data)])  # refuses its elements before anything is changed
+        # Refuses its elements before anything is changed.
+        ((nbytes, crc, pieces, is_constant),) = fetch([Item(name, data)])
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            write_fetched(key, fetched, self._zip)
+            self._zip.add_stream(key, nbytes, crc, pieces, is_constant=is_constant)
             self._key_of[name] = key
             self._added[key] = tensor
-            self._nbytes[key] = data.nbytes
+            self._nbytes[key] = nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -195,8 +196,7 @@ class Writer(Closing):
         (item,) = open_assets({name: data})
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
-            (fetched,) = fetch([item])
-            write_fetched(item.name, fetched, self._zip)
+            write_entries([item], self._zip, ProgressCounter(None, 0))
             self._assets.append(item.name)
 
     def finish(
@@ -230,7 +230,8 @@ class Writer(Closing):
         require_model_ids(given)
         with self._closing_on_failure():
             plan = self._plan(given)
-            stream(plan, self._zip, ProgressCounter(None, plan.nbytes))
+            write_entries(plan.entries, self._zip, ProgressCounter(None, plan.nbytes))
+            self._zip.finish()
             self._is_open = False
             self._replacement.commit()
 
