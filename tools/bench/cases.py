@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from tools.bench import ways
 from tools.bench.inputs import COUNTS, SIZES, Place
@@ -17,8 +17,18 @@ from tools.bench.inputs import COUNTS, SIZES, Place
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 PROCESS: Final = ", process"  # suffix of the rows about whole processes
-ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only
+ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only, or with --readme
 NOT_QUICK: Final = ("convert-single", "growth", "remote", "session")
+README: Final = (
+    "view-small",
+    "growth-bytes",
+    "session-unpacked",
+    "save-large",
+    "use-large",
+    "convert-large",
+    "verify",
+    "real-open",
+)
 
 # What is timed. "warm": the step, in a process that has taken the same step with a small file.
 # "first": the step, in a process that takes only this step. "process": the whole process of
@@ -146,17 +156,22 @@ def _start() -> Case:
     )
 
 
-def _views(group: str) -> tuple[Measure, ...]:
+def _views(group: str, *, is_used: bool = False) -> tuple[Measure, ...]:
+    def opened(way: str, **options: Any) -> Callable[[Place], ways.Step]:
+        if is_used:
+            return partial(ways.use, way=way, **options)
+        return partial(getattr(ways, way), **options)
+
     both = ("external", "safetensors")
-    for_torch = partial(ways.view_safetensors, framework="pt")
+    for_torch = opened("view_safetensors", framework="pt")
     return (
-        Measure(OURS, group, ways.view_archive, ("archive",)),
-        _peer("onnx_ir", group, ways.view_onnx_ir, ("external",), _ONNX_IR),
-        _peer("safetensors", group, ways.view_safetensors, ("safetensors",), _SAFETENSORS),
+        Measure(OURS, group, opened("view_archive"), ("archive",)),
+        _peer("onnx_ir", group, opened("view_onnx_ir"), ("external",), _ONNX_IR),
+        _peer("safetensors", group, opened("view_safetensors"), ("safetensors",), _SAFETENSORS),
         _peer("safetensors pt", group, for_torch, ("safetensors",), (*_SAFETENSORS, *_TORCH)),
-        _peer("onnx-safetensors", group, ways.view_onnx_safetensors, both, _ONNX_SAFETENSORS),
-        _peer("torch.load mmap", group, ways.load_torch, ("pickled",), _TORCH),
-        _peer("onnx.load", group, ways.load_onnx, ("external",)),
+        _peer("onnx-safetensors", group, opened("view_onnx_safetensors"), both, _ONNX_SAFETENSORS),
+        _peer("torch.load mmap", group, opened("load_torch"), ("pickled",), _TORCH),
+        _peer("onnx.load", group, opened("load_onnx"), ("external",)),
     )
 
 
@@ -283,6 +298,12 @@ CASES: Final[Mapping[str, Case]] = {
             Target("at most", 80 * MIB, figure="anonymous"),
         ),
     ),
+    "view-small": Case(
+        "open and get each tensor (onnx.load: load only)",
+        _views("small"),
+        (Target("at most", 0.25, "onnx_ir"),),
+        times=3,
+    ),
     "save-many": Case(
         "save from memory, synced",
         (*_saves("many"), _PARSED),
@@ -343,6 +364,16 @@ CASES: Final[Mapping[str, Case]] = {
             Target("at most", 16 * MIB, figure="resident"),
         ),
     ),
+    "use-large": Case(
+        "open, keep every tensor, and add up the elements of each",
+        _views("large", is_used=True),
+        (
+            Target("at most", 1, "onnx_ir"),
+            Target("at most", 0.5, "onnx.load"),
+            Target("at most", 16 * MIB, figure="anonymous"),
+        ),
+        moves_bytes=True,
+    ),
     "remote-download": Case(
         "download from nginx on this machine, synced; only onnxarchive checks the bytes",
         (
@@ -375,12 +406,18 @@ CASES: Final[Mapping[str, Case]] = {
         times=2,
         moves_bytes=True,
     ),
+    "real-open": Case(
+        "an archive of 20 GiB, not sparse",
+        (
+            _real("session", prepare=_UNPACKED, reads=("archive",), needs=_ONNXRUNTIME),
+            _real("edit", prepare=ways.edit_archive, reads=("archive",)),
+        ),
+        is_large=True,
+    ),
     "real": Case(
         "an archive of 20 GiB, not sparse",
         (
             _real("write", prepare=ways.write_archive, writes=True),
-            _real("session", prepare=_UNPACKED, reads=("archive",), needs=_ONNXRUNTIME),
-            _real("edit", prepare=ways.edit_archive, reads=("archive",)),
             _real("check --full", prepare=ways.check, reads=("archive",)),
             _real("export", prepare=ways.export_archive, reads=("archive",), writes=True),
         ),

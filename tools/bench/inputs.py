@@ -80,6 +80,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     "warm": Group(3, 32),  # files to warm up with before the clock starts
     "large": Group(1000, 806),  # 2.6 GB
     "light": Group(1000, 81),  # 26 MB
+    "small": Group(1000, 32),  # 4 KiB each
     "many": Group(60_000, 4),  # 64 bytes each
     "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
     "chain": Group(500, 806, is_chain=True),  # 1.3 GB

@@ -1,29 +1,34 @@
-"""Draws the figures of run.py: speed next to that of other libraries, and growth with size.
+"""Draws the figures of run.py: bars for the README, all ways of each case, and growth with size.
 
-python3 tools/dev.py python tools/bench/plot.py FILE.json [DIR]
-
-Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `run.py --json`. The
-same file gives the same bytes. The pictures follow the viewer's light or dark mode. Needs
-matplotlib.
+The same file of `run.py --json` gives the same bytes. The pictures follow the viewer's light or
+dark mode. Needs matplotlib.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from tools.bench.cases import CASES, MODEL, PROCESS
-from tools.bench.report import GB, MIB, duration
+from tools.bench.report import GB, MIB, duration, memory
 
-IMAGES: Final = Path(__file__).resolve().parents[2] / "spec" / "images"
-# The cases in speed.svg; run.py prints all cases.
+# The libraries in speed.svg, and the names of their measures.
+LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "onnxarchive": ("onnxarchive",),
+    "onnx": ("onnx", "onnx.load"),
+    "onnx_ir": ("onnx_ir",),
+    "safetensors": ("safetensors",),
+    "safetensors in PyTorch": ("safetensors pt",),
+    "PyTorch": ("torch.load mmap", "torch.save"),
+}
+# The cases in speed.svg, and those in ways.svg; run.py prints all cases.
+BARS: Final = {"use-large": "open {} and use every tensor", "save-large": "save {}"}
 COMPARED: Final = (
+    "use-large",
     "view-large",
+    "view-small",
     "view-many",
     "save-large",
     "save-many",
@@ -56,36 +61,37 @@ _SETTINGS: Final[Any] = {
 }
 
 
-def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
+def pictures(told: Mapping[str, Any]) -> dict[str, bytes]:
     """Draws the figures of a run.
 
     Args:
         told: The parsed content of a `--json` file.
-        folder: The directory for the pictures; created if missing.
 
     Returns:
-        The written files; a picture without cases to draw is not written.
+        The pictures by name; a picture without cases to draw is left out.
     """
     import matplotlib
 
-    cases = told["cases"]
-    growing = {name: it for name, it in cases.items() if it["growth"]}
-    compared = {name: cases[name] for name in COMPARED if cases.get(name, {}).get("medians")}
+    cases = {name: it for name, it in told["cases"].items() if it["medians"]}
+    drawn = {
+        "speed.svg": (_bars, {name: cases[name] for name in BARS if BARS.keys() <= cases.keys()}),
+        "ways.svg": (_ways, {name: cases[name] for name in COMPARED if name in cases}),
+        "growth.svg": (_growth, {name: it for name, it in cases.items() if it["growth"]}),
+    }
     machine = told["machine"]
     title = f"{machine['CPU']}, {machine['memory']}, {machine['file system']}"
-    drawn = []
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
-        for name, found, picture in (
-            ("speed.svg", compared, _speed),
-            ("growth.svg", growing, _growth),
-        ):
-            if found:
-                (folder / name).write_bytes(_as_svg(picture(found, title)))
-                drawn.append(folder / name)
-    return drawn
+        return {name: _as_svg(draw(it, title)) for name, (draw, it) in drawn.items() if it}
+
+
+def median(case: Mapping[str, Any], library: str, figure: str) -> float | None:
+    """The median of a figure of a library in a case, or None if it was not measured."""
+    for name in LIBRARIES[library]:
+        if name in case["medians"]:
+            return case["medians"][name].get(figure)  # type: ignore[no-any-return]
+    return None
 
 
 def _as_svg(figure: Any) -> bytes:
@@ -105,7 +111,43 @@ def _as_svg(figure: Any) -> bytes:
     return text.replace(" <defs>", f" {style}\n <defs>", 1).encode()
 
 
-def _speed(cases: Mapping[str, Any], title: str) -> Any:
+def title_of(name: str, case: Mapping[str, Any]) -> str:
+    """What a case of `BARS` does, with its size."""
+    return BARS[name].format(f"{case['nbytes'] / GB:.1f} GB")
+
+
+def _bars(cases: Mapping[str, Any], title: str) -> Any:
+    """Draws a row for each case: a bar of time and a bar of private memory for each library."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    figure.suptitle(title, fontsize=7)
+    counts = [
+        sum(median(it, each, "seconds") is not None for each in LIBRARIES) for it in cases.values()
+    ]
+    panels = figure.subplots(len(cases), 2, squeeze=False, height_ratios=counts)
+    columns = (("seconds", "{}", duration), ("anonymous", "private memory", memory))
+    for column, (name, heading, words) in zip(panels.T, columns, strict=True):
+        for panel, (key, case) in zip(column, cases.items(), strict=True):
+            medians = {library: median(case, library, name) for library in LIBRARIES}
+            found = {library: it for library, it in medians.items() if it is not None}
+            colors = [OURS if library == "onnxarchive" else PEER for library in found]
+            drawn = panel.barh(list(found), list(found.values()), color=colors, height=0.7)
+            panel.bar_label(drawn, [words(it) for it in found.values()], padding=3)
+            panel.set_title(heading.format(title_of(key, case)), loc="left", fontsize=9)
+            panel.invert_yaxis()
+            panel.tick_params(left=False)
+            panel.spines.bottom.set_visible(False)
+            panel.xaxis.set_visible(False)
+            panel.set_xlim(0, panel.dataLim.xmax * 1.25)  # room for the words at the longest bar
+    most = max(panel.dataLim.xmax for panel in panels[:, 1])
+    for panel in panels[:, 1]:  # memory has one scale
+        panel.set_yticklabels([])
+        panel.set_xlim(0, most * 1.25)
+    return figure
+
+
+def _ways(cases: Mapping[str, Any], title: str) -> Any:
     """Draws a panel for each case, with a row of marks for each way.
 
     Filled marks are warm steps; hollow marks are whole processes.
@@ -115,7 +157,7 @@ def _speed(cases: Mapping[str, Any], title: str) -> Any:
     columns = 2 if len(cases) > 1 else 1
     order = list(cases)
     rows = [order[start : start + columns] for start in range(0, len(order), columns)]
-    heights = [max(len(_ways(cases[name])) for name in row) + 4 for row in rows]
+    heights = [max(len(_names(cases[name])) for name in row) + 4 for row in rows]
     size = (5 * columns, _HEIGHT * sum(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(f"{title}\nfilled: warm; hollow: a whole process; bars: least and most")
@@ -127,14 +169,14 @@ def _speed(cases: Mapping[str, Any], title: str) -> Any:
     return figure
 
 
-def _ways(case: Mapping[str, Any]) -> list[str]:
+def _names(case: Mapping[str, Any]) -> list[str]:
     found = dict.fromkeys(name.removesuffix(PROCESS) for name in case["rounds"])
     return [name for name in found if name != MODEL]
 
 
 def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
     measures = {it.name: it for it in CASES[name].measures}
-    ways = _ways(case)
+    ways = _names(case)
     for row, figures in case["rounds"].items():
         way = row.removesuffix(PROCESS)
         if way not in ways:
@@ -225,13 +267,3 @@ def _bytes(nbytes: float) -> str:
 
 def _mebibytes(amount: float) -> str:
     return f"{amount:g} MiB"
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
-    arguments = parser.parse_args()
-    print(*draw(json.loads(arguments.file.read_text()), arguments.folder), sep="\n")

@@ -3,13 +3,14 @@
 Writes two archives: one with float32 weights (1 GiB), one with 4-bit weights (160 MiB). Each holds
 a model of 64 layers with weights of shape 2048 x 2048. Runs each model in one process, then in four
 processes at once, with one and with several threads per process, on inputs of 1 and of 64 rows.
-Prints a table.
+Prints a table; with --json, adds it to a file of run.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import statistics
 import tempfile
@@ -34,8 +35,8 @@ MODES: Final = ("yes", "no", "stored")  # packed copies in each process, none, i
 RUNS: Final = 5
 MIB: Final = 1 << 20
 HEADER: Final = (
-    "| weights | prepack | processes | threads | start | run, 1 row | run, 64 rows "
-    "| private memory |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+    *("weights", "prepack", "processes", "threads", "start", "run, 1 row", "run, 64 rows"),
+    "private memory",
 )
 
 
@@ -130,14 +131,13 @@ def measure_together(path: Path, mode: str, processes: int, threads: int) -> lis
     return measured
 
 
-def row(kind: str, mode: str, threads: int, measured: list[list[float]]) -> str:
-    """A line of the table: median times of the processes, and total memory of all processes."""
+def row(kind: str, mode: str, threads: int, measured: list[list[float]]) -> list[str]:
+    """A row of the table: median times of the processes, and total memory of all processes."""
     *times, private = zip(*measured, strict=True)
     start, *runs = map(statistics.median, times)
     cells = [kind, mode, str(len(measured)), str(threads), f"{start:.2f} s"]
     cells += [f"{seconds * 1000:,.0f} ms" for seconds in runs]
-    cells += [f"{sum(private) / MIB:,.0f} MiB"]
-    return f"| {' | '.join(cells)} |"
+    return [*cells, f"{sum(private) / MIB:,.0f} MiB"]
 
 
 def main() -> None:
@@ -147,8 +147,9 @@ def main() -> None:
     help = "threads of each process (default 1 and 4)"
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 4], help=help)
     parser.add_argument("--directory", help="directory for the archives (default: the system's)")
+    parser.add_argument("--json", type=Path, help="add the table to this file of run.py")
     arguments = parser.parse_args()
-    rows = []
+    rows = [list(HEADER)]
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         for kind in tqdm(("float32", "4 bits"), leave=False):
             path = Path(directory) / "m.onnxa"
@@ -160,7 +161,11 @@ def main() -> None:
                     measured = measure_together(path, mode, processes, threads)
                     rows.append(row(kind, mode, threads, measured))
             path.unlink()
-    print(HEADER, *rows, sep="\n")
+    for cells in rows:
+        print(*cells, sep="\t")
+    if arguments.json is not None:
+        told = json.loads(arguments.json.read_text(encoding="utf-8"))
+        arguments.json.write_text(json.dumps({**told, "packed weights": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,17 +19,17 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 from typing import Any, Final, TextIO
 
-from tools.bench import interrupts
 from tools.bench.cases import CASES, Measure
 from tools.bench.inputs import Place, places
 
@@ -147,6 +147,16 @@ class _Sampler(threading.Thread):
                 self.most = max(self.most, status(self._process).get("RssAnon", 0))
 
 
+@contextlib.contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A child process; kills it at the end of the block, if it still runs."""
+    with subprocess.Popen(command, stdin=DEVNULL, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
     """Measures a step in a new process, after the same step with a small file.
 
@@ -162,26 +172,25 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
     told = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
         command = [sys.executable, __file__, json.dumps(told)]
-        process = interrupts.start(command, stdout=PIPE, stderr=errors, cwd=folder)
-        assert process.stdout is not None
-        sampler = _Sampler(process.pid)
-        sampler.start()
-        answer = ""
-        try:
-            for line in process.stdout:
-                if line.startswith(BEGIN):
-                    sampler.before = int(line.split()[1])
-                    sampler.is_running.set()
-                elif line.strip() == END:
-                    sampler.is_running.clear()
-                else:
-                    answer = line
-        finally:
-            process.stdout.close()
-            sampler.is_done.set()
-            sampler.join()
-        if process.wait() or not answer:
-            raise FailedError(_end_of(errors, process.returncode))
+        with started(command, stdout=PIPE, stderr=errors, cwd=folder) as process:
+            assert process.stdout is not None
+            sampler = _Sampler(process.pid)
+            sampler.start()
+            answer = ""
+            try:
+                for line in process.stdout:
+                    if line.startswith(BEGIN):
+                        sampler.before = int(line.split()[1])
+                        sampler.is_running.set()
+                    elif line.strip() == END:
+                        sampler.is_running.clear()
+                    else:
+                        answer = line
+            finally:
+                sampler.is_done.set()
+                sampler.join()
+            if process.wait() or not answer:
+                raise FailedError(_end_of(errors, process.returncode))
     figures = Figures(**json.loads(answer))
     if figures.anonymous is None:
         return figures
@@ -210,13 +219,12 @@ def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Fi
     )
     with tempfile.TemporaryFile("w+", dir=place.folder) as errors:
         begun = time.perf_counter()
-        process = interrupts.start(
-            [sys.executable, "-c", program], stdout=PIPE, stderr=errors, cwd=place.folder
-        )
-        output, _ = process.communicate()
-        seconds = time.perf_counter() - begun
-        if process.returncode:
-            raise FailedError(_end_of(errors, process.returncode))
+        command = [sys.executable, "-c", program]
+        with started(command, stdout=PIPE, stderr=errors, cwd=place.folder) as process:
+            output, _ = process.communicate()
+            seconds = time.perf_counter() - begun
+            if process.returncode:
+                raise FailedError(_end_of(errors, process.returncode))
     made, step = map(float, output.splitlines()[-1].split())
     return Figures(seconds - made), Figures(step)
 
@@ -228,8 +236,10 @@ def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
         FailedError: The program failed.
     """
     command = [sys.executable, os.path.join(os.path.dirname(__file__), program), json.dumps(told)]
-    with tempfile.TemporaryFile("w+", dir=folder) as errors:
-        process = interrupts.start(command, stdout=errors, stderr=errors, cwd=folder)
+    with (
+        tempfile.TemporaryFile("w+", dir=folder) as errors,
+        started(command, stdout=errors, stderr=errors, cwd=folder) as process,
+    ):
         if process.wait():
             raise FailedError(_end_of(errors, process.returncode))
 

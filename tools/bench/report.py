@@ -205,7 +205,7 @@ def describe(verdict: Verdict) -> str:
 def _figure(value: float, figure: str, is_absolute: bool) -> str:
     if not is_absolute:
         return ratio(value)
-    return duration(value) if figure.endswith("seconds") else f"{value / MIB:.1f} MiB"
+    return duration(value) if figure.endswith("seconds") else memory(value)
 
 
 def ratio(value: float) -> str:
@@ -224,6 +224,11 @@ def size(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes:.0f} bytes"
+
+
+def memory(nbytes: float) -> str:
+    """Memory in MiB, or in GiB if it is large."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
 
 
 def table(result: Result) -> str:
@@ -262,7 +267,7 @@ def table(result: Result) -> str:
 
 
 def _memory(found: Sequence[float]) -> str:
-    return f"{statistics.median(found) / MIB:.1f} MiB" if found else ""
+    return memory(statistics.median(found)) if found else ""
 
 
 def _ratios(found: Sequence[float]) -> str:

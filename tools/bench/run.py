@@ -1,7 +1,7 @@
 """Measures this library, other libraries and the machine's limits, in one run on one machine.
 
-python3 tools/dev.py python tools/bench/run.py [--quick | --scale 1] [--only CASE ...] [--rounds 5]
-    [--directory DIR] [--json FILE]
+python3 tools/dev.py python tools/bench/run.py [--quick | --scale 1] [--only CASE ... | --readme]
+    [--rounds 5] [--directory DIR] [--json FILE]
 
 A case compares several ways to do the same work: ways of this library, ways of other libraries
 (peers), and limits of the machine. Each way is timed in a fresh process that has done the same work
@@ -42,16 +42,16 @@ Three rows show limits of the machine: "pwrite" writes the bytes of the tensors 
 --only takes names of cases, or their first words, as in `--only save`. `--only real` writes an
 archive of 20 GiB, makes a session of the archive, edits, checks and exports the archive, and
 converts a model of that size. `--only real` needs 45 GB of disk; if the free disk is too small for
-the case `real` or `real-convert`, this case is skipped. --quick takes less than two minutes: a
-tenth of the sizes, three rounds, fewer cases, no PyTorch, and no row ", process" for ways that have
-a warm row.
-plot.py draws speed.svg and growth.svg from the file of --json.
+a case whose name begins with `real`, this case is skipped. --readme measures what the README shows,
+`real-open` included, in three rounds without rows ", process"; publish.py writes README and
+pictures from the file of --json. --quick takes less than two minutes: a tenth of the sizes, three
+rounds, fewer cases, no PyTorch, and no row ", process" for ways that have a warm row.
 
-Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. At the end, only the file of
---json is left.
+Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick, 23 GB of disk with --readme. At
+the end, only the file of --json is left.
 
 Exit status: 0, even if targets are missed; 1 if a way other than a peer failed, or if the disk is
-too small for a case other than `real` and `real-convert`; 2 for wrong use; 130 after an interrupt.
+too small for a case whose name does not begin with `real`; 2 for wrong use; 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from pathlib import Path
 from typing import Final
 
 import onnxarchive
-from tools.bench import cases, interrupts, report
+from tools.bench import cases, report
 from tools.bench.cases import CASES, Case, Clock, Measure
 from tools.bench.inputs import FILES, PIECE_NBYTES, places
 from tools.bench.process import (
@@ -101,24 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # pip compiles the modules that it installs. Modules of a checkout can be uncompiled.
     compileall.compile_dir(Path(onnxarchive.__file__).parent, quiet=1)
     raise_limit_of_files()
-    interrupts.listen()
-    folder = None
     try:
-        with interrupts.held():
-            made = tempfile.mkdtemp(prefix="onnxarchive-bench-", dir=arguments.directory)
-            folder = Path(made).resolve()
-        status = _run(folder, arguments)
-        interrupts.hold()
+        with tempfile.TemporaryDirectory(
+            prefix="onnxarchive-bench-", dir=arguments.directory
+        ) as folder:
+            return _run(Path(folder).resolve(), arguments)
     except KeyboardInterrupt:
-        status = INTERRUPTED
-    finally:
-        interrupts.end_children()
-        if folder is not None:
-            shutil.rmtree(folder)
-        interrupts.leave()
-    if status == INTERRUPTED:
         tell("interrupted; nothing is left behind")
-    return status
+        return INTERRUPTED
 
 
 def _run(folder: Path, arguments: argparse.Namespace) -> int:
@@ -139,8 +129,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", metavar="CASE")
-    parser.add_argument("--rounds", type=int, help="5, or 3 with --quick")
+    selected = parser.add_mutually_exclusive_group()
+    selected.add_argument("--only", nargs="+", metavar="CASE")
+    selected.add_argument("--readme", action="store_true", help="the cases that the README shows")
+    parser.add_argument("--rounds", type=int, help="5, or 3 with --quick or --readme")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--scale", type=float, default=1.0, help="factor for all sizes")
     sizes.add_argument(
@@ -152,8 +144,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.scale = QUICK
+    if arguments.readme:
+        arguments.only = cases.README
     if arguments.rounds is None:
-        arguments.rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+        arguments.rounds = QUICK_ROUNDS if arguments.quick or arguments.readme else ROUNDS
     if arguments.rounds < 1 or not 0 < arguments.scale <= 1:
         parser.error(
             "expected --rounds of at least 1 and --scale above 0 and up to 1, found "
@@ -191,6 +185,7 @@ class Run:
         self._scale: float = arguments.scale
         self._rounds: int = arguments.rounds
         self._is_quick: bool = arguments.quick
+        self._has_processes: bool = not (arguments.quick or arguments.readme)
         self._missing = missing
         self._places = places(folder, arguments.scale)
         self._there: set[Input] = set()
@@ -285,7 +280,7 @@ class Run:
         return result
 
     def _clocks(self, measure: Measure) -> tuple[Clock, ...]:
-        return measure.clocks[:1] if self._is_quick else measure.clocks
+        return measure.clocks if self._has_processes else measure.clocks[:1]
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
         """Runs a measure; adds its figures to `taken`, or its failure to `result`."""
@@ -342,11 +337,9 @@ class Run:
                 for path in place.files(kind):
                     if not (case.is_large or place.group.is_sparse):
                         _warm(path)
-            if case.is_served:
-                serve(self._folder)
-            yield
+            with serve(self._folder) if case.is_served else contextlib.nullcontext():
+                yield
         finally:
-            interrupts.end_children()
             for path in written:
                 shutil.rmtree(path)
 
@@ -360,4 +353,5 @@ def _warm(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

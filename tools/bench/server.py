@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL
 
-from tools.bench import interrupts
 from tools.bench.cases import program
 from tools.bench.inputs import ADDRESS
-from tools.bench.process import FailedError
+from tools.bench.process import FailedError, started
 
 _SETTINGS = """
 daemon off;
@@ -31,8 +32,9 @@ http {{
 """
 
 
-def serve(folder: Path) -> None:
-    """Starts nginx, and writes its address into the directory.
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[None]:
+    """Runs nginx until the block ends, and writes its address into the directory.
 
     Raises:
         FailedError: nginx does not answer.
@@ -43,13 +45,15 @@ def serve(folder: Path) -> None:
     settings = folder / "nginx.conf"
     settings.write_text(_SETTINGS.format(folder=folder, port=port))
     command = [program("nginx") or "nginx", "-p", f"{folder}/", "-c", str(settings), "-e", "stderr"]
-    interrupts.start(command, stdout=DEVNULL, stderr=DEVNULL)
-    for _ in range(100):
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            time.sleep(0.05)
+    with started(command, stdout=DEVNULL, stderr=DEVNULL):
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+            else:
+                (folder / ADDRESS).write_text(f"http://127.0.0.1:{port}")
+                break
         else:
-            (folder / ADDRESS).write_text(f"http://127.0.0.1:{port}")
-            return
-    raise FailedError(f"nginx does not answer at port {port}")
+            raise FailedError(f"nginx does not answer at port {port}")
+        yield

@@ -1,16 +1,17 @@
-"""What the benchmark says of given figures: verdicts, tables, growth, pictures."""
+"""What the benchmark says of given figures: verdicts, tables, growth, pictures, pages."""
 
 from __future__ import annotations
 
 import json
-import math
+import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.bench import cases, plot, process, report, ways
+from tools.bench import cases, inputs, plot, process, publish, report, ways
 from tools.bench.cases import CASES, PROCESS, Case, Measure, Target
 from tools.bench.process import Figures
 from tools.bench.report import Point, Result, Spread, Verdict
@@ -214,13 +215,22 @@ def measured(name: str) -> Result:
         row: [Figures((place + 1) * factor, 1, 1, 1) for factor in (0.9, 1, 1.2)]
         for place, row in enumerate(rows)
     }
-    return Result(name, CASES[name], "10 tensors of 64 bytes", 640, rounds)
+    nbytes = inputs.GROUPS[CASES[name].measures[0].group].nbytes
+    return Result(name, CASES[name], "10 tensors of 64 bytes", nbytes, rounds)
 
 
-def drawn(path: Path, results: list[Result]) -> dict[str, bytes]:
-    machine = {"CPU": "a processor", "memory": "1 GiB", "file system": "ext4"}
-    told = json.loads(json.dumps(report.as_json(machine, {}, results)))
-    return {it.name: it.read_bytes() for it in plot.draw(told, path)}
+def told(results: list[Result]) -> Any:
+    """A made-up file of a run."""
+    machine = {"CPU": "a processor, 2 cores, load 0", "memory": "1 GiB", "file system": "ext4"}
+    found = json.loads(json.dumps(report.as_json(machine, {"rounds": 3, "scale": 1}, results)))
+    return {**found, "packed weights": [["weights", "start"], ["float32", "0.77 s"]]}
+
+
+@pytest.fixture
+def run() -> Any:
+    """A made-up file of `run.py --readme` and prepacking.py."""
+    results = [measured(it) for it in cases.README if not CASES[it].grows]
+    return told([*results, grown("growth-bytes")])
 
 
 def contrast(first: str, second: str) -> float:
@@ -237,42 +247,98 @@ def contrast(first: str, second: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def labels(picture: bytes) -> list[str]:
+    """The texts of a picture."""
+    texts = (it for it in ElementTree.fromstring(picture).iter() if it.tag.endswith("}text"))
+    return ["".join(it.itertext()).strip() for it in texts]
+
+
 @pytest.mark.tool
-def test_the_same_figures_give_the_same_pictures_byte_for_byte(tmp_path: Path) -> None:
+def test_the_same_figures_give_the_same_pictures_byte_for_byte(run: Any) -> None:
     pytest.importorskip("matplotlib")
-    results = [measured("view-large"), measured("save-large"), grown("growth-bytes")]
-    first = drawn(tmp_path / "first", results)
-    assert first == drawn(tmp_path / "second", results)
-    assert list(first) == ["speed.svg", "growth.svg"]
+    first = plot.pictures(run)
+    assert first == plot.pictures(run)
+    assert list(first) == ["speed.svg", "ways.svg", "growth.svg"]
     for data in first.values():
         assert b"<dc:date>" not in data
-    root = ElementTree.fromstring(first["speed.svg"])
-    texts = {"".join(it.itertext()).strip() for it in root.iter() if it.tag.endswith("}text")}
-    assert {it.name for it in CASES["view-large"].measures} <= texts
-    assert {it.name for it in CASES["save-large"].measures} <= texts
+    assert set(plot.LIBRARIES) <= set(labels(first["speed.svg"]))
+    for name in ("use-large", "save-large"):
+        assert {it.name for it in CASES[name].measures} <= set(labels(first["ways.svg"]))
     assert b"slope 1.00" in first["growth.svg"]
 
 
 @pytest.mark.tool
-def test_pictures_are_readable_in_light_and_dark(tmp_path: Path) -> None:
+def test_pictures_are_readable_in_light_and_dark(run: Any) -> None:
     pytest.importorskip("matplotlib")
-    (data,) = drawn(tmp_path, [measured("view-large")]).values()
-    text = data.decode()
-    forms = [dict(it) for it in (plot.LIGHT, plot.DARK)]
-    for form in forms:
+    text = plot.pictures(run)["speed.svg"].decode()
+    for form in (plot.LIGHT, plot.DARK):
         assert all(f"--{name}: {color}" in text for name, color in form.items())
         assert contrast(form["text"], form["background"]) > 7
         for color in (plot.OURS, plot.PEER, plot.MACHINE):
             assert contrast(color, form["background"]) > 3
     assert "prefers-color-scheme: dark" in text
     assert "#000000" not in text
-    assert not math.isclose(contrast(forms[0]["background"], forms[1]["background"]), 1)
+    assert contrast(plot.LIGHT["background"], plot.DARK["background"]) > 7
+
+
+# Pages
+
+
+@pytest.mark.tool
+def test_words_tables_and_pictures_are_those_of_one_run(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for folder in ("spec/images", "tools/bench/images"):
+        (tmp_path / folder).mkdir(parents=True)
+    for page in publish.PAGES:
+        shutil.copy(publish.ROOT / page, tmp_path / page)
+    for name, row, seconds, nbytes in (
+        ("use-large", "onnxarchive", 1.234, 7 * MIB),
+        ("real-open", "session", 0.0987, 33 * MIB),
+    ):
+        run["cases"][name]["medians"][row] = {"seconds": seconds, "anonymous": nbytes}
+        run["cases"][name]["rounds"][row] = [{"seconds": seconds}]
+    publish.publish(run, tmp_path)
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| open 2.6 GB and use every tensor | 1.23 s, 7.0 MiB | " in readme
+    assert "in 98.7 ms, with 33.0 MiB of private memory" in " ".join(readme.split())
+    shown = labels((tmp_path / "spec" / "images" / "speed.svg").read_bytes())
+    assert {"1.23 s", "7.0 MiB"} <= set(shown)
+    page = (tmp_path / "tools" / "bench" / "README.md").read_text(encoding="utf-8")
+    assert "| CPU | a processor, 2 cores, load 0 |\n" in page
+    assert "| float32 | 0.77 s |\n" in page
+    before = {it: it.read_bytes() for it in tmp_path.rglob("*") if it.is_file()}
+    publish.publish(run, tmp_path)
+    assert before == {it: it.read_bytes() for it in tmp_path.rglob("*") if it.is_file()}
+
+
+def test_bars_of_the_readme_have_the_figures_of_its_table() -> None:
+    readme = (publish.ROOT / "README.md").read_text(encoding="utf-8")
+    picture = (publish.ROOT / "spec" / "images" / "speed.svg").read_bytes()
+    rows = re.findall(r"^\| (?:open|save) [\d.]+ GB.*$", readme, re.MULTILINE)
+    assert len(rows) == 2
+    for row in rows:
+        title, *cells = (it.strip() for it in row.strip("|").split("|"))
+        assert title in labels(picture)
+        assert set(", ".join(cells).split(", ")) - {""} <= set(labels(picture))
+
+
+def test_a_run_that_lacks_a_case_changes_no_page(run: Any, tmp_path: Path) -> None:
+    del run["cases"]["real-open"]
+    with pytest.raises(KeyError, match="real-open"):
+        publish.publish(run, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "<!-- a -->\n<!-- end -->\n" * 2])
+def test_a_page_has_each_block_once(text: str) -> None:
+    with pytest.raises(ValueError, match="expected one block <!-- a -->"):
+        publish.replaced(text, "a", "")
 
 
 def test_cases_that_run_only_if_asked_for_are_named() -> None:
     everything = cases.names()
     assert "real" not in everything
-    assert cases.names(["real"]) == ["real", "real-convert"]
+    assert cases.names(["real"]) == ["real-open", "real", "real-convert"]
     assert set(cases.names((), True)) < set(everything)
     assert cases.names(["save"]) == ["save-many", "save-large"]
     assert cases.names(["sav"]) == []
