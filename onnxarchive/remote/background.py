@@ -24,6 +24,7 @@ Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
 Streamed: TypeAlias = Callable[[], AsyncGenerator[_Made, None]]
 
 IN_FLIGHT = 12  # requests at once
+SECONDS_AHEAD = 16.0  # as many bytes are under way as arrive in this time, within limits
 
 _lock = Lock()
 _loop: AbstractEventLoop | None = None
@@ -69,8 +70,10 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
             future.cancel()
 
 
-def as_arriving(name: str, streams: Iterable[Streamed[_Made]]) -> Generator[_Made, None, None]:
-    """Runs streams, up to `IN_FLIGHT` at once, and yields their items as soon as they arrive.
+def as_arriving(
+    name: str, streams: Iterable[Streamed[_Made]], most: Callable[[], int]
+) -> Generator[_Made, None, None]:
+    """Runs streams, up to `most()` at once, and yields their items as soon as they arrive.
 
     Closing the iterator cancels running streams. A stream pauses while many items wait for the
     caller.
@@ -93,7 +96,7 @@ def as_arriving(name: str, streams: Iterable[Streamed[_Made]]) -> Generator[_Mad
     running = 0
     try:
         while True:
-            for stream in islice(streams, IN_FLIGHT - running):
+            for stream in islice(streams, max(0, most() - running)):
                 begun.append(_start(name, partial(pump, stream)))
                 begun[-1].add_done_callback(lambda _: items.put(None))
                 running += 1

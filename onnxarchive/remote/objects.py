@@ -13,7 +13,13 @@ from typing import ClassVar
 from weakref import ref
 
 from onnxarchive.files.random_access import RandomAccessFile
-from onnxarchive.remote.background import as_arriving, in_order, run
+from onnxarchive.remote.background import (
+    IN_FLIGHT,
+    SECONDS_AHEAD,
+    as_arriving,
+    in_order,
+    run,
+)
 from onnxarchive.remote.failures import StalledError
 from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
 
@@ -27,6 +33,7 @@ PART_SIZE = 8 << 20  # longer ranges are read in several requests
 GAP_SIZE = 256 << 10
 # Bytes of the pieces in which a part arrives: those of a fraction of a second, within limits.
 _LEAST_PIECE, _MOST_PIECE, _PIECE_SECONDS = 16 << 10, 2 << 20, 0.2
+_MEASURED = 0.5  # seconds after which the rate of a transfer is known
 _PAUSE = 0.2  # seconds after an error before the rest of a part is asked for
 
 Range = tuple[int, int]
@@ -84,8 +91,10 @@ def open_origin(
             ETag, the server sends no bytes.
         keeps_end: As for `open_object`.
     """
+    begin = monotonic()
     version, end = run(origin.name, partial(_open, origin, known))
-    return RemoteFile(origin, version, end, keeps_end=keeps_end)
+    rate = len(end) / max(monotonic() - begin, 1e-6)
+    return RemoteFile(origin, version, end, rate=rate, keeps_end=keeps_end)
 
 
 def has_object(
@@ -132,9 +141,23 @@ class RemoteFile(RandomAccessFile):
     _streaming: ClassVar[list[ref[RemoteFile]]] = []  # the files that began to read ahead last
 
     def __init__(
-        self, origin: Origin, version: Version, end: bytes, *, keeps_end: bool = True
+        self,
+        origin: Origin,
+        version: Version,
+        end: bytes,
+        *,
+        rate: float,
+        keeps_end: bool = True,
     ) -> None:
-        """Represents `version` of the object at `origin`; `end` has the object's last bytes."""
+        """Represents `version` of the object at `origin`.
+
+        Args:
+            origin: The address of the object.
+            version: The version.
+            end: The object's last bytes.
+            rate: Bytes a second with which they arrived.
+            keeps_end: As for `open_object`.
+        """
         self.path = origin.name
         self.size = version.size
         self.version = version
@@ -145,7 +168,7 @@ class RemoteFile(RandomAccessFile):
         is_kept = keeps_end or len(end) == version.size
         self._end = (version.size - len(end), end) if is_kept else (version.size, b"")
         self._is_closed = False
-        self._piece_size = _LEAST_PIECE
+        self._piece_size, self._rate = _LEAST_PIECE, rate
         self._in_use = Lock()  # of the stream
         self._stream: Generator[memoryview] | None = None
         self._rest = memoryview(b"")  # the bytes from `_position` that have arrived
@@ -272,14 +295,25 @@ class RemoteFile(RandomAccessFile):
                     yield body[offset - start : offset - start + size]
 
     def arriving(self, ranges: Iterable[Range]) -> Generator[tuple[int, bytes]]:
-        """Reads ranges in parts of at most 8 MiB, 12 at once.
+        """Reads ranges in parts of at most 8 MiB, 2 to 12 at once, by the rate that is seen.
 
         Yields:
             Offset and bytes of each piece as soon as it arrives, in any order.
         """
         ends = ((offset, self._within(offset, size)) for offset, size in ranges)
         parts = chain.from_iterable(starmap(_parts, chain.from_iterable(map(self._cut, ends))))
-        return as_arriving(self.path, (partial(self._arriving, *it) for it in parts))
+        begin, nbytes = monotonic(), 0
+
+        def most() -> int:
+            if (elapsed := monotonic() - begin) > _MEASURED:
+                self._rate = nbytes / elapsed
+            return min(max(2, int(self._rate * SECONDS_AHEAD / PART_SIZE)), IN_FLIGHT)
+
+        streams = (partial(self._arriving, *it) for it in parts)
+        with closing(as_arriving(self.path, streams, most)) as pieces:
+            for offset, piece in pieces:
+                nbytes += len(piece)
+                yield offset, piece
 
     def _cut(self, span: Range) -> Iterator[Range]:
         """Cuts a range in two where the bytes begin that are kept in memory."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from queue import Empty, Queue
+from queue import Empty, Queue, SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files.data import Buffer, as_bytes, pieces
 from onnxarchive.files.forks import Work
 from onnxarchive.files.random_access import Closing
-from onnxarchive.remote.background import start_thread
+from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import (
     Options,
@@ -30,8 +32,9 @@ _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_WAIT = 5  # seconds that closing waits for the end of an upload
+_WAIT = 1.5  # seconds that closing waits for the end of an upload
 _IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in any case
+_MOST_AT_ONCE = 16  # more parts than are sent at once
 
 
 class ObjectWriter(Closing):
@@ -103,15 +106,24 @@ def create_object(
     return _FileSystemWriter(system, path, shown_url(url_or_path))
 
 
+class _Part(bytearray):
+    """Data of a part. obstore does not copy it, so a weak reference shows when it is sent."""
+
+
 class _StoreWriter(ObjectWriter):
-    """Sends parts, all but the last of equal size, several at once, from a background thread."""
+    """Sends parts, all but the last of equal size, several at once, from a background thread.
+
+    obstore aborts an upload only when it asks for a part, and then at once. So it is given no more
+    parts than it sends at once, and close() need not wait for the end of a part.
+    """
 
     def __init__(self, store: Store, key: str, name: str, size: int | None) -> None:
         self.path = name
         least = _PART_OF_UNKNOWN if size is None else -(-size // _MOST_PARTS)
         self._part_size = max(_LEAST_PART, -(-least // _MIB) * _MIB)
-        self._part = bytearray()
-        self._parts: Queue[bytes | None] = Queue(1)
+        self._part = _Part()
+        self._parts: Queue[_Part | None] = Queue(1)
+        self._sent: SimpleQueue[int] = SimpleQueue()  # sizes of parts, and 0 by `close`
         self._is_complete = self._is_ended = False
         self._problem: Exception | None = None
         self._work = Work()
@@ -144,10 +156,11 @@ class _StoreWriter(ObjectWriter):
     def close(self) -> None:
         """Discards the object, unless it is complete.
 
-        obstore discards it when one of the parts that are under way has ended. This is waited for
-        only briefly; if the process ends before, the parts stay in the store.
+        If the store does not answer soon, its parts may stay there.
         """
         if self._thread.is_alive():
+            self._is_complete = False
+            self._sent.put(0)
             with suppress(Empty):  # the part that is next
                 self._parts.get_nowait()
             self._parts.put(None)
@@ -156,17 +169,17 @@ class _StoreWriter(ObjectWriter):
     def _pass_on(self) -> None:
         if self._problem is not None:
             raise self._problem
-        self._parts.put(bytes(self._part))
-        self._part.clear()
+        part, self._part = self._part, _Part()
+        self._parts.put(part)
 
     def _send(self, store: Store, key: str) -> None:
         import obstore
 
-        at_once = max(2, _IN_FLIGHT_SIZE // self._part_size)
         try:
             # obstore aborts the upload if the iterator raises.
+            parts = self._taken(type(store).__name__ != "MemoryStore")  # which keeps the parts
             obstore.put(
-                store, key, self._taken(), chunk_size=self._part_size, max_concurrency=at_once
+                store, key, parts, chunk_size=self._part_size, max_concurrency=_MOST_AT_ONCE
             )
         except _AbandonedError:
             pass
@@ -175,13 +188,32 @@ class _StoreWriter(ObjectWriter):
             while not self._is_ended:  # `_pass_on` and `close` wait if the queue is full
                 self._take()
 
-    def _taken(self) -> Iterator[bytes]:
+    def _taken(self, sends: bool) -> Iterator[_Part]:
+        """Yields parts, each when few enough are under way, unless the store is in memory."""
+        begin, sent, begun = monotonic(), 0, 0
         while (part := self._take()) is not None:
+            if sends:
+                finalize(part, self._sent.put, len(part))
+                begun += len(part)
             yield part
+            del part
+            while begun - sent > self._most_under_way(sent / max(monotonic() - begin, 1e-6)):
+                sent += self._next_sent()
+        while begun - sent > self._part_size:  # obstore sends the last one after this
+            sent += self._next_sent()
         if not self._is_complete:
             raise _AbandonedError
 
-    def _take(self) -> bytes | None:
+    def _most_under_way(self, rate: float) -> float:
+        """Bytes that may be under way when the next part is asked for, by the rate so far."""
+        return max(self._part_size, min(rate * SECONDS_AHEAD, _IN_FLIGHT_SIZE - self._part_size))
+
+    def _next_sent(self) -> int:
+        if not (nbytes := self._sent.get()):
+            raise _AbandonedError
+        return nbytes
+
+    def _take(self) -> _Part | None:
         part = self._parts.get()
         self._is_ended = part is None
         return part
