@@ -20,7 +20,7 @@ import onnx
 
 from onnxarchive.comparing.changes import Change, field_changes, list_changes, value_changes
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import checksums
+from onnxarchive.files.data import crc32 as checksum
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import tensors
 from onnxarchive.model.copying import with_locations
@@ -253,7 +253,7 @@ def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
 
 def _inner_content(ref: TensorRef) -> _Content:
     data = tensors.raw_data(ref)
-    return _Content(data.nbytes, checksums.crc32(data), partial(_inner_pieces, ref))
+    return _Content(data.nbytes, checksum(data), partial(_inner_pieces, ref))
 
 
 def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:

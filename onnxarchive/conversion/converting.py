@@ -15,15 +15,14 @@ from typing import Literal, Unpack
 
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
-from onnxarchive.files import checksums, locking
-from onnxarchive.files.data import Data, SupportsWrite, pieces
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files import locking
+from onnxarchive.files.data import Data, SupportsWrite, crc32, pieces
+from onnxarchive.files.file_data import FileData, spool
 from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
-from onnxarchive.files.forks import Work
 from onnxarchive.files.local_file import PositionalWriter, make_file
+from onnxarchive.files.locking import Work
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement, new_directory, replacing
-from onnxarchive.files.spooling import spool
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.reading.archive import (
@@ -438,7 +437,7 @@ def _export_single(
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive.tensors.refs:
         data = read(key)
-        check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
+        check_crc32(archive.entries[key], data.nbytes, crc32(data), Report())
         counter.add(data.nbytes)
     with replacing(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))

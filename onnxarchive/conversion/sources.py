@@ -17,9 +17,9 @@ from onnxarchive.errors import (
     UnfinishedEditError,
     with_path,
 )
+from onnxarchive.files.file_data import spool
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.random_access import RandomAccessFile
-from onnxarchive.files.spooling import spool
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.reading.archive import Archive

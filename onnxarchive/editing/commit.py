@@ -29,8 +29,7 @@ from onnxarchive.editing.models import (
 )
 from onnxarchive.errors import ChecksumError, Report, naming, shown
 from onnxarchive.files import attributes, filesystem, locking, undo
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Stored
+from onnxarchive.files.data import Crc32, Stored
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.files.progress import ProgressCounter

@@ -10,8 +10,7 @@ import onnx
 
 from onnxarchive.editing.changes import Changes, Draft, is_placeholder
 from onnxarchive.errors import ArchiveFormatError, shown
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data, Stored, are_equal
+from onnxarchive.files.data import Crc32, Data, Stored, are_equal
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.prepacked import INDEX, PackedWeight

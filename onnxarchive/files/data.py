@@ -1,16 +1,19 @@
-"""Bytes in memory, in maps and elsewhere, in pieces that can be read repeatedly."""
+"""Bytes in memory, in maps and elsewhere, in pieces that can be read repeatedly; CRC-32."""
 
 from __future__ import annotations
 
 import io
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from zlib_ng import zlib_ng
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 PIECE_SIZE = 8 << 20  # largest size of a piece of data, in bytes
+_Piece = TypeVar("_Piece", bound="bytes | memoryview")
 _MAX_COMPARED = 1 << 20  # bytes compared at a time; numpy makes a boolean for each
 
 
@@ -156,3 +159,34 @@ def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool
         piece = piece[size:] or next(firsts, end)
         other = other[size:] or next(others, end)
     return not piece and not other
+
+
+# `crc32(data, before=0)`: continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7).
+crc32 = zlib_ng.crc32
+
+
+class Crc32:
+    """Computes CRC-32 and size of bytes that come in pieces.
+
+    Attributes:
+        value: CRC-32 of the pieces so far.
+        nbytes: Size of the pieces so far, in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.nbytes = 0
+
+    @classmethod
+    def of(cls, pieces: Iterable[bytes | memoryview]) -> Crc32:
+        """CRC-32 and size of all pieces; exhausts the iterable."""
+        found = cls()
+        deque(found(pieces), maxlen=0)
+        return found
+
+    def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+        """Yields the pieces; `value` and `nbytes` include a piece before it is yielded."""
+        for piece in pieces:
+            self.value = crc32(piece, self.value)
+            self.nbytes += len(piece)
+            yield piece

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.forks import Work
+from onnxarchive.files.locking import Work
 from onnxarchive.files.random_access import RandomAccessFile
 
 # How the system reads a mapped file ahead.

@@ -33,9 +33,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
+from weakref import WeakSet
 
-from onnxarchive.errors import LockedError
-from onnxarchive.files.forks import Work
+from onnxarchive.errors import ArchiveError, LockedError
 
 try:
     import fcntl
@@ -54,8 +54,44 @@ LOCKED_BYTE = 1 << 62  # offset of the byte to lock, beyond the end of every fil
 # Linux's `struct flock`: type, whence, start, length, process id (0 for these locks).
 _REQUEST = struct.Struct("@hhqqi0q")
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
+_begun: Final[WeakSet[Work]] = WeakSet()
 # Locks taken by `exclusive`, by device and inode of the file and id of the thread.
 _held: dict[tuple[int, int, int], Work] = {}
+
+
+class Work:
+    """Something that this process has begun: a locked file, a new file, a run of threads.
+
+    Attributes:
+        is_own: False in a fork of the process that began it.
+    """
+
+    is_own = True
+
+    def __init__(self) -> None:
+        _begun.add(self)
+
+    def require_own(self) -> None:
+        """Refuses a fork of the process that began the work.
+
+        Raises:
+            ArchiveError: This process is such a fork.
+        """
+        if not self.is_own:
+            raise ArchiveError(
+                f"process {os.getpid()} is a fork of the process that opened the file or began to "
+                "write it; open or write the file in the fork itself"
+            )
+
+
+def _disown() -> None:
+    for work in _begun:
+        work.is_own = False
+    _begun.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_disown)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, na
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.filesystem import sync, sync_directory
-from onnxarchive.files.forks import Work
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
+from onnxarchive.files.locking import Work
 
 _NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",

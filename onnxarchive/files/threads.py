@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from onnxarchive.files.forks import Work
+from onnxarchive.files.locking import Work
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

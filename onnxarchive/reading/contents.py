@@ -25,8 +25,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import local_file
-from onnxarchive.files.checksums import Crc32, crc32
-from onnxarchive.files.data import pieces
+from onnxarchive.files.data import Crc32, crc32, pieces
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.random_access import RandomAccessFile

@@ -10,7 +10,7 @@ from weakref import finalize
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files.data import Buffer, as_bytes, pieces
-from onnxarchive.files.forks import Work
+from onnxarchive.files.locking import Work
 from onnxarchive.files.random_access import Closing
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import attempt, failure

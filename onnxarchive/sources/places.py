@@ -15,9 +15,8 @@ from typing import Final, Protocol
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.file_data import FileData, RandomAccessData
 from onnxarchive.files.random_access import RandomAccessFile
-from onnxarchive.files.spooling import RandomAccessData
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, RESERVED_PREFIX, is_plain_path
 from onnxarchive.sources.other_files import is_hidden
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from onnxarchive.errors import ChecksumError
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data
+from onnxarchive.files.data import Crc32, Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 

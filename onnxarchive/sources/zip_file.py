@@ -29,9 +29,8 @@ from onnxarchive.errors import (
     ChecksumError,
     UnsupportedFeatureError,
 )
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data, Stored, pieces
-from onnxarchive.files.spooling import spool
+from onnxarchive.files.data import Crc32, Data, Stored, pieces
+from onnxarchive.files.file_data import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.sources.places import MAX_PATH_SIZE, plain
 from onnxarchive.zipformat import records

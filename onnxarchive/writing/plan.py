@@ -16,10 +16,8 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data, Pieces, Stored, as_bytes
-from onnxarchive.files.file_data import FileData, read_all
-from onnxarchive.files.spooling import spool
+from onnxarchive.files.data import Crc32, Data, Pieces, Stored, as_bytes
+from onnxarchive.files.file_data import FileData, read_all, spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxarchive.files.checksums import Crc32
-from onnxarchive.files.data import Data, Stored, are_equal
-from onnxarchive.files.file_data import FileData
-from onnxarchive.files.spooling import RandomAccessData
+from onnxarchive.files.data import Crc32, Data, Stored, are_equal
+from onnxarchive.files.file_data import FileData, RandomAccessData
 from onnxarchive.model.tensors import TensorRef, resolved
 from onnxarchive.reading.contents import EntryData
 

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
-from onnxarchive.files.checksums import crc32
-from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, pieces
+from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, crc32, pieces
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.layout import Placement
 

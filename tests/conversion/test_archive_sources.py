@@ -13,8 +13,7 @@ from written import converted
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.errors import Report
-from onnxarchive.files.checksums import crc32
-from onnxarchive.files.data import Stored
+from onnxarchive.files.data import Stored, crc32
 from onnxarchive.reading import contents
 from onnxarchive.zipformat.writer import ZipWriter
 

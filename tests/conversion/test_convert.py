@@ -352,14 +352,14 @@ def test_a_model_of_more_than_two_gib_is_exported_beside_its_data_alone(tmp_path
 
 def _write_sparse_archive(path: Path, nbytes: int) -> None:
     """An archive of one UINT8 tensor of zeros, whose CRC-32 is not stated."""
-    from onnxarchive.files import checksums
+    from onnxarchive.files.data import crc32
     from onnxarchive.zipformat import layout
 
     tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[nbytes])
     tensor = external(tensor, "w")
     model = model_of(tensor).SerializeToString()
     first = layout.Placement(b"w", nbytes, 0, 0)
-    second = layout.Placement(b"__MODEL_PROTO", len(model), checksums.crc32(model), first.end)
+    second = layout.Placement(b"__MODEL_PROTO", len(model), crc32(model), first.end)
     with open(path, "wb") as file:
         file.write(first.pack()[0])
         file.seek(first.end)

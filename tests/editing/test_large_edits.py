@@ -23,7 +23,7 @@ from onnx import TensorProto
 from sparse_files import GIB
 
 import onnxarchive
-from onnxarchive.files.checksums import crc32
+from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat.layout import Placement

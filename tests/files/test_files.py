@@ -19,6 +19,7 @@ from models import open_below
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
 from onnxarchive.files import filesystem, locking, random_access
+from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.files.local_file import (
     MappedFile,
@@ -28,7 +29,6 @@ from onnxarchive.files.local_file import (
 )
 from onnxarchive.files.random_access import MemoryFile
 from onnxarchive.files.replacement import replacing
-from onnxarchive.files.spooling import spool
 
 CONTENT = bytes(range(256)) * 64
 

@@ -34,7 +34,7 @@ from zip_image import unpacked_header, unpacked_record
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.files import checksums
+from onnxarchive.files.data import crc32
 from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
@@ -117,8 +117,8 @@ class Entry:
     def placed(self, offset: int) -> tuple[bytes, int, bytes]:
         """The bytes of the local header, where the data ends, the bytes of the record."""
         size = len(self.data) if self.nbytes is None else self.nbytes
-        crc32 = checksums.crc32(self.data) if self.crc32 is None else self.crc32
-        placement = Placement(self.name, size, crc32, offset, self.alignment)
+        crc = crc32(self.data) if self.crc32 is None else self.crc32
+        placement = Placement(self.name, size, crc, offset, self.alignment)
         header = unpacked_header(placement)
         extra = records.pack_zip64_extra(*layout.local_zip64_values(size))
         padding = min(max(placement.padding + self.more_padding, 0), 40000)

@@ -15,7 +15,7 @@ from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.files import checksums
+from onnxarchive.files.data import crc32
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
@@ -112,7 +112,7 @@ def zip64() -> Pieces:
     placements = [large]
     behind = b""
     for name, data in ((b"none", b""), (b"__MODEL_PROTO", model)):
-        placements.append(Placement(name, len(data), checksums.crc32(data), placements[-1].end))
+        placements.append(Placement(name, len(data), crc32(data), placements[-1].end))
         behind += placements[-1].pack()[0] + data
     directory = b"".join(placement.pack()[1] for placement in placements)
     end = layout.end_of_archive(len(placements), len(directory), placements[-1].end)

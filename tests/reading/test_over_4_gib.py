@@ -22,7 +22,7 @@ from onnx import TensorProto
 from sparse_files import GIB, convert_sparsely, external, require_room, write_data, write_model
 
 import onnxarchive
-from onnxarchive.files import checksums
+from onnxarchive.files.data import crc32
 
 pytestmark = pytest.mark.large
 
@@ -138,7 +138,7 @@ def test_the_crc32_of_more_than_4_gib_is_that_of_zlib(archive: Path) -> None:
     with onnxarchive.open(archive) as opened:
         assert opened.entries["large"].crc32 == expected
         # All at once, as some callers do, and not only piece by piece.
-        assert checksums.crc32(opened.read("large")) == expected
+        assert crc32(opened.read("large")) == expected
 
 
 def test_every_byte_of_more_than_4_gib_is_verified(archive: Path) -> None:

@@ -28,7 +28,7 @@ from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding
-from onnxarchive.files import checksums
+from onnxarchive.files.data import crc32
 from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
@@ -492,9 +492,9 @@ def _write_sparse(path: Path, name: bytes, nbytes: int, header: bytes | None = N
         file.write(header or placements[0].pack()[0])
         file.seek(placements[0].end)
         if name == b"w":
-            crc32 = checksums.crc32(model)
+            crc = crc32(model)
             placements.append(
-                layout.Placement(b"__MODEL_PROTO", len(model), crc32, placements[0].end)
+                layout.Placement(b"__MODEL_PROTO", len(model), crc, placements[0].end)
             )
             file.write(placements[1].pack()[0] + model)
         records = b"".join(it.pack()[1] for it in placements)

@@ -24,7 +24,7 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
 )
 from onnxarchive.files.data import PIECE_SIZE
-from onnxarchive.files.spooling import spool
+from onnxarchive.files.file_data import spool
 from onnxarchive.sources import zip_file
 from onnxarchive.sources.zip_file import ZippedFile, read_zip
 from onnxarchive.zipformat import records

@@ -35,7 +35,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError, Writer
-from onnxarchive.files.checksums import Crc32
+from onnxarchive.files.data import Crc32
 from onnxarchive.model import proto
 from onnxarchive.zipformat.writer import ZipWriter
 

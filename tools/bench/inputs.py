@@ -267,7 +267,7 @@ def _make_archive(place: Place) -> None:
 
 def _make_sparse_archive(place: Place) -> None:
     """Writes an archive of tensors of zeros, which are holes in the file."""
-    from onnxarchive.files import checksums
+    from onnxarchive.files.data import crc32 as checksum
     from onnxarchive.model.keys import MODEL_PROTO
     from onnxarchive.zipformat import layout
 
@@ -275,7 +275,7 @@ def _make_sparse_archive(place: Place) -> None:
     zeros = bytes(min(nbytes, PIECE_NBYTES))
     crc32 = 0
     for start in range(0, nbytes, PIECE_NBYTES):
-        crc32 = checksums.crc32(zeros[: nbytes - start], crc32)
+        crc32 = checksum(zeros[: nbytes - start], crc32)
     model, _ = place.external_model(None)
     serialized = model.SerializeToString()
     placed = []
@@ -288,7 +288,7 @@ def _make_sparse_archive(place: Place) -> None:
             placed.append(placement)
             offset = placement.end
         file.seek(offset)
-        crc32 = checksums.crc32(serialized)
+        crc32 = checksum(serialized)
         placement = layout.Placement(MODEL_PROTO.encode(), len(serialized), crc32, offset)
         placed.append(placement)
         directory = b"".join(it.pack()[1] for it in placed)
