@@ -76,12 +76,13 @@ def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert len(commands()) == 13
+    assert len(commands()) == 16
     run_commands(commands())
     assert (directory / "archives" / "decoder.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
     assert (directory / "unzipped" / "__MODEL_PROTO").exists()
     assert onnx.load("decoder-back.onnx") == onnx.load("decoder.onnx")
+    onnx.checker.check_model("onnx/model.onnx")
 
 
 def test_set_up_commands_are_those_of_the_development_tool() -> None:

@@ -52,6 +52,7 @@ def make_files(directory: Path) -> None:
         (directory / file).write_bytes(model.SerializeToString())
         (directory / "models").mkdir(exist_ok=True)
         (directory / "models" / file).write_bytes(model.SerializeToString())
+    (directory / "onnx").mkdir()
     (directory / "labels.txt").write_text("cat\ndog\n")
 
 
