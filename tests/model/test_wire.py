@@ -6,7 +6,7 @@ import mmap
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +80,31 @@ def group(number: int, content: bytes = b"") -> bytes:
     return varint(number << 3 | START_GROUP) + content + varint(number << 3 | END_GROUP)
 
 
+def tensor_of(**fields: bytes | int) -> bytes:
+    """Encodes a tensor with these fields, in this order."""
+    return b"".join(put(TensorProto, name, value) for name, value in fields.items())
+
+
 def raw_tensor(data: bytes = b"w" * 2000, more: bytes = b"") -> bytes:
-    return (
-        put(TensorProto, "data_type", TensorProto.UINT8)
-        + put(TensorProto, "name", b"weight")
-        + more
-        + put(TensorProto, "raw_data", data)
-    )
+    header = tensor_of(data_type=TensorProto.UINT8, name=b"weight")
+    return header + more + tensor_of(raw_data=data)
+
+
+def within(path: str, content: bytes, message: type[Message] = ModelProto) -> bytes:
+    """Encodes a message that has content at a path of fields, such as `graph.initializer`."""
+    name, _, rest = path.partition(".")
+    if rest:
+        below = message.DESCRIPTOR.fields_by_name[name].message_type.name
+        content = within(rest, content, getattr(onnx, below))
+    return put(message, name, content)
 
 
 def model_of(tensor: bytes) -> bytes:
-    return put(ModelProto, "graph", put(GraphProto, "initializer", tensor))
+    return within("graph.initializer", tensor)
 
 
 def attribute_model(attribute: bytes) -> bytes:
-    return put(ModelProto, "graph", put(GraphProto, "node", put(NodeProto, "attribute", attribute)))
+    return within("graph.node.attribute", attribute)
 
 
 # The oracle: protobuf
@@ -233,7 +243,7 @@ def tensors(draw: st.DrawFn) -> bytes:
     kind = draw(st.sampled_from(["raw", "typed", "typed", "split", "mixed", "strings", "external"]))
     field, name, payload = draw(typed_payloads())
     data = put(TensorProto, field, payload)
-    parts = [put(TensorProto, "data_type", TensorProto.DataType.Value(name))]
+    parts = [tensor_of(data_type=TensorProto.DataType.Value(name))]
     raw = put(TensorProto, "raw_data", draw(st.binary(max_size=40)))
     pair = put(StringStringEntryProto, "key", b"location")
     pair += put(StringStringEntryProto, "value", draw(st.sampled_from([b"a.bin", b"b.bin"])))
@@ -242,10 +252,10 @@ def tensors(draw: st.DrawFn) -> bytes:
         "typed": [data],
         "split": [data, data],
         "mixed": [data, raw],
-        "strings": [put(TensorProto, "string_data", b"text" * 8)] * 2,
+        "strings": [tensor_of(string_data=b"text" * 8)] * 2,
         "external": [
-            put(TensorProto, "external_data", pair),
-            put(TensorProto, "data_location", TensorProto.EXTERNAL),
+            tensor_of(external_data=pair),
+            tensor_of(data_location=TensorProto.EXTERNAL),
         ],
     }[kind]
     if kind != "external" and draw(st.booleans()):
@@ -326,23 +336,16 @@ def mutated_models(draw: st.DrawFn) -> bytes:
 
 def seed_models() -> list[bytes]:
     typed = [
-        put(TensorProto, "data_type", TensorProto.DataType.Value(name))
-        + put(TensorProto, field, b"\x01\x7f\x00\x02" * 4)
+        tensor_of(data_type=TensorProto.DataType.Value(name), **{field: b"\x01\x7f\x00\x02" * 4})
         for field, name in TYPED
     ]
     sparse = put(SparseTensorProto, "values", raw_tensor(b"v" * 9))
     sparse += put(SparseTensorProto, "indices", typed[TYPED.index(("int64_data", "INT64"))])
-    inner = put(GraphProto, "initializer", raw_tensor(b"i" * 20))
     attribute = put(AttributeProto, "t", raw_tensor(b"t" * 12))
-    attribute += put(AttributeProto, "g", inner) + put(AttributeProto, "sparse_tensor", sparse)
-    node = put(NodeProto, "attribute", attribute)
-    return [
-        put(ModelProto, "graph", put(GraphProto, "initializer", tensor)) for tensor in typed
-    ] + [
-        put(ModelProto, "ir_version", 10)
-        + put(ModelProto, "graph", put(GraphProto, "node", node))
-        + put(ModelProto, "functions", put(FunctionProto, "node", node)),
-    ]
+    attribute += within("g.initializer", raw_tensor(b"i" * 20), AttributeProto)
+    attribute += put(AttributeProto, "sparse_tensor", sparse)
+    full = put(ModelProto, "ir_version", 10) + attribute_model(attribute)
+    return [*map(model_of, typed), full + within("functions.node.attribute", attribute)]
 
 
 SEEDS = seed_models()
@@ -381,53 +384,23 @@ def test_a_mutated_model_is_refused_or_seen_as_protobuf_sees_it(
     assert comparable(seen_through_wire(data, threshold)) == comparable(expected)
 
 
-PLACES: dict[str, Callable[[bytes], bytes]] = {
-    "initializer": model_of,
-    "sparse initializer": lambda tensor: put(
-        ModelProto,
-        "graph",
-        put(GraphProto, "sparse_initializer", put(SparseTensorProto, "indices", tensor)),
+PLACES = [
+    *("graph.initializer", "graph.sparse_initializer.indices"),
+    *(
+        f"graph.node.attribute.{way}"
+        for way in (
+            *("t", "tensors", "sparse_tensor.values", "sparse_tensors.values"),
+            *("g.initializer", "graphs.initializer"),
+        )
     ),
-    "attribute t": lambda tensor: attribute_model(put(AttributeProto, "t", tensor)),
-    "attribute tensors": lambda tensor: attribute_model(put(AttributeProto, "tensors", tensor)),
-    "attribute sparse_tensor": lambda tensor: attribute_model(
-        put(AttributeProto, "sparse_tensor", put(SparseTensorProto, "values", tensor))
-    ),
-    "attribute sparse_tensors": lambda tensor: attribute_model(
-        put(AttributeProto, "sparse_tensors", put(SparseTensorProto, "values", tensor))
-    ),
-    "attribute g": lambda tensor: attribute_model(
-        put(AttributeProto, "g", put(GraphProto, "initializer", tensor))
-    ),
-    "attribute graphs": lambda tensor: attribute_model(
-        put(AttributeProto, "graphs", put(GraphProto, "initializer", tensor))
-    ),
-    "node of a function": lambda tensor: put(
-        ModelProto,
-        "functions",
-        put(FunctionProto, "node", put(NodeProto, "attribute", put(AttributeProto, "t", tensor))),
-    ),
-    "default of a function's attribute": lambda tensor: put(
-        ModelProto,
-        "functions",
-        put(FunctionProto, "attribute_proto", put(AttributeProto, "t", tensor)),
-    ),
-    "training initialization": lambda tensor: put(
-        ModelProto,
-        "training_info",
-        put(TrainingInfoProto, "initialization", put(GraphProto, "initializer", tensor)),
-    ),
-    "training algorithm": lambda tensor: put(
-        ModelProto,
-        "training_info",
-        put(TrainingInfoProto, "algorithm", put(GraphProto, "initializer", tensor)),
-    ),
-}
+    *("functions.node.attribute.t", "functions.attribute_proto.t"),
+    *("training_info.initialization.initializer", "training_info.algorithm.initializer"),
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_tensor_is_stripped_wherever_it_stands(place: str) -> None:
-    data = PLACES[place](raw_tensor())
+    data = within(place, raw_tensor())
     result = strip_weights(data)
     (span,) = result.spans
     assert payload_of(data, span) == b"w" * 2000
@@ -438,6 +411,10 @@ def test_a_tensor_is_stripped_wherever_it_stands(place: str) -> None:
     ]
     assert not tensor.HasField("raw_data")
     assert tensor.name == "weight"
+
+
+FLOATS = tag(TensorProto, "float_data", I32) + b"abcd"
+DOUBLES = tag(TensorProto, "double_data", I64) + b"abcdefgh"
 
 
 def test_every_way_from_a_model_to_a_tensor_is_known() -> None:
@@ -487,42 +464,33 @@ def test_the_threshold_counts_the_bytes_of_the_data(nbytes: int, stripped: int) 
 
 
 UNTOUCHED = {
-    "strings": put(TensorProto, "data_type", TensorProto.STRING)
-    + put(TensorProto, "string_data", b"s" * 2000),
-    "raw data of strings": put(TensorProto, "raw_data", b"s" * 2000)
-    + put(TensorProto, "data_type", TensorProto.STRING),
-    "raw data twice": raw_tensor() + put(TensorProto, "raw_data", b"x" * 2000),
+    "strings": tensor_of(data_type=TensorProto.STRING, string_data=b"s" * 2000),
+    "raw data of strings": tensor_of(raw_data=b"s" * 2000, data_type=TensorProto.STRING),
+    "raw data twice": raw_tensor() + tensor_of(raw_data=b"x" * 2000),
     **{
-        f"raw data beside {field}": raw_tensor() + put(TensorProto, field, b"\1" * 8)
+        f"raw data beside {field}": raw_tensor() + tensor_of(**{field: b"\1" * 8})
         for field in ("string_data", *TYPED_FIELDS)
     },
     **{
-        f"raw data beside unpacked {field}": raw_tensor() + put(TensorProto, field, 1)
+        f"raw data beside unpacked {field}": raw_tensor() + tensor_of(**{field: 1})
         for field in ("int32_data", "int64_data", "uint64_data")
     },
-    "raw data beside unpacked float_data": raw_tensor()
-    + tag(TensorProto, "float_data", I32)
-    + b"abcd",
-    "raw data beside unpacked double_data": raw_tensor()
-    + tag(TensorProto, "double_data", I64)
-    + b"abcdefgh",
-    "typed data that is split": put(TensorProto, "data_type", TensorProto.INT64)
-    + put(TensorProto, "int64_data", b"\1" * 2000) * 2,
-    "unpacked float data": put(TensorProto, "data_type", TensorProto.FLOAT)
-    + (tag(TensorProto, "float_data", I32) + b"abcd") * 500,
-    "unpacked double data": put(TensorProto, "data_type", TensorProto.DOUBLE)
-    + (tag(TensorProto, "double_data", I64) + b"abcdefgh") * 500,
-    "packed and unpacked float data": put(TensorProto, "data_type", TensorProto.FLOAT)
-    + put(TensorProto, "float_data", b"abcd" * 500)
-    + tag(TensorProto, "float_data", I32)
-    + b"abcd",
-    "typed data that does not suit its type": put(TensorProto, "data_type", TensorProto.FLOAT)
-    + put(TensorProto, "int64_data", b"\1" * 2000),
-    "typed data without a type": put(TensorProto, "int32_data", b"\1" * 2000),
-    "external": raw_tensor()
-    + put(TensorProto, "data_location", 1)
-    + put(TensorProto, "data_location", 7),
-    "leftover external data": raw_tensor() + put(TensorProto, "external_data", b""),
+    "raw data beside unpacked float_data": raw_tensor() + FLOATS,
+    "raw data beside unpacked double_data": raw_tensor() + DOUBLES,
+    "typed data that is split": tensor_of(data_type=TensorProto.INT64)
+    + tensor_of(int64_data=b"\1" * 2000) * 2,
+    "unpacked float data": tensor_of(data_type=TensorProto.FLOAT) + FLOATS * 500,
+    "unpacked double data": tensor_of(data_type=TensorProto.DOUBLE) + DOUBLES * 500,
+    "packed and unpacked float data": tensor_of(
+        data_type=TensorProto.FLOAT, float_data=b"abcd" * 500
+    )
+    + FLOATS,
+    "typed data that does not suit its type": tensor_of(
+        data_type=TensorProto.FLOAT, int64_data=b"\1" * 2000
+    ),
+    "typed data without a type": tensor_of(int32_data=b"\1" * 2000),
+    "external": raw_tensor() + tensor_of(data_location=1) + tensor_of(data_location=7),
+    "leftover external data": raw_tensor() + tensor_of(external_data=b""),
 }
 
 
@@ -534,33 +502,27 @@ def test_a_tensor_that_cannot_be_stripped_stays_byte_for_byte(case: str) -> None
 
 
 def test_the_last_data_type_counts_in_32_bits() -> None:
-    types = put(TensorProto, "data_type", TensorProto.FLOAT)
-    types += put(TensorProto, "data_type", 2**32 + TensorProto.INT64)
-    (span,) = strip_weights(model_of(types + put(TensorProto, "int64_data", b"\1" * 2000))).spans
+    types = tensor_of(data_type=TensorProto.FLOAT)
+    types += tensor_of(data_type=2**32 + TensorProto.INT64, int64_data=b"\1" * 2000)
+    (span,) = strip_weights(model_of(types)).spans
     assert span.data_type == TensorProto.INT64
 
 
-DOUBLED: dict[str, bytes] = {
+# The way to a message, and the way from the message to a tensor, whose first field stands twice.
+TWICE: list[tuple[str, type[Message], str]] = [
+    *(("graph.node.attribute", AttributeProto, it) for it in ("t", "g.initializer")),
+    ("graph.node.attribute", AttributeProto, "sparse_tensor.values"),
+    ("graph.node.attribute.sparse_tensor", SparseTensorProto, "values"),
+    ("graph.node.attribute.sparse_tensor", SparseTensorProto, "indices"),
+    ("training_info", TrainingInfoProto, "algorithm.initializer"),
+]
+DOUBLED = {
     "graph": model_of(raw_tensor()) * 2,
     "graph, once empty": model_of(raw_tensor()) + put(ModelProto, "graph", b""),
-    "t": attribute_model(put(AttributeProto, "t", raw_tensor()) * 2),
-    "g": attribute_model(
-        put(AttributeProto, "g", put(GraphProto, "initializer", raw_tensor())) * 2
-    ),
-    "sparse_tensor": attribute_model(
-        put(AttributeProto, "sparse_tensor", put(SparseTensorProto, "values", raw_tensor())) * 2
-    ),
-    "values": attribute_model(
-        put(AttributeProto, "sparse_tensor", put(SparseTensorProto, "values", raw_tensor()) * 2)
-    ),
-    "indices": attribute_model(
-        put(AttributeProto, "sparse_tensor", put(SparseTensorProto, "indices", raw_tensor()) * 2)
-    ),
-    "training algorithm": put(
-        ModelProto,
-        "training_info",
-        put(TrainingInfoProto, "algorithm", put(GraphProto, "initializer", raw_tensor())) * 2,
-    ),
+    **{
+        f"{path}: {way}": within(path, within(way, raw_tensor(), kind) * 2)
+        for path, kind, way in TWICE
+    },
 }
 
 
@@ -604,13 +566,10 @@ def test_a_span_location_can_be_no_file_path() -> None:
 
 
 def test_a_model_that_names_a_span_itself_is_refused() -> None:
-    pair = put(StringStringEntryProto, "key", b"location")
-    pair += put(StringStringEntryProto, "value", SPAN_LOCATION.encode() + b"0")
-    intruder = put(TensorProto, "external_data", pair) + put(TensorProto, "data_location", 1)
-    tensor = put(GraphProto, "initializer", raw_tensor())
-    data = put(ModelProto, "graph", tensor + put(GraphProto, "initializer", intruder))
+    intruder = external_tensor(SPAN_LOCATION.encode() + b"0")
+    tensors = [put(GraphProto, "initializer", it) for it in (raw_tensor(), intruder)]
     with pytest.raises(ArchiveFormatError, match="reserved location"):
-        strip_weights(data)
+        strip_weights(put(ModelProto, "graph", b"".join(tensors)))
 
 
 def test_a_memoryview_of_wider_elements_is_read_as_bytes() -> None:
@@ -664,12 +623,12 @@ MALFORMED: dict[str, tuple[bytes, int, str]] = {
         "expected no end of a group",
     ),
     "odd float data": (
-        model_of(put(TensorProto, "data_type", 1) + put(TensorProto, "float_data", b"abcde")),
+        model_of(tensor_of(data_type=1, float_data=b"abcde")),
         8,
         "elements of 4 bytes",
     ),
     "odd double data": (
-        model_of(put(TensorProto, "data_type", 11) + put(TensorProto, "double_data", b"a" * 9)),
+        model_of(tensor_of(data_type=11, double_data=b"a" * 9)),
         8,
         "elements of 8 bytes",
     ),
@@ -744,11 +703,8 @@ def test_groups_count_as_levels(depth: int, groups: int) -> None:
 def raw_bytes(tensor: TensorProto, name: str) -> bytes:
     """A tensor as numpy_helper reads it, as raw data."""
     array = numpy_helper.to_array(tensor).ravel()
-    if name.startswith("FLOAT6"):
-        bits = np.unpackbits(array.view(np.uint8)[:, None], axis=1, bitorder="little")[:, :6]
-        return np.packbits(bits.ravel(), bitorder="little").tobytes()
-    if name in PER_INT32:
-        width = 8 // PER_INT32[name]
+    width = 6 if name.startswith("FLOAT6") else 8 // PER_INT32.get(name, 1)
+    if width < 8:
         bits = np.unpackbits(array.view(np.uint8)[:, None], axis=1, bitorder="little")[:, :width]
         return np.packbits(bits.ravel(), bitorder="little").tobytes()
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
@@ -756,10 +712,9 @@ def raw_bytes(tensor: TensorProto, name: str) -> bytes:
 
 def typed_tensor(field: str, name: str, payload: bytes) -> bytes:
     """A tensor with a packed field and the dims that suit it."""
-    data_type = put(TensorProto, "data_type", TensorProto.DataType.Value(name))
-    tensor = data_type + put(TensorProto, field, payload)
+    tensor = tensor_of(data_type=TensorProto.DataType.Value(name), **{field: payload})
     count = len(getattr(TensorProto.FromString(tensor), field)) * PER_INT32.get(name, 1)
-    return put(TensorProto, "dims", count // (2 if "COMPLEX" in name else 1)) + tensor
+    return tensor_of(dims=count // (2 if "COMPLEX" in name else 1)) + tensor
 
 
 def decoded(tensor: bytes) -> bytes:
@@ -838,8 +793,8 @@ def test_pieces_are_bounded_and_raw_ones_are_views() -> None:
     ],
 )
 def test_malformed_typed_data_is_refused_with_its_offset(payload: bytes, offset: int) -> None:
-    tensor = put(TensorProto, "data_type", TensorProto.INT64)
-    data = model_of(tensor + put(TensorProto, "int64_data", payload))
+    tensor = tensor_of(data_type=TensorProto.INT64)
+    data = model_of(tensor + tensor_of(int64_data=payload))
     assert parsed(data) is None
     (span,) = strip_weights(data, size_threshold=0).spans
     with pytest.raises(ArchiveFormatError, match=f"byte {span.offset + offset}:") as caught:
@@ -860,12 +815,39 @@ def test_a_span_past_the_end_of_the_data_is_refused() -> None:
 def external_tensor(location: bytes, more: bytes = b"") -> bytes:
     pair = put(StringStringEntryProto, "key", b"location")
     pair += put(StringStringEntryProto, "value", location)
-    return (
-        put(TensorProto, "data_type", TensorProto.UINT8)
-        + more
-        + put(TensorProto, "external_data", pair)
-        + put(TensorProto, "data_location", TensorProto.EXTERNAL)
-    )
+    outside = tensor_of(external_data=pair, data_location=TensorProto.EXTERNAL)
+    return tensor_of(data_type=TensorProto.UINT8) + more + outside
+
+
+STALE = tensor_of(raw_data=b"stale")
+LENGTH = tensor_of(external_data=put(StringStringEntryProto, "key", b"length"))
+# External tensors, and what they are after `w.bin` is filled with "new".
+FILLED = {
+    "data stand where the external data were": (
+        tensor_of(name=b"weight") + external_tensor(b"w.bin") + unknown(99, b""),
+        tensor_of(name=b"weight", data_type=TensorProto.UINT8, raw_data=b"new") + unknown(99, b""),
+    ),
+    "every pair and data that external data overrules are gone": (
+        external_tensor(b"w.bin", STALE + LENGTH) + LENGTH + STALE,
+        tensor_of(data_type=TensorProto.UINT8, raw_data=b"new"),
+    ),
+    "data stand where the first pair was": (
+        external_tensor(b"w.bin") + unknown(99, b"between") + external_tensor(b"w.bin"),
+        tensor_of(data_type=TensorProto.UINT8, raw_data=b"new")
+        + unknown(99, b"between")
+        + tensor_of(data_type=TensorProto.UINT8),
+    ),
+    "an unknown location of data leaves a tensor external": (
+        external_tensor(b"w.bin") + tensor_of(data_location=7),
+        tensor_of(data_type=TensorProto.UINT8, raw_data=b"new", data_location=7),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_external_data_is_filled_byte_for_byte(case: str) -> None:
+    tensor, expected = FILLED[case]
+    assert b"".join(fill(model_of(tensor), {"w.bin": b"new"}.get)) == model_of(expected)
 
 
 @given(models, thresholds)
@@ -914,52 +896,13 @@ def test_filling_nothing_changes_nothing_or_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("spelled", [TensorProto.DEFAULT, 7])
 def test_a_location_of_data_that_the_model_spells_out_comes_back(spelled: int) -> None:
-    spelled_out = put(TensorProto, "data_location", spelled)
+    spelled_out = tensor_of(data_location=spelled)
     for tensor in (raw_tensor(more=spelled_out), raw_tensor() + spelled_out):
         data = model_of(tensor)
         result = strip_weights(data)
         (stripped,) = tensors_of(ModelProto.FromString(result.model))
         assert stripped.data_location == TensorProto.EXTERNAL
         assert refilled(data, result) == data
-
-
-def test_an_unknown_location_of_data_leaves_a_tensor_external() -> None:
-    tensor = external_tensor(b"w.bin") + put(TensorProto, "data_location", 7)
-    assert TensorProto.FromString(tensor).data_location == TensorProto.EXTERNAL
-    filled = b"".join(fill(model_of(tensor), {"w.bin": b"contents"}.get))
-    (filled_tensor,) = tensors_of(ModelProto.FromString(filled))
-    assert filled_tensor.raw_data == b"contents"
-
-
-def test_filled_data_stands_where_the_external_data_was() -> None:
-    data = model_of(
-        put(TensorProto, "name", b"weight") + external_tensor(b"w.bin") + unknown(99, b"")
-    )
-    filled = b"".join(fill(data, {"w.bin": b"contents"}.get))
-    assert filled == model_of(
-        put(TensorProto, "name", b"weight")
-        + put(TensorProto, "data_type", TensorProto.UINT8)
-        + put(TensorProto, "raw_data", b"contents")
-        + unknown(99, b"")
-    )
-
-
-def test_filling_takes_out_every_pair_and_data_that_external_data_overrules() -> None:
-    stale = put(TensorProto, "raw_data", b"stale")
-    length = put(StringStringEntryProto, "key", b"length")
-    length = put(TensorProto, "external_data", length)
-    data = model_of(external_tensor(b"w.bin", stale + length) + length + stale)
-    assert b"".join(fill(data, {"w.bin": b"new"}.get)) == model_of(
-        put(TensorProto, "data_type", TensorProto.UINT8) + put(TensorProto, "raw_data", b"new")
-    )
-
-
-def test_filled_data_stands_where_the_first_pair_was() -> None:
-    data = model_of(external_tensor(b"w.bin") + unknown(99, b"between") + external_tensor(b"w.bin"))
-    data_type = put(TensorProto, "data_type", TensorProto.UINT8)
-    assert b"".join(fill(data, {"w.bin": b"new"}.get)) == model_of(
-        data_type + put(TensorProto, "raw_data", b"new") + unknown(99, b"between") + data_type
-    )
 
 
 def test_the_last_location_counts() -> None:
@@ -972,8 +915,8 @@ def test_the_last_location_counts() -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        external_tensor(b"w.bin") + put(TensorProto, "data_location", TensorProto.DEFAULT),
-        put(TensorProto, "data_location", TensorProto.EXTERNAL) + unknown(99, b"x" * 20),
+        external_tensor(b"w.bin") + tensor_of(data_location=TensorProto.DEFAULT),
+        tensor_of(data_location=TensorProto.EXTERNAL) + unknown(99, b"x" * 20),
         external_tensor(b"w.bin").replace(b"location", b"position"),
     ],
 )
@@ -1060,8 +1003,8 @@ def test_a_plain_model_beyond_two_gibibytes_is_refused() -> None:
 def test_stripping_does_not_touch_the_weights(tmp_path: Path, field: str) -> None:
     size = 3 << 29
     data_type = TensorProto.INT64 if field == "int64_data" else TensorProto.FLOAT
-    before = put(TensorProto, "data_type", data_type)
-    after = put(TensorProto, "name", b"weight")
+    before = tensor_of(data_type=data_type)
+    after = tensor_of(name=b"weight")
     header = tag(TensorProto, field, LEN) + varint(size)
     tensor_size = len(before) + len(header) + size + len(after)
     header = tag(GraphProto, "initializer", LEN) + varint(tensor_size) + before + header
@@ -1149,14 +1092,12 @@ def test_counting_stops_where_the_rest_has_no_room_for_more() -> None:
 
 
 def test_a_model_is_recognised_by_its_first_fields() -> None:
-    data = ModelProto(ir_version=10, graph=GraphProto(name="g")).SerializeToString()
+    model = ModelProto(ir_version=10, graph=GraphProto(name="g"), producer_name="p")
+    data = model.SerializeToString()
     assert wire.is_model(data)
     for other in (b"\0" + data, b"\x08" + data, data[1:], data[:-1], b""):
         assert not wire.is_model(other)
-
-
-@pytest.mark.parametrize("missing", ["ir_version", "graph"])
-def test_a_model_has_ir_version_and_graph(missing: str) -> None:
-    model = ModelProto(ir_version=10, graph=GraphProto(name="g"), producer_name="p")
-    model.ClearField(missing)
-    assert not wire.is_model(model.SerializeToString())
+    for missing in ("ir_version", "graph"):
+        without = ModelProto.FromString(data)
+        without.ClearField(missing)
+        assert not wire.is_model(without.SerializeToString())
