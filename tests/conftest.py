@@ -90,8 +90,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _syncs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces fsync except in tests of storage: syncs took half of the time of most tests."""
-    if "storage" not in request.path.parts:
+    """Replaces fsync except in tests of files: syncs took half of the time of most tests."""
+    if "files" not in request.path.parts:
         monkeypatch.setattr(os, "fsync", os.fstat)  # fails for a bad descriptor, like fsync
 
 
