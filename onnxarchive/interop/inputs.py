@@ -75,10 +75,6 @@ def make_inputs(
 
     Returns:
         The inputs by name, and the open dimensions that were not set, each with the size 1.
-
-    Raises:
-        ValueError: A name is unknown, an input or a size does not fit, or a random input cannot be
-            made.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}

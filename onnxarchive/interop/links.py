@@ -207,39 +207,11 @@ def check_link(
         onnxarchive.link("model.onnxa", "link.onnx")
         assert onnxarchive.check_link("link.onnx") == []
     """
-    model = _parse(path)
-    locations = _locations(model)
-    if archive is not None:
-        return [Finding(None, None, it) for it in _faults(archive, model, path)]
-    if not locations:
-        raise ValueError(
-            f"{os.fspath(path)}: the link names no archive, since no tensor is external; give the "
-            "archive, too"
-        )
-    named = _beside(path, locations[0])
-    if len(locations) > 1:
-        found = f"{len(locations)}, such as {shown(locations[0])} and {shown(locations[1])}"
-        faults = [f"expected all external data in one file, found it in {found}"]
-    elif named is None:
-        faults = [_not_beside(locations[0])]
-    else:
-        try:
-            faults = list(_faults(named, model, path))
-        except FileNotFoundError:
-            faults = [f"expected the archive {named}, found no such file"]
-    return [Finding(None, None, it) for it in faults]
+    return [Finding(None, None, fault) for fault in _faults(path, _parse(path), archive)]
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive, or None.
-
-    None means that the link has no external data, or several locations of external data, or a
-    location that `_beside` refuses.
-
-    Raises:
-        ArchiveFormatError: The file of the link holds no model, or is too large to be a model.
-        OSError: The link cannot be read.
-    """
+    """The path of a link's archive; None if the link does not have one allowed location."""
     locations = _locations(_parse(path))
     return _beside(path, locations[0]) if len(locations) == 1 else None
 
@@ -269,11 +241,7 @@ def _locations(model: onnx.ModelProto) -> list[str]:
 
 
 def _beside(path: str | os.PathLike[str], location: str) -> str | None:
-    """The file at a location; None if the location is refused.
-
-    A location is refused if it leads out of the directory of `path`, or if it contains a backslash
-    or NUL.
-    """
+    """The file at a location of a link; None if that is not below the directory of the link."""
     if {"\0", "\\"} & set(location) or leads_out(location):
         return None
     directory = os.path.dirname(os.fspath(path))
@@ -289,18 +257,37 @@ def _not_beside(location: str) -> str:
 
 
 def _faults(
-    archive_path: str | os.PathLike[str], model: onnx.ModelProto, link_path: str | os.PathLike[str]
+    link: str | os.PathLike[str], model: onnx.ModelProto, given: str | os.PathLike[str] | None
 ) -> Iterator[str]:
-    """Describes how the model of a link does not fit an archive."""
+    """Describes how the model of a link does not fit its archive, or the given one."""
+    locations = _locations(model)
+    if given is None and not locations:
+        raise ValueError(
+            f"{os.fspath(link)}: the link names no archive, since no tensor is external; give the "
+            "archive, too"
+        )
+    if given is None and len(locations) > 1:
+        several = f"{len(locations)}, such as {shown(locations[0])} and {shown(locations[1])}"
+        yield f"expected all external data in one file, found it in {several}"
+        return
+    path = _beside(link, locations[0]) if given is None else given
+    if path is None:
+        yield _not_beside(locations[0])
+        return
     mark = proto.take_link_fingerprint(model)
     try:
-        archive = open(archive_path, model=(mark or "").partition(" ")[2])
+        archive = open(path, model=(mark or "").partition(" ")[2])
     except ModelNotFoundError as error:
         yield f"{error.message}; write a new link"
         return
+    except FileNotFoundError:
+        if given is not None:
+            raise
+        yield f"expected the archive {path}, found no such file"
+        return
     with archive:
-        for location in _locations(model):
-            file = _beside(link_path, location)
+        for location in locations:
+            file = _beside(link, location)
             if file is None:
                 yield _not_beside(location)
             elif not archive.contents.local_file.is_at(file):

@@ -107,16 +107,16 @@ class Server(http.server.ThreadingHTTPServer):
         """Media type, size and data for a path, or None. A damaged entry raises ArchiveError."""
         is_known = secrets.compare_digest(path[: len(self.prefix)].encode(), self.prefix.encode())
         name = urllib.parse.unquote(path[len(self.prefix) :]) or _INDEX
-        found = self._served.get(name) if is_known else None
-        if isinstance(found, Path):
-            data = found.read_bytes() if name != _INDEX else self._set_up(found.read_bytes())
+        served = self._served.get(name) if is_known else None
+        if isinstance(served, Path):
+            data = served.read_bytes() if name != _INDEX else self._set_up(served.read_bytes())
             return mimetypes.MimeTypes().guess_type(name)[0] or "", len(data), [data]
-        if found is None or found.nbytes >= TOO_LARGE:
+        if served is None or served.nbytes >= TOO_LARGE:
             return None
-        for _ in self._archive.contents.pieces(found.name):
+        for _ in self._archive.contents.pieces(served.name):
             pass  # compares local header and CRC-32
-        pieces = self._archive.contents.file.pieces(found.data_offset, found.nbytes)
-        return "application/octet-stream", found.nbytes, pieces
+        pieces = self._archive.contents.file.pieces(served.data_offset, served.nbytes)
+        return "application/octet-stream", served.nbytes, pieces
 
     def _set_up(self, page: bytes) -> bytes:
         """Makes Netron's page show the model, and hides the page's own version and date."""
@@ -131,10 +131,10 @@ class Server(http.server.ThreadingHTTPServer):
 def _netron_files() -> dict[str, Path]:
     """The files of Netron's page by name, found without importing Netron."""
     with needing("netron", "view a model"):
-        found = importlib.util.find_spec("netron")
-        if found is None or found.origin is None:
+        package = importlib.util.find_spec("netron")
+        if package is None or package.origin is None:
             raise ModuleNotFoundError("No module named 'netron'", name="netron")
-    directory = Path(found.origin).parent
+    directory = Path(package.origin).parent
     files = {it.name: it for it in directory.iterdir() if it.suffix in _SUFFIXES}
     if _INDEX not in files or _VERSION not in files[_INDEX].read_bytes():
         raise UnsupportedFeatureError(
@@ -151,17 +151,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answers one request."""
         try:
-            found = self.server.find(urllib.parse.urlsplit(self.path).path)
+            answer = self.server.find(urllib.parse.urlsplit(self.path).path)
         except ArchiveError as error:
             warnings.warn(f"a weight is not shown: {error}", stacklevel=2)
             self.send_error(500)
             return
-        if found is None:
+        if answer is None:
             self.send_error(404)
             return
+        media_type, nbytes, pieces = answer
         self.send_response(200)
-        self.send_header("Content-Type", found[0])
-        self.send_header("Content-Length", str(found[1]))
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(nbytes))
         self.send_header("Content-Security-Policy", _POLICY)
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -169,7 +170,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         # With this cookie, Netron's page does not ask for consent. Other pages get no cookie.
         self.send_header("Set-Cookie", f"consent=0; Path={self.server.prefix}; SameSite=Strict")
         self.end_headers()
-        self.wfile.writelines(found[2])
+        self.wfile.writelines(pieces)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Logs no requests."""

@@ -237,14 +237,14 @@ class SessionInputs:
 
     def make(
         self,
-        given: ort.SessionOptions | None,
+        sess_options: ort.SessionOptions | None,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
         kwargs: Mapping[str, Any],
     ) -> ort.InferenceSession:
         """Makes the session, with the caller's options if they cannot be copied."""
         options, entries = self.options, {}
         if options is None:
-            options, entries = given, dict(self.entries)
+            options, entries = sess_options, dict(self.entries)
         make = partial(archive_session_class(), self.path, entries)
         try:
             made = make(self.model, options, providers, **kwargs)
@@ -254,11 +254,7 @@ class SessionInputs:
             self.require_same_file()  # ONNX Runtime has opened the file by name
 
     def own_options(self) -> ort.SessionOptions:
-        """The options for this session alone.
-
-        Raises:
-            UnsupportedFeatureError: The caller's options cannot be copied.
-        """
+        """The options for this session alone; refused if the caller's cannot be copied."""
         if self.options is None:
             raise UnsupportedFeatureError(
                 "ONNX Runtime cannot copy these session options: they are not valid for every "
@@ -269,23 +265,19 @@ class SessionInputs:
         return self.options
 
     def require_same_file(self) -> None:
-        """Requires that the path still leads to the archive's file.
-
-        Raises:
-            ArchiveError: The path leads to another file, or to none.
-        """
-        if self.file is None or self.path is None or self.file.is_at(self.path):
-            return
-        raise ArchiveError(
-            "the archive was replaced, renamed or removed while the session was made; try again",
-            path=self.file.path,
-        )
+        """Requires that the path still leads to the archive's file."""
+        if self.file and self.path and not self.file.is_at(self.path):
+            raise ArchiveError(
+                "the archive was replaced, renamed or removed while the session was made; try "
+                "again",
+                path=self.file.path,
+            )
 
 
 def session_inputs(
     source: Source,
     model: str,
-    given: ort.SessionOptions | None,
+    sess_options: ort.SessionOptions | None,
     prepack: bool | None,
     access: Access,
     files: contextlib.ExitStack,
@@ -297,9 +289,8 @@ def session_inputs(
     Args:
         source: As in `session`.
         model: As in `session`.
-        given: The caller's options.
-        prepack: As in `session`. A session of these options fails if packed weights in the archive
-            are damaged.
+        sess_options: The caller's options.
+        prepack: As in `session`.
         access: Options for a remote archive.
         files: Closes a file that is opened here.
         uses_packed: Whether the model may refer to packed weights in the archive.
@@ -307,7 +298,10 @@ def session_inputs(
     ort = require_onnxruntime()
     archive = _opened(source, model, access, files)
     is_own = archive is not source
-    options = ort.SessionOptions() if given is None else copy_options(given, archive.model)
+    if sess_options is None:
+        options = ort.SessionOptions()
+    else:
+        options = copy_options(sess_options, archive.model)
     entries = prepacking_entries(prepack)
     path = file = None
     pairs: Pairs = {}
@@ -374,5 +368,5 @@ _buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDict
 def _lend_buffers(options: Any, buffers: Mapping[str, memoryview]) -> None:
     """Adds buffers of external data, by location, to session options."""
     set_entries(options, {USE_BUFFERS: "1"})
-    _buffers[options] = kept = list(buffers.values())
-    getattr(options, _ADD_BUFFERS)(list(buffers), kept, [buffer.nbytes for buffer in kept])
+    _buffers[options] = views = list(buffers.values())
+    getattr(options, _ADD_BUFFERS)(list(buffers), views, [view.nbytes for view in views])

@@ -60,12 +60,7 @@ class RunError(UnsupportedFeatureError):
 
 
 def require_onnxruntime() -> Any:
-    """Imports ONNX Runtime 1.21 or newer, which can run archives.
-
-    Raises:
-        UnsupportedFeatureError: ONNX Runtime is older than 1.21.
-        ImportError: ONNX Runtime is not installed.
-    """
+    """Imports ONNX Runtime; refuses versions before 1.21, which cannot run archives."""
     with needing("onnxruntime", "run a model"):
         import onnxruntime
     if _version(onnxruntime) < _OLDEST:
@@ -116,7 +111,7 @@ def run_errors(action: str, model: str = "") -> Iterator[None]:
 
 
 def prepacking_entries(prepack: bool | None) -> dict[str, str]:
-    """The session config entries that turn packed copies of weights on or off; empty for None."""
+    """The session config entries for an argument `prepack`."""
     return {} if prepack is None else {_DISABLE_PREPACKING: "0" if prepack else "1"}
 
 

@@ -136,7 +136,7 @@ def prepack(
                     folder = os.path.join(directory, str(number))
                     keys = _pack(archive, folder, sess_options, weights, buffers)
                 packed[identifier] = {
-                    name: PackedWeight(*weights[name], found) for name, found in keys.items()
+                    name: PackedWeight(*weights[name], own) for name, own in keys.items()
                 }
                 unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
             new = PackedSet(version, machine(), packed, unpacked)
@@ -216,7 +216,7 @@ def _pack(
     with run_errors("load", archive.model_id):
         require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
     model = onnx.load(optimized, load_external_data=False)
-    found: dict[str, _Keys] = {}
+    keys: dict[str, _Keys] = {}
     data: memoryview | None = None
     for tensor in model.graph.initializer:
         for pair in tensor.external_data if tensor.name in names else ():
@@ -233,10 +233,10 @@ def _pack(
                     break  # of another weight: ONNX Runtime packs this one itself
                 stored.append((file, nbytes))
             else:
-                found.setdefault(tensor.name, {})[key] = tuple(stored)
+                keys.setdefault(tensor.name, {})[key] = tuple(stored)
     if os.name != "nt":
         shutil.rmtree(directory)  # the map keeps the bytes, and a killed process leaves none
-    return found
+    return keys
 
 
 def _mapped(path: str) -> memoryview:

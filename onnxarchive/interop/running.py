@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    ModelNotFoundError,
-    with_path,
-)
+from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, with_path
 from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import (
@@ -119,18 +115,13 @@ def run(
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Raises:
-        ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         RunError: ONNX Runtime cannot load or run the model, or cannot use a provider.
-        UnsupportedFeatureError: As in `onnxarchive.session`.
         ValueError: An input, dimension or provider is unknown or does not fit, a random input
             cannot be made, or `repeat` is below 1.
-        ImportError: ONNX Runtime is not installed.
-        OSError: The file cannot be opened or read.
     """
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
-    location, given = Location.of(path, **access), inputs or {}
+    location, inputs = Location.of(path, **access), inputs or {}
     name = location.name
     require_onnxruntime()  # its import is not measured
     before = _memory()
@@ -141,7 +132,7 @@ def run(
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
-            feed, assumed = make_inputs(ports, given, dims or {})
+            feed, assumed = make_inputs(ports, inputs, dims or {})
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         run_seconds: list[float] = []
@@ -159,7 +150,7 @@ def run(
     return Outcome(
         path=name,
         providers=tuple(ort_session.get_providers()),
-        random=frozenset(feed) - frozenset(given),
+        random=frozenset(feed) - frozenset(inputs),
         assumed=assumed,
         inputs=tuple(_values(feed)),
         outputs=tuple(_values(outputs)),
@@ -174,11 +165,11 @@ def _make_session(
     location: Location, model: str, providers: Sequence[str] | None, prepack: bool | None
 ) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
-    ort, chosen = require_onnxruntime(), None
+    ort, full_names = require_onnxruntime(), None
     if providers is not None:
         known = {it.lower().removesuffix(_SUFFIX): it for it in ort.get_available_providers()}
-        chosen = [known.get(it.lower().removesuffix(_SUFFIX), "") for it in providers]
-        if not all(chosen):
+        full_names = [known.get(it.lower().removesuffix(_SUFFIX), "") for it in providers]
+        if not all(full_names):
             raise ValueError(
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
@@ -199,8 +190,8 @@ def _make_session(
         make = ort.InferenceSession
         if is_zip:
             make = partial(session, model=model, prepack=prepack, **location.access)
-        ort_session = make(location.address, options, chosen, enable_fallback=0)
-    missing = {*(chosen or ())} - {*ort_session.get_providers()}
+        ort_session = make(location.address, options, full_names, enable_fallback=0)
+    missing = {*(full_names or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(
             f"ONNX Runtime cannot use {', '.join(sorted(missing))}; its log has the reason"
@@ -258,10 +249,10 @@ def _values(named: Mapping[str, Any]) -> Iterator[Value]:
 
 def _memory() -> dict[str, int]:
     """Size of this process's memory in bytes, by kind; empty if the system does not report it."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with contextlib.suppress(OSError), open(STATUS, errors="replace") as status:
         for line in status:
             name, _, size = line.partition(":")
             if name in _KINDS:  # in KiB
-                found[_KINDS[name]] = found.get(_KINDS[name], 0) + (int(size.split()[0]) << 10)
-    return found
+                sizes[_KINDS[name]] = sizes.get(_KINDS[name], 0) + (int(size.split()[0]) << 10)
+    return sizes

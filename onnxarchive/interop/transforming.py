@@ -128,12 +128,12 @@ def transform(
     open_assets(assets)
     Replacement(destination).discard()
     with open(path, model=model) as archive, with_path(path):
-        kept = archive_options(archive, archive.models, size_threshold, convert_attribute)
+        own = archive_options(archive, archive.models, size_threshold, convert_attribute)
         options = replace(
             options,
-            size_threshold=kept.size_threshold,
-            alignment=kept.alignment if alignment is None else alignment,
-            convert_attribute=kept.convert_attribute,
+            size_threshold=own.size_threshold,
+            alignment=own.alignment if alignment is None else alignment,
+            convert_attribute=own.convert_attribute,
         )
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 
@@ -146,10 +146,10 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         result = _call(function, archive.model)  # not copied: it is not used again
     else:
         hidden = _HiddenWeights(archive)
-        given = copied(hidden.model)
+        before_call = copied(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
-        if hidden.names and returned == given:
+        if hidden.names and returned == before_call:
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed nothing: the data of large weights, "
                 f"such as {hidden.names[0]!r}, was hidden; use weights='loaded' for functions that "
@@ -238,8 +238,8 @@ class _HiddenWeights:
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
         weights = [(value, weight) for value, weight in inputs if weight is not None]
         initializers = _initializers(result, weights)
-        found = {weight.key for _, weight in weights}
-        missing = [weight for key, weight in self._by_key.items() if key not in found]
+        keys = {weight.key for _, weight in weights}
+        missing = [weight for key, weight in self._by_key.items() if key not in keys]
         new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
         _require_dropped(missing, result, new)
 
@@ -325,7 +325,7 @@ def _initializers(
     """
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
-    found = []
+    initializers = []
     for value, weight in weights:
         _require_unchanged(weight, value)
         if not (weight.was_input or value.name in used or not weight.was_used):
@@ -338,24 +338,24 @@ def _initializers(
         taken.add(value.name)
         tensor = copied(weight.tensor)
         tensor.name = value.name
-        found.append((tensor, weight))
-    return found
+        initializers.append((tensor, weight))
+    return initializers
 
 
 def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
     """Refuses an input that differs from the archive's weight in type or shape."""
-    found = value.type.tensor_type
-    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.shape.dim]
+    kind = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
     expected = list(weight.tensor.dims)
-    is_shape = not found.HasField("shape") or (
+    is_shape = not kind.HasField("shape") or (
         len(dims) == len(expected)
-        and all(dim in (None, wanted) for dim, wanted in zip(dims, expected, strict=True))
+        and all(dim in (None, size) for dim, size in zip(dims, expected, strict=True))
     )
-    if found.elem_type == weight.tensor.data_type and is_shape:
+    if kind.elem_type == weight.tensor.data_type and is_shape:
         return
     raise ArchiveFormatError(
         f"tensor {weight.name!r}: expected {dtypes.name_of(weight.tensor.data_type)} of shape "
-        f"{expected} as in the archive, found {dtypes.name_of(found.elem_type)} of shape {dims} in "
+        f"{expected} as in the archive, found {dtypes.name_of(kind.elem_type)} of shape {dims} in "
         "the function's result; functions that change weights need weights='loaded'"
     )
 
@@ -373,9 +373,9 @@ def _require_dropped(
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}
     for value in new_inputs:
-        found = value.type.tensor_type
-        dims = tuple(dim.dim_value for dim in found.shape.dim)
-        renamed.setdefault((found.elem_type, dims), value.name)
+        kind = value.type.tensor_type
+        dims = tuple(dim.dim_value for dim in kind.shape.dim)
+        renamed.setdefault((kind.elem_type, dims), value.name)
     for weight in missing:
         if weight.name in undefined:
             raise ArchiveFormatError(
