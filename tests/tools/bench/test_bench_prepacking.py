@@ -23,7 +23,7 @@ def test_the_table_shows_what_packed_copies_take(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     told = tmp_path / "told.json"
     told.write_text('{"cases": {}}')
-    command = [sys.executable, str(TOOL), "--layers", "4", "--threads", "1", "--json", told]
+    command = [sys.executable, str(TOOL), "--layers", "4", "--threads", "1", "--json", str(told)]
     subprocess.run(command, check=True)
     run = json.loads(told.read_text())
     assert run["cases"] == {}
