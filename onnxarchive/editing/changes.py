@@ -25,7 +25,7 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import is_model
 from onnxarchive.model.proto import CheckedModel
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.views import require_model
@@ -37,9 +37,7 @@ from onnxarchive.writing.plan import Item
 from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import (
     asset_items,
-    entry_of,
     referred_data,
-    referred_key,
     verified_data,
 )
 
@@ -161,7 +159,7 @@ class Changes:
         """The bytes of an external tensor: those of an entry of the archive, or from elsewhere."""
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
-            return entry_of(self.archive, referred_key(self.archive, ref), ref)
+            return referred_data(self.archive, ref)
         if location not in self._data:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
         tensors.external_type(ref)  # refuses data in the tensor, too
@@ -237,7 +235,9 @@ class Changes:
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
         refs = archive.contents.models[archive.model_id].refs
         locations = {
-            ref.path: self._add(entry_of(archive, key, ref, _data_of))
+            ref.path: self._add(
+                LazyData(archive.entries[key].nbytes, partial(_data_of, archive, key), ref)
+            )
             for key, ref in refs.items()
             if not self._has_entry(archive, key)
         }
@@ -290,9 +290,9 @@ class Changes:
         return parts.proto
 
 
-def _data_of(archive: Archive, key: str) -> EntryData:
+def _data_of(archive: Archive, key: str) -> Data:
     try:
-        return verified_data(archive, key)
+        return tensors.resolved(verified_data(archive, key))
     except ArchiveError:
         raise
     except ValueError as error:

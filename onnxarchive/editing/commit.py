@@ -55,8 +55,6 @@ from onnxarchive.writing.stored_entries import (
     archive_options,
     asset_items,
     entry_data,
-    entry_items,
-    entry_of,
 )
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import layout, writer
@@ -180,7 +178,7 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
     new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
-    items = [new[name] if name in new else entry_items(archive, [name])[0] for name in order[stay:]]
+    items = [new.get(name) or Item(name, entry_data(archive, name)) for name in order[stay:]]
     if any(name not in archive.entries for name in new):
         require_names(order)
     writer.require_entries(len(order) + len(models))
@@ -232,7 +230,7 @@ def _serialize(
         assigned = Keys(filter(is_key, archive.entries.names))
         for checked in archive.contents.models.values():
             shared.add(
-                (key, ref, entry_of(archive, key, ref))
+                (key, ref, entry_data(archive, key))
                 for key, ref in checked.refs.items()
                 if key not in replaced
             )
@@ -320,7 +318,7 @@ def _write(changes: Changes, plan: _Plan) -> None:
         archive.contents.require_headers(archive.entries)
         undo.change_end(file, offset, plan.size(archive.alignment, offset, kept), write)
         return
-    items = [Item(name, plan.replaced.get(name) or entry_of(archive, name)) for name in names]
+    items = [Item(name, plan.replaced.get(name) or entry_data(archive, name)) for name in names]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
     with write_file(plan, file.absolute_path, write_options, is_locked=True) as written:

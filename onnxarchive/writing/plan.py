@@ -316,8 +316,8 @@ def plan_model(
         data: Data | None = None
         if is_external:
             data = next(external_data, None) or refuse_external(ref)
-            if tensor.data_type in tensors.CHECKED_TYPES and not isinstance(data, LazyData):
-                data = LazyData(data.nbytes, partial(_same, data), ref)
+            if tensor.data_type in tensors.CHECKED_TYPES:
+                data = LazyData(data.nbytes, partial(tensors.resolved, data), ref)
         elif (nbytes := tensors.stored_nbytes(tensor)) is not None:
             if number < count:
                 data = InitializerData(nbytes, initializers, number)
@@ -366,10 +366,6 @@ def plan_model(
     for path in idle:
         walking.at(model, path).ClearField("external_data")
     return PlannedModel(items, model, held, frozenset(shared_keys))
-
-
-def _same(data: Data) -> Data:
-    return data
 
 
 def _raw_data(ref: TensorRef) -> Data:

@@ -12,6 +12,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import locking
+from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
@@ -25,53 +26,30 @@ from onnxarchive.writing.write import write_file
 
 
 def entry_data(archive: Archive, name: str) -> EntryData:
-    """The bytes of an entry."""
+    """The bytes of an entry, read when they are needed."""
     return EntryData(archive.contents, name)
 
 
-def verified_data(archive: Archive, name: str) -> EntryData:
-    """As `entry_data`, after comparing the CRC-32 of a mapped entry; errors name the archive.
+def verified_data(archive: Archive, name: str) -> Data:
+    """As `entry_data`, but the bytes are compared with their CRC-32 first; errors name the archive.
 
     Raises:
-        ChecksumError: The bytes have changed.
+        ChecksumError: When the bytes are read: they have changed.
     """
     data = entry_data(archive, name)
-    if data.view is not None:  # else the CRC-32 is compared when the data is read
-        deque(archive.contents.verified([name]), 0)
-    return data
+
+    def verified() -> EntryData:
+        if data.view is not None:  # else the CRC-32 is compared when the data is read
+            deque(archive.contents.verified([name]), 0)
+        return data
+
+    return LazyData(data.nbytes, verified)
 
 
-def entry_items(
-    archive: Archive,
-    names: Iterable[str],
-    read: Callable[[Archive, str], EntryData] = entry_data,
-) -> list[Item]:
-    """Entries of an archive as items of a plan, with the same data, read by `read` when needed."""
-    return [Item(name, entry_of(archive, name, read=read)) for name in names]
-
-
-def entry_of(
-    archive: Archive,
-    name: str,
-    ref: TensorRef | None = None,
-    read: Callable[[Archive, str], EntryData] = entry_data,
-) -> LazyData:
-    """The bytes of an entry, read when they are needed.
-
-    Args:
-        archive: The archive.
-        name: The entry's name.
-        ref: The tensor in the entry, if its elements are to be checked.
-        read: Gives the bytes.
-    """
-    return LazyData(archive.entries[name].nbytes, partial(read, archive, name), ref)
-
-
-def asset_items(
-    archive: Archive, read: Callable[[Archive, str], EntryData] = entry_data
-) -> list[Item]:
-    """The assets of an archive as items of a plan; see `entry_items`."""
-    return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets), read)
+def asset_items(archive: Archive, read: Callable[[Archive, str], Data] = entry_data) -> list[Item]:
+    """The assets of an archive as items of a plan, with data from `read`."""
+    names = (ASSET_PREFIX + path for path in archive.assets)
+    return [Item(name, read(archive, name)) for name in names]
 
 
 def archive_options(
@@ -117,11 +95,7 @@ def archive_options(
 
 
 def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
-    """The bytes of an external tensor whose location is a key of the archive.
-
-    Raises:
-        ArchiveFormatError: As for `referred_key`.
-    """
+    """The bytes of the entry that an external tensor refers to; see `referred_key`."""
     return entry_data(archive, referred_key(archive, ref))
 
 
@@ -155,9 +129,9 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
 def sources_of(
     archive: Archive,
     models: Mapping[str, onnx.ModelProto],
-    read: Callable[[Archive, str], EntryData] = entry_data,
+    read: Callable[[Archive, str], Data] = entry_data,
 ) -> dict[str, Source]:
-    """Models that refer to an archive as sources, which read the data of tensors by `read`.
+    """Models that refer to an archive as sources, whose tensors have data from `read`.
 
     Args:
         archive: The archive.
@@ -167,16 +141,11 @@ def sources_of(
     Raises:
         ArchiveFormatError: As for `referred_key`.
     """
-    return {
-        identifier: Source(
-            model,
-            [
-                entry_of(archive, referred_key(archive, ref), ref, read)
-                for ref in tensors.external(model)
-            ],
-        )
-        for identifier, model in models.items()
-    }
+    sources: dict[str, Source] = {}
+    for identifier, model in models.items():
+        keys = [referred_key(archive, ref) for ref in tensors.external(model)]
+        sources[identifier] = Source(model, [read(archive, key) for key in keys])
+    return sources
 
 
 def save_referring(
