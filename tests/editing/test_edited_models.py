@@ -17,6 +17,7 @@ from edits import (
     changed,
     documented,
     no_clone,
+    refused,
     remove_model,
     rename_model,
     replace_model,
@@ -151,15 +152,13 @@ def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> 
 
 @pytest.mark.parametrize("id", ["A", "a-b", "é", "a" * 65])
 def test_what_is_no_id_is_refused(pair: Path, id: str) -> None:
-    before = pair.read_bytes()
     edits: list[Callable[[], None]] = [
         lambda: replace_model(pair, of(w=A), name=id),
         lambda: rename_model(pair, "decoder", id),
     ]
     for edit in edits:
-        with pytest.raises(ValueError, match="of at most 64 bytes"):
+        with refused(pair, ValueError, "of at most 64 bytes"):
             edit()
-    assert pair.read_bytes() == before
 
 
 def test_compact_writes_what_save_writes(pair: Path) -> None:
@@ -239,7 +238,6 @@ def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
-    before = pair.read_bytes()
     edits: list[Callable[[], None]] = [
         lambda: remove_model(pair, "x"),
         lambda: rename_model(pair, "x", "y"),
@@ -247,10 +245,9 @@ def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
         lambda: replace_tensor(pair, "w", np.ones(3), model="x"),
     ]
     for edit in edits:
-        with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'x'") as caught:
+        with refused(pair, ModelNotFoundError, "one of '', 'decoder', found 'x'") as caught:
             edit()
         assert caught.value.path == str(pair)
-    assert pair.read_bytes() == before
 
 
 # Tensors

@@ -23,6 +23,7 @@ from edits import (
     new_model,
     no_clone,
     referring,
+    refused,
     removed,
     replace_model,
     replace_tensor,
@@ -107,10 +108,8 @@ def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
     del model.graph.initializer[0]
     shorter.write_bytes(model.SerializeToString())
     flip_byte(path, entry_of(path, "w2").data_offset + 50)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"'w2'.* 0x|no model would use 'w2'"):
+    with refused(path, ValueError, r"'w2'.* 0x|no model would use 'w2'"):
         change(path)
-    assert path.read_bytes() == before
     assert sorted(os.listdir(path.parent)) == sorted(map(os.path.basename, (path, link, shorter)))
 
 
@@ -119,7 +118,6 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
     path: Path, clone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnxarchive.save(weights(3), path)
-    before = path.read_bytes()
     array = np.zeros(300, np.float32)
 
     def change_and_clone(*files: Any) -> bool:  # when the CRC-32 is known, and nothing is written
@@ -127,10 +125,9 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
         return clone(*files)
 
     monkeypatch.setattr(filesystem, "clone", change_and_clone)
-    with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
+    with refused(path, ChecksumError, r"'w1'.*0x"):
         replace_tensor(path, "w1", array)
     monkeypatch.undo()
-    require(path, before)
 
 
 @pytest.mark.usefixtures("no_clones")
@@ -139,10 +136,8 @@ def test_a_damaged_header_of_an_asset_is_noticed_before_an_edit_that_could_not_b
 ) -> None:
     onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
     flip_byte(path, entry_of(path, "assets/labels").header_offset + 12)
-    before = path.read_bytes()
-    with pytest.raises(ArchiveFormatError, match=r"'assets/labels': .*ZIP-7"):
+    with refused(path, ArchiveFormatError, r"'assets/labels': .*ZIP-7"):
         replace_model(path, changed(referring(path), added("w2")))
-    assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("no_clones")

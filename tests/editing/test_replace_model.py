@@ -19,6 +19,7 @@ from edits import (
     no_clone,
     other_bytes,
     referring,
+    refused,
     removed,
     renamed,
     replace_model,
@@ -170,16 +171,14 @@ def test_a_model_that_lacks_a_tensor_of_the_archive_is_refused_unless_compact(
 ) -> None:
     model = weights(5)
     onnxarchive.save(model, path, assets={"labels": b"cat"})
-    before = path.read_bytes()
     new = changed(referring(path), change)
-    with pytest.raises(ValueError, match="compact=True") as caught:
+    with refused(path, ValueError, "compact=True") as caught:
         replace_model(path, new, **way)
     advice = "; edit.tensors['w1'] = array replaces the elements" if change is other_bytes else ""
     assert str(caught.value) == (
         f"{path}: no model would use {listed}; compact=True (--compact) rewrites the "
         f"whole archive without them{advice}"
     )
-    require(path, before)
     replace_model(path, new, compact=True, **way)
     require(path, saved(changed(model, change), assets={"labels": b"cat"}))
 
@@ -464,10 +463,8 @@ def test_compacting_an_archive_written_tensor_by_tensor_gives_the_order_of_save(
     path: Path, way: dict[str, Any], change: Callable[[onnx.ModelProto], Any]
 ) -> None:
     model = written(path, "w2", "w0", "w1")
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="would use 'w1'; compact"):
+    with refused(path, ValueError, "would use 'w1'; compact"):
         replace_model(path, changed(referring(path), removed(1)), **way)
-    require(path, before)
     replace_model(path, changed(referring(path), change), compact=True, **way)
     require(path, saved(changed(model, change)))
 

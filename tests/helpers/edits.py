@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from onnxarchive.files import local_file
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"
 
+_Error = TypeVar("_Error", bound=BaseException)
 Change = Callable[[onnx.ModelProto], object]
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links and modes are POSIX's")
@@ -201,6 +203,17 @@ def require(path: Path, expected: bytes) -> None:
     assert path.read_bytes() == expected
     assert onnxarchive.check(path, full=True) == []
     assert os.listdir(path.parent) == [path.name]
+
+
+@contextlib.contextmanager
+def refused(
+    path: Path, error: type[_Error] | tuple[type[_Error], ...], match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[_Error]]:
+    """Requires that a block raises an error, and leaves the archive and its directory as before."""
+    before, names = path.read_bytes(), sorted(os.listdir(path.parent))
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert (path.read_bytes(), sorted(os.listdir(path.parent))) == (before, names)
 
 
 def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[str]:
