@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edits import NAME, no_clone
+from edits import NAME, no_clone, weights
 from hypothesis import settings
 from models import copying_clone, runnable_model
 from web_server import WebServer, serving
@@ -117,6 +117,13 @@ def archive(path: Path) -> Path:
 
 
 @pytest.fixture
+def two(path: Path) -> Path:
+    """An archive of `weights(2)`."""
+    onnxarchive.save(weights(2), path)
+    return path
+
+
+@pytest.fixture
 def link(archive: Path) -> Path:
     """A link (an .onnx file) to `archive`, in the same directory."""
     path = archive.with_name("ein Verweis.onnx")
@@ -145,6 +152,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
     clone = copying_clone if request.param == "on a clone" else no_clone
     monkeypatch.setattr(filesystem, "clone", clone)
     return {"copy": request.param == "with copy"}
+
+
+@pytest.fixture(params=[no_clone, copying_clone])
+def clones_or_none(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edits without clones, and with a clone of each file."""
+    monkeypatch.setattr(filesystem, "clone", request.param)
 
 
 @pytest.fixture

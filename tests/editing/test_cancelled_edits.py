@@ -75,10 +75,9 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
 
 
 @pytest.mark.parametrize("call", BROKEN_OFF.values(), ids=BROKEN_OFF.keys())
-def test_progress_goes_to_the_end(path: Path, call: Callable[..., None]) -> None:
-    onnxarchive.save(weights(2), path)
+def test_progress_goes_to_the_end(two: Path, call: Callable[..., None]) -> None:
     calls: list[tuple[int, int]] = []
-    call(path, lambda *numbers: calls.append(numbers))
+    call(two, lambda *numbers: calls.append(numbers))
     done, totals = zip(*calls, strict=True)
     assert len(set(totals)) == 1
     assert list(done) == sorted(done)

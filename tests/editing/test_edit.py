@@ -96,14 +96,13 @@ def test_all_changes_are_written_as_one_when_the_block_ends(
     require(archive, saved(expected, models={"decoder": weights(1)}, assets=assets))
 
 
-def test_an_edit_is_written_in_every_way(path: Path, way: dict[str, Any]) -> None:
-    onnxarchive.save(weights(2), path)
+def test_an_edit_is_written_in_every_way(two: Path, way: dict[str, Any]) -> None:
     for text in ("new", "newer"):
-        document(path, text, **way)
-        require(path, saved(changed(weights(2), documented(text))))
-    with onnxarchive.edit(path, compact=True, **way) as edit:
+        document(two, text, **way)
+        require(two, saved(changed(weights(2), documented(text))))
+    with onnxarchive.edit(two, compact=True, **way) as edit:
         del edit.model.graph.initializer[0]
-    require(path, saved(changed(weights(2), documented("newer"), removed(0))))
+    require(two, saved(changed(weights(2), documented("newer"), removed(0))))
 
 
 @pytest.mark.usefixtures("no_clones")
@@ -543,33 +542,31 @@ def test_another_mode_of_open_is_refused(archive: Path) -> None:
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_written(
-    path: Path, compact: bool
+    two: Path, compact: bool
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    nbytes = entry_of(path, MODEL).nbytes
+    nbytes = entry_of(two, MODEL).nbytes
     with pytest.raises(ArchiveFormatError, match="max_model_nbytes"):
-        document(path, max_model_nbytes=nbytes - 1)
-    before = path.read_bytes()
+        document(two, max_model_nbytes=nbytes - 1)
+    before = two.read_bytes()
     with (
         pytest.raises(ArchiveFormatError, match="max_model_nbytes") as caught,
-        onnxarchive.edit(path, max_model_nbytes=nbytes + 9, compact=compact) as edit,
+        onnxarchive.edit(two, max_model_nbytes=nbytes + 9, compact=compact) as edit,
     ):
         edit.model = changed(weights(1 if compact else 2), documented("x" * nbytes))
-    assert (caught.value.rule, caught.value.path) == ("MODEL-2", str(path))
+    assert (caught.value.rule, caught.value.path) == ("MODEL-2", str(two))
     del caught  # its traceback holds the file
-    require(path, before)
-    assert open_below(path.parent) == []
+    require(two, before)
+    assert open_below(two.parent) == []
 
 
 def test_an_archive_is_edited_wherever_the_process_goes(
-    path: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    two: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    monkeypatch.chdir(path.parent)
-    with onnxarchive.edit(path.name, **way) as edit:
+    monkeypatch.chdir(two.parent)
+    with onnxarchive.edit(two.name, **way) as edit:
         monkeypatch.chdir("/")
         edit.model.doc_string = "new"
-    require(path, saved(changed(weights(2), documented("new"))))
+    require(two, saved(changed(weights(2), documented("new"))))
 
 
 @pytest.mark.parametrize("timeout", [-1, -2.5, float("nan")])

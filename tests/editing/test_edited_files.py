@@ -75,26 +75,25 @@ def test_what_is_no_archive_is_refused_and_left_as_it_is(
 @posix
 @pytest.mark.parametrize("change", EDITS.values(), ids=EDITS.keys())
 def test_a_file_with_further_names_is_changed_only_as_a_copy(
-    path: Path, tmp_path: Path, change: Callable[..., None]
+    two: Path, tmp_path: Path, change: Callable[..., None]
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    before = path.read_bytes()
+    before = two.read_bytes()
     other = tmp_path / "another name"
-    os.link(path, other)
+    os.link(two, other)
     with pytest.raises(ValueError, match="hard links") as caught:
-        change(path)
+        change(two)
     assert str(caught.value) == (
-        f"{path}: expected a file with one name, found a file with 2 names (hard links), "
+        f"{two}: expected a file with one name, found a file with 2 names (hard links), "
         "which share the content; copy=True (--copy) writes a new file at this path instead"
     )
-    assert path.read_bytes() == before
+    assert two.read_bytes() == before
     inode = other.stat().st_ino
-    change(path, copy=True)
-    assert path.read_bytes() != before
+    change(two, copy=True)
+    assert two.read_bytes() != before
     assert other.read_bytes() == before
-    assert other.stat().st_ino == inode != path.stat().st_ino
-    assert onnxarchive.check(path, full=True) == []
-    change(path)  # it has one name now
+    assert other.stat().st_ino == inode != two.stat().st_ino
+    assert onnxarchive.check(two, full=True) == []
+    change(two)  # it has one name now
 
 
 @posix
@@ -124,11 +123,10 @@ def test_a_symbolic_link_is_replaced_only_as_a_copy(
 
 
 @posix
-def test_a_link_to_a_directory_on_the_way_is_no_further_name(path: Path, tmp_path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    (tmp_path / "way").symlink_to(path.parent)
-    replace_model(tmp_path / "way" / path.name, new_model())
-    require(path, saved(new_model()))
+def test_a_link_to_a_directory_on_the_way_is_no_further_name(two: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(two.parent)
+    replace_model(tmp_path / "way" / two.name, new_model())
+    require(two, saved(new_model()))
 
 
 @posix
@@ -142,37 +140,35 @@ def test_a_link_that_leads_to_nothing_is_named(path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
-def test_permission_bits_stay(path: Path, way: dict[str, Any], mode: int) -> None:
-    onnxarchive.save(weights(2), path)
-    path.chmod(mode)
-    replace_model(path, new_model(), **way)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-    replace_model(path, model_of(), compact=True, **way)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-    onnxarchive.save(weights(2), path)
-    replace_tensor(path, "w1", np.ones(300, np.float32), **way)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
+def test_permission_bits_stay(two: Path, way: dict[str, Any], mode: int) -> None:
+    two.chmod(mode)
+    replace_model(two, new_model(), **way)
+    assert stat.S_IMODE(two.stat().st_mode) == mode
+    replace_model(two, model_of(), compact=True, **way)
+    assert stat.S_IMODE(two.stat().st_mode) == mode
+    onnxarchive.save(weights(2), two)
+    replace_tensor(two, "w1", np.ones(300, np.float32), **way)
+    assert stat.S_IMODE(two.stat().st_mode) == mode
 
 
 @posix
 @pytest.mark.usefixtures("no_clones")
-def test_edits_in_place_keep_the_file_and_others_make_a_new_one(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    inode = path.stat().st_ino
+def test_edits_in_place_keep_the_file_and_others_make_a_new_one(two: Path) -> None:
+    inode = two.stat().st_ino
     for edit in IN_PLACE.values():
-        edit(path)
-        change_model(path, lambda model: weights(2))
-    replace_model(path, changed(weights(2), added("w2")))
-    assert path.stat().st_ino == inode
+        edit(two)
+        change_model(two, lambda model: weights(2))
+    replace_model(two, changed(weights(2), added("w2")))
+    assert two.stat().st_ino == inode
     others: list[Callable[[], None]] = [
-        lambda: replace_tensor(path, "w1", np.ones(300, np.float32)),
-        lambda: replace_model(path, referring(path), copy=True),
-        lambda: replace_model(path, referring(path), compact=True, size_threshold=2000),
+        lambda: replace_tensor(two, "w1", np.ones(300, np.float32)),
+        lambda: replace_model(two, referring(two), copy=True),
+        lambda: replace_model(two, referring(two), compact=True, size_threshold=2000),
     ]
     for make_new_file in others:
-        inode = path.stat().st_ino
+        inode = two.stat().st_ino
         make_new_file()
-        assert path.stat().st_ino != inode
+        assert two.stat().st_ino != inode
 
 
 @pytest.mark.usefixtures("nobody", "no_clones")

@@ -30,116 +30,108 @@ import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, ChecksumError
 
 
-def test_a_model_file_with_its_data_in_the_archive_is_taken(path: Path, tmp_path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    with onnxarchive.open(path) as archive:
+def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path: Path) -> None:
+    with onnxarchive.open(two) as archive:
         (tmp_path / MODEL).write_bytes(archive.read(MODEL))
     new = onnx.load(tmp_path / MODEL, load_external_data=False)
     new.doc_string = "new"
     (tmp_path / "a model.onnx").write_bytes(new.SerializeToString())
     for model_file in (tmp_path / "a model.onnx", str(tmp_path / "a model.onnx")):
-        replace_model(path, model_file)
-        require(path, saved(changed(weights(2), documented("new"))))
+        replace_model(two, model_file)
+        require(two, saved(changed(weights(2), documented("new"))))
 
 
-def test_a_link_that_was_changed_is_taken(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    link = path.with_name("link.onnx")
-    onnxarchive.link(path, link)
+def test_a_link_that_was_changed_is_taken(two: Path) -> None:
+    link = two.with_name("link.onnx")
+    onnxarchive.link(two, link)
     new = onnx.load(link, load_external_data=False)
     new.doc_string = "new"
     new.graph.initializer.append(raw_tensor("w2", dims=(300,), seed=2))
     onnx.save(new, link)
-    replace_model(path, link)
+    replace_model(two, link)
     link.unlink()
-    require(path, saved(changed(weights(3), documented("new"))))
-    assert not referring(path).metadata_props
+    require(two, saved(changed(weights(3), documented("new"))))
+    assert not referring(two).metadata_props
 
 
 def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
-    path: Path, way: dict[str, Any]
+    two: Path, way: dict[str, Any]
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    before = path.read_bytes()
-    offset = entry_of(path, MODEL).header_offset
-    link = path.with_name("link.onnx")
-    onnxarchive.link(path, link)
+    before = two.read_bytes()
+    offset = entry_of(two, MODEL).header_offset
+    link = two.with_name("link.onnx")
+    onnxarchive.link(two, link)
     new = onnx.load(link, load_external_data=False)
-    into = external(raw_tensor("into", dims=(40,)), path.name, offset=offset - 1, length=160)
+    into = external(raw_tensor("into", dims=(40,)), two.name, offset=offset - 1, length=160)
     new.graph.initializer.extend([raw_tensor("before", dims=(40,)), into])
     onnx.save(new, link)
     with pytest.raises(ArchiveFormatError, match=r"'into'.*found 160 bytes at offset \d+, in"):
-        replace_model(path, link, size_threshold=0, **way)
-    assert path.read_bytes() == before
+        replace_model(two, link, size_threshold=0, **way)
+    assert two.read_bytes() == before
 
 
 def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(
-    path: Path, way: dict[str, Any]
+    two: Path, way: dict[str, Any]
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    link = path.with_name("link.onnx")
-    onnxarchive.link(path, link)
+    link = two.with_name("link.onnx")
+    onnxarchive.link(two, link)
     new = onnx.load(link, load_external_data=False)
-    offset = path.stat().st_size
-    empty = external(raw_tensor("empty", dims=(0,)), path.name, offset=offset, length=0)
+    offset = two.stat().st_size
+    empty = external(raw_tensor("empty", dims=(0,)), two.name, offset=offset, length=0)
     new.graph.initializer.append(empty)
     onnx.save(new, link)
-    replace_model(path, link, size_threshold=0, **way)
-    with onnxarchive.open(path) as archive:
+    replace_model(two, link, size_threshold=0, **way)
+    with onnxarchive.open(two) as archive:
         assert archive.tensors["empty"].shape == (0,)
 
 
-def test_a_link_to_the_old_archive_no_longer_fits(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    link = path.with_name("link.onnx")
-    onnxarchive.link(path, link)
-    replace_model(path, changed(weights(2), documented("new")))
+def test_a_link_to_the_old_archive_no_longer_fits(two: Path) -> None:
+    link = two.with_name("link.onnx")
+    onnxarchive.link(two, link)
+    replace_model(two, changed(weights(2), documented("new")))
     assert onnxarchive.check_link(link) != []
-    onnxarchive.link(path, link)
+    onnxarchive.link(two, link)
     assert onnxarchive.check_link(link) == []
 
 
-def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    other, link = path.with_name("other.onnxa"), path.with_name("link.onnx")
+def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(two: Path) -> None:
+    other, link = two.with_name("other.onnxa"), two.with_name("link.onnx")
     new = changed(weights(2), documented("new"))
     onnxarchive.save(new, other)
     onnxarchive.link(other, link)
-    replace_model(path, link)
-    assert path.read_bytes() == saved(new)
+    replace_model(two, link)
+    assert two.read_bytes() == saved(new)
     different = changed(new, other_bytes)
     onnxarchive.save(different, other)  # the same places in another file
     onnxarchive.link(other, link)
     with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
-        replace_model(path, link)
-    assert path.read_bytes() == saved(new)
-    replace_model(path, link, compact=True)
-    assert path.read_bytes() == saved(different)
+        replace_model(two, link)
+    assert two.read_bytes() == saved(new)
+    replace_model(two, link, compact=True)
+    assert two.read_bytes() == saved(different)
 
 
 def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
-    path: Path, tmp_path: Path
+    two: Path, tmp_path: Path
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    before = path.read_bytes()
+    before = two.read_bytes()
     onnx.save(changed(weights(2), documented("new"), added("w2", 3000)), tmp_path / "full.onnx")
-    replace_model(path, tmp_path / "full.onnx")
-    require(path, saved(changed(weights(2), documented("new"), added("w2", 3000))))
-    path.write_bytes(before)
+    replace_model(two, tmp_path / "full.onnx")
+    require(two, saved(changed(weights(2), documented("new"), added("w2", 3000))))
+    two.write_bytes(before)
     other = changed(weights(2), other_bytes)
     onnx.save(other, tmp_path / "full.onnx")
     with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
-        replace_model(path, tmp_path / "full.onnx")
-    require(path, before)
-    replace_model(path, tmp_path / "full.onnx", compact=True)
-    require(path, saved(other))
+        replace_model(two, tmp_path / "full.onnx")
+    require(two, before)
+    replace_model(two, tmp_path / "full.onnx", compact=True)
+    require(two, saved(other))
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_model_file_with_its_data_beside_it_is_taken(
-    path: Path, tmp_path: Path, together: bool
+    two: Path, tmp_path: Path, together: bool
 ) -> None:
-    onnxarchive.save(weights(2), path)
     new = changed(weights(3), documented("new"))
     model_file = tmp_path / "model.onnx"
     onnx.save(
@@ -150,8 +142,8 @@ def test_a_model_file_with_its_data_beside_it_is_taken(
         size_threshold=0,
         location="weights.bin" if together else None,
     )
-    replace_model(path, model_file)
-    require(path, saved(new))
+    replace_model(two, model_file)
+    require(two, saved(new))
 
 
 @pytest.mark.parametrize("form", ["path", "archive", "its model"])
@@ -178,17 +170,16 @@ def test_the_tensors_of_another_archive_are_copied_or_refused(
     require(path, saved(other, models={"two": other}, assets={"labels": b"cat"}))
 
 
-def test_what_an_archive_was_before_an_edit_is_copied_or_refused(path: Path) -> None:
+def test_what_an_archive_was_before_an_edit_is_copied_or_refused(two: Path) -> None:
     """A tensor has its key and size as before, but other bytes."""
-    onnxarchive.save(weights(2), path)
     after = changed(weights(2), other_bytes)
-    with onnxarchive.open(path) as old:
-        replace_tensor(path, "w1", after.graph.initializer[1])
+    with onnxarchive.open(two) as old:
+        replace_tensor(two, "w1", after.graph.initializer[1])
         with pytest.raises(ValueError, match=r"'w1' .*: expected an external tensor of this arch"):
-            replace_model(path, old.model, name="two")
-        require(path, saved(after))
-        replace_model(path, old, name="two")
-    require(path, saved(after, models={"two": weights(2)}))
+            replace_model(two, old.model, name="two")
+        require(two, saved(after))
+        replace_model(two, old, name="two")
+    require(two, saved(after, models={"two": weights(2)}))
 
 
 def test_damaged_data_of_another_archive_is_not_copied(
@@ -207,34 +198,31 @@ def test_damaged_data_of_another_archive_is_not_copied(
     require(path, saved(weights(1)))
 
 
-def test_an_archive_at_a_path_is_waited_for_as_long_as_said(path: Path, tmp_path: Path) -> None:
+def test_an_archive_at_a_path_is_waited_for_as_long_as_said(two: Path, tmp_path: Path) -> None:
     """Its editor may wait for this archive at the same time."""
-    onnxarchive.save(weights(2), path)
     onnxarchive.save(weights(1), tmp_path / "other.onnxa")
     with (
         onnxarchive.edit(tmp_path / "other.onnxa"),
         pytest.raises(onnxarchive.LockedError, match=r"other\.onnxa"),
     ):
-        replace_model(path, tmp_path / "other.onnxa", timeout=0)
-    require(path, saved(weights(2)))
+        replace_model(two, tmp_path / "other.onnxa", timeout=0)
+    require(two, saved(weights(2)))
 
 
 @pytest.mark.parametrize(
     "form", [str, Path, lambda path: path.parent / ".." / path.parent.name / path.name]
 )
-def test_the_archive_itself_is_no_model_for_it(path: Path, form: Callable[[Path], Any]) -> None:
-    onnxarchive.save(weights(2), path)
-    with refused(path, ValueError, "expected another file than the input"):
-        replace_model(path, form(path))
+def test_the_archive_itself_is_no_model_for_it(two: Path, form: Callable[[Path], Any]) -> None:
+    with refused(two, ValueError, "expected another file than the input"):
+        replace_model(two, form(two))
 
 
-def test_the_model_given_is_not_changed(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    for model in (referring(path), weights(2), changed(referring(path), removed(0))):
+def test_the_model_given_is_not_changed(two: Path) -> None:
+    for model in (referring(two), weights(2), changed(referring(two), removed(0))):
         before = model.SerializeToString(deterministic=True)
-        replace_model(path, model, compact=True, size_threshold=2000)
+        replace_model(two, model, compact=True, size_threshold=2000)
         assert model.SerializeToString(deterministic=True) == before
-        onnxarchive.save(weights(2), path)
+        onnxarchive.save(weights(2), two)
 
 
 @pytest.mark.parametrize("model", [None, 3, {}, model_of().graph, b"bytes"])

@@ -370,11 +370,10 @@ def test_the_threshold_of_new_tensors_is_that_of_the_archive(path: Path) -> None
     require(path, saved(model_of(raw_tensor("w"), raw_tensor("new", dims=(256,)))))
 
 
-def test_small_tensors_that_are_new_stay_in_the_model(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
+def test_small_tensors_that_are_new_stay_in_the_model(two: Path) -> None:
     small = raw_tensor("small", TensorProto.UINT8, (1023,))
-    replace_model(path, weights(2, small))
-    require(path, saved(weights(2, small)))
+    replace_model(two, weights(2, small))
+    require(two, saved(weights(2, small)))
 
 
 def test_a_model_without_any_tensors_is_replaced(path: Path, way: dict[str, Any]) -> None:
@@ -414,13 +413,12 @@ def test_one_entry_for_two_tensors_becomes_two(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clones")
-def test_the_same_change_again_changes_no_byte(path: Path) -> None:
-    onnxarchive.save(weights(2), path)
-    replace_model(path, changed(referring(path), documented("new")))
-    before, inode = path.read_bytes(), path.stat().st_ino
-    replace_model(path, referring(path))
-    require(path, before)
-    assert path.stat().st_ino == inode
+def test_the_same_change_again_changes_no_byte(two: Path) -> None:
+    replace_model(two, changed(referring(two), documented("new")))
+    before, inode = two.read_bytes(), two.stat().st_ino
+    replace_model(two, referring(two))
+    require(two, before)
+    assert two.stat().st_ino == inode
 
 
 def test_a_changed_model_runs(path: Path) -> None:
