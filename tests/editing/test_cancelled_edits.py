@@ -14,17 +14,15 @@ from edits import (
     change_model,
     changed,
     new_model,
-    no_clone,
     replace_model,
     replace_tensor,
     require,
     weights,
 )
-from models import copying_clone, model_of
+from models import model_of
 
 import onnxarchive
 from onnxarchive.editing.recovery import Recovery, recover
-from onnxarchive.files import filesystem
 
 BROKEN_OFF: dict[str, Callable[..., None]] = {
     "replace_model": lambda path, progress: replace_model(
@@ -43,22 +41,20 @@ BROKEN_OFF: dict[str, Callable[..., None]] = {
 }
 
 
-@pytest.mark.parametrize("clone", [no_clone, copying_clone])
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 @pytest.mark.parametrize("call", BROKEN_OFF.values(), ids=BROKEN_OFF.keys())
 def test_a_change_that_is_broken_off_is_taken_back_at_once(
-    path: Path,
-    call: Callable[..., None],
-    error: type[BaseException],
-    clone: Callable[..., bool],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, call: Callable[..., None], error: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
     calls: list[tuple[int, int]] = []
     call(path, lambda *numbers: calls.append(numbers))
-    assert calls
+    done, totals = zip(*calls, strict=True)
+    assert len(set(totals)) == 1
+    assert list(done) == sorted(done)
+    assert done[-1] == totals[0]
     path.write_bytes(before)
     for at in range(len(calls)):
         seen = 0
@@ -72,16 +68,6 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
         with pytest.raises(error):
             call(path, interrupt)
         require(path, before)
-
-
-@pytest.mark.parametrize("call", BROKEN_OFF.values(), ids=BROKEN_OFF.keys())
-def test_progress_goes_to_the_end(two: Path, call: Callable[..., None]) -> None:
-    calls: list[tuple[int, int]] = []
-    call(two, lambda *numbers: calls.append(numbers))
-    done, totals = zip(*calls, strict=True)
-    assert len(set(totals)) == 1
-    assert list(done) == sorted(done)
-    assert done[-1] == totals[0]
 
 
 def test_a_function_that_fails_changes_nothing(path: Path) -> None:

@@ -73,31 +73,24 @@ def test_a_tensor_is_replaced_on_a_clone_without_reading_the_others(
     require(path, saved(with_array(weights(3), 1, ones)))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: replace_model(path, referring(path), copy=True),
-        lambda path: replace_model(path, changed(referring(path), removed(0)), compact=True),
-        lambda path: replace_model(path, referring(path), size_threshold=2000, compact=True),
-        lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
-        lambda path: replace_model(path, weights(3)),
-        lambda path: replace_model(path, path.with_name("link.onnx"), copy=True),
-        lambda path: replace_model(path, path.with_name("shorter.onnx"), compact=True),
-        lambda path: replace_model(
-            path, path.with_name("link.onnx"), size_threshold=2000, compact=True
-        ),
-    ],
-    ids=[
-        "copy",
-        "compact",
-        "into the model",
-        "another tensor",
-        "compared",
-        "copy by a link",
-        "compact by a link",
-        "into the model by a link",
-    ],
-)
+INTO: dict[str, Any] = {"size_threshold": 2000, "compact": True}
+READING: dict[str, Callable[[Path], None]] = {
+    "copy": lambda path: replace_model(path, referring(path), copy=True),
+    "compact": lambda path: replace_model(path, changed(referring(path), removed(0)), compact=True),
+    "into the model": lambda path: replace_model(path, referring(path), **INTO),
+    "another tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
+    "compared": lambda path: replace_model(path, weights(3)),
+    "copy by a link": lambda path: replace_model(path, path.with_name("link.onnx"), copy=True),
+    "compact by a link": lambda path: replace_model(
+        path, path.with_name("shorter.onnx"), compact=True
+    ),
+    "into the model by a link": lambda path: replace_model(
+        path, path.with_name("link.onnx"), **INTO
+    ),
+}
+
+
+@pytest.mark.parametrize("change", READING.values(), ids=READING.keys())
 def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
     path: Path, no_clones: None, change: Callable[[Path], None]
 ) -> None:

@@ -41,16 +41,23 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def cut_off(path: Path) -> None:
-    """Leaves an edit of the model that was interrupted amid the writing of its end."""
+def kill(path: Path, *, copy: bool = False) -> None:
+    """Kills an edit of the model amid the writing of its end."""
     code = """
 import os, sys
 import onnxarchive
 
-with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0)) as edit:
+with onnxarchive.edit(
+    sys.argv[1], copy=sys.argv[2] == "True", progress=lambda *_: os._exit(0)
+) as edit:
     edit.model.doc_string = "cut"
 """
-    run_python(code, path)
+    run_python(code, path, copy)
+
+
+def cut_off(path: Path) -> None:
+    """Leaves an edit of the model that was interrupted amid the writing of its end."""
+    kill(path)
     with pytest.raises(onnxarchive.UnfinishedEditError):
         onnxarchive.open(path)
 
@@ -187,13 +194,7 @@ def test_another_archive_that_is_copied_over_an_interrupted_edit_stays(
     base = model("first", padding=9000)
     base.graph.initializer.append(raw_tensor("z", dims=(3000,)))
     onnxarchive.save(base, path)
-    code = """
-import os, sys
-import onnxarchive
-with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0)) as edit:
-    edit.model.doc_string = "cut"
-"""
-    run_python(code, path)
+    cut_off(path)
     inode = path.stat().st_ino
     path.write_bytes(backup.read_bytes())
     assert path.stat().st_ino == inode
@@ -249,14 +250,7 @@ def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "m.onnxa"
     link.symlink_to(path)
-    code = """
-import os, sys
-import onnxarchive
-
-with onnxarchive.edit(sys.argv[1], copy=True, progress=lambda *_: os._exit(0)) as edit:
-    edit.model.doc_string = "second"
-"""
-    run_python(code, link)
+    kill(link, copy=True)
     assert len(os.listdir(link.parent)) == 2
     assert len(onnxarchive.recover(link).removed) == 1
     assert os.listdir(link.parent) == ["m.onnxa"]

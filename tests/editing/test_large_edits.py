@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from edits import replace_model
-from models import entry_of, model_of, run_python
+from models import entry_of, external, model_of, run_python
 from onnx import TensorProto
 from sparse_files import GIB
 
@@ -54,28 +54,18 @@ def zeros_crc32(nbytes: int) -> int:
 
 def weights_of(sizes: dict[str, int]) -> onnx.ModelProto:
     """A model of weights that are in the archive, under their names."""
-    model = model_of()
-    for name, nbytes in sizes.items():
-        tensor = TensorProto(
-            name=name,
-            data_type=TensorProto.INT8,
-            dims=[nbytes],
-            data_location=TensorProto.EXTERNAL,
+    return model_of(
+        *(
+            external(TensorProto(name=it, data_type=TensorProto.INT8, dims=[n]), it)
+            for it, n in sizes.items()
         )
-        tensor.external_data.add(key="location", value=name)
-        model.graph.initializer.append(tensor)
-    return model
+    )
 
 
 def with_small(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the last tensor of the archive."""
-    tensor = model.graph.initializer.add(
-        name="small",
-        data_type=TensorProto.FLOAT,
-        dims=SMALL.shape,
-        data_location=TensorProto.EXTERNAL,
-    )
-    tensor.external_data.add(key="location", value="small")
+    small = TensorProto(name="small", data_type=TensorProto.FLOAT, dims=SMALL.shape)
+    model.graph.initializer.append(external(small, "small"))
     return model
 
 

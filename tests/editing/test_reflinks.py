@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from edits import replace_model, replace_tensor
-from models import model_of, raw_tensor
+from models import external, model_of, raw_tensor
 from mounts import attempt, mounted
 from onnx import TensorProto
 
@@ -73,13 +73,8 @@ def model(*, doc_string: str = "old", weights: int = WEIGHTS, padding: int = 0) 
     made = model_of()
     made.doc_string = doc_string + "x" * padding
     for index in range(weights):
-        tensor = made.graph.initializer.add(
-            name=f"w{index}",
-            data_type=TensorProto.FLOAT,
-            dims=[ELEMENTS],
-            data_location=TensorProto.EXTERNAL,
-        )
-        tensor.external_data.add(key="location", value=f"w{index}")
+        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[ELEMENTS])
+        made.graph.initializer.append(external(tensor, tensor.name))
     return made
 
 

@@ -12,7 +12,6 @@ import pytest
 from edits import (
     MODEL,
     entries_of,
-    no_clone,
     referring,
     refused,
     replace_tensor,
@@ -23,7 +22,6 @@ from edits import (
 )
 from models import (
     attribute,
-    copying_clone,
     every_tensor,
     external,
     full_model,
@@ -36,19 +34,11 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import TensorNotFoundError
-from onnxarchive.files import filesystem
 from onnxarchive.zipformat.writer import ZipWriter
 
 
-@pytest.fixture(params=["in a new file", "on a clone", "with copy"])
-def tensor_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    clone = copying_clone if request.param == "on a clone" else no_clone
-    monkeypatch.setattr(filesystem, "clone", clone)
-    return {"copy": request.param == "with copy"}
-
-
 def test_progress_counts_every_entry_that_is_written(
-    path: Path, tensor_way: dict[str, Any], request: pytest.FixtureRequest
+    path: Path, way: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     onnxarchive.save(model_of(*(raw_tensor(f"w{i}", dims=(400_000,)) for i in range(2))), path)
     with onnxarchive.open(path) as archive:
@@ -61,7 +51,7 @@ def test_progress_counts_every_entry_that_is_written(
         "w1",
         np.ones(400_000, np.float32),
         progress=lambda *numbers: calls.append(numbers),
-        **tensor_way,
+        **way,
     )
     done, totals = zip(*calls, strict=True)
     assert set(totals) == {sum(nbytes.values())}
@@ -72,7 +62,7 @@ def test_progress_counts_every_entry_that_is_written(
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_tensor_gets_other_elements(
-    path: Path, tensor_way: dict[str, Any], index: int, alignment: int
+    path: Path, way: dict[str, Any], index: int, alignment: int
 ) -> None:
     model = weights(3)
     onnxarchive.save(model, path, alignment=alignment, assets={"labels": b"cat"})
@@ -80,16 +70,14 @@ def test_a_tensor_gets_other_elements(
     array = np.arange(300, dtype=np.float32)
     with onnxarchive.open(path) as archive:
         view = archive.tensors[f"w{index}"]
-        replace_tensor(path, f"w{index}", array, **tensor_way)
+        replace_tensor(path, f"w{index}", array, **way)
         assert view.tobytes() == model.graph.initializer[index].raw_data
     expected = with_array(model, index, array)
     require(path, saved(expected, alignment=alignment, assets={"labels": b"cat"}))
     assert path.stat().st_ino != inode
 
 
-def test_a_checksum_of_the_elements_of_before_is_dropped(
-    path: Path, tensor_way: dict[str, Any]
-) -> None:
+def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: dict[str, Any]) -> None:
     stated = weights(2)
     for tensor in stated.graph.initializer:
         tensor.CopyFrom(
@@ -102,7 +90,7 @@ def test_a_checksum_of_the_elements_of_before_is_dropped(
         writer.add(MODEL, stated.SerializeToString())
         writer.finish()
     onnxarchive.open(path).verify()
-    replace_tensor(path, "w0", np.ones(300, np.float32), **tensor_way)
+    replace_tensor(path, "w0", np.ones(300, np.float32), **way)
     assert onnxarchive.check(path, full=True) == []
     kept = [len(tensor.external_data) for tensor in referring(path).graph.initializer]
     assert kept == [1, 2]
@@ -124,11 +112,11 @@ def test_a_checksum_of_the_elements_of_before_is_dropped(
 )
 @pytest.mark.parametrize("size_threshold", [0, 10**6])
 def test_tensors_of_every_kind_are_replaced(
-    path: Path, tensor_way: dict[str, Any], number: int, size_threshold: int
+    path: Path, way: dict[str, Any], number: int, size_threshold: int
 ) -> None:
     before, after = (raw_tensor("w", number, (3, 7), seed) for seed in (1, 2))
     onnxarchive.save(model_of(before, raw_tensor("v")), path, size_threshold=size_threshold)
-    replace_tensor(path, "w", onnx.numpy_helper.to_array(after), **tensor_way)
+    replace_tensor(path, "w", onnx.numpy_helper.to_array(after), **way)
     require(path, saved(model_of(after, raw_tensor("v")), size_threshold=size_threshold))
 
 
@@ -155,18 +143,18 @@ def test_arrays_of_every_layout_are_taken(
 
 
 def test_tensors_of_subgraphs_and_of_archives_in_another_order_are_replaced(
-    path: Path, tensor_way: dict[str, Any]
+    path: Path, way: dict[str, Any]
 ) -> None:
     model = full_model()
     onnxarchive.save(model, path, convert_attribute=True)
     array = np.arange(300, dtype=np.float32)
-    replace_tensor(path, "main.b.initializer2", array, **tensor_way)
+    replace_tensor(path, "main.b.initializer2", array, **way)
     (tensor,) = (t for t in every_tensor(model) if t.name == "main.b.initializer2")
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     require(path, saved(model, convert_attribute=True))
     model = written(path, "w2", "w0", "w1", asset=True)
     order = [name for name, _ in entries_of(path.read_bytes())]
-    replace_tensor(path, "w0", array, **tensor_way)
+    replace_tensor(path, "w0", array, **way)
     assert [name for name, _ in entries_of(path.read_bytes())] == order
     assert onnxarchive.check(path, full=True) == []
     assert onnxarchive.load(path) == with_array(model, 0, array)
