@@ -94,8 +94,8 @@ def within(path: str, content: bytes, message: type[Message] = ModelProto) -> by
     """Encodes a message that has content at a path of fields, such as `graph.initializer`."""
     name, _, rest = path.partition(".")
     if rest:
-        below = message.DESCRIPTOR.fields_by_name[name].message_type.name
-        content = within(rest, content, getattr(onnx, below))
+        below: Any = message.DESCRIPTOR.fields_by_name[name].message_type
+        content = within(rest, content, getattr(onnx, below.name))
     return put(message, name, content)
 
 
