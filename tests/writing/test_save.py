@@ -6,7 +6,6 @@ import io
 import itertools
 import os
 import resource
-import stat
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
@@ -395,37 +394,6 @@ def test_what_was_written_before_in_an_open_file_is_not_counted() -> None:
 def test_a_path_may_be_of_any_kind(target: Path, kind: Callable[[str], Any]) -> None:
     onnxarchive.save(model_of(raw_tensor("w")), kind(str(target)))
     assert onnxarchive.check(target) == []
-
-
-def test_a_target_that_is_a_link_keeps_being_one(tmp_path: Path) -> None:
-    (tmp_path / "real.onnxa").write_bytes(b"old")
-    (tmp_path / "link.onnxa").symlink_to("real.onnxa")
-    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "link.onnxa")
-    assert (tmp_path / "link.onnxa").is_symlink()
-    assert onnxarchive.check(tmp_path / "real.onnxa") == []
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_an_existing_target_keeps_its_permissions(target: Path) -> None:
-    target.write_bytes(b"old")
-    target.chmod(0o640)
-    onnxarchive.save(model_of(raw_tensor("w")), target)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o640
-    assert onnxarchive.check(target) == []
-
-
-def test_a_directory_is_no_target(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        onnxarchive.save(model_of(raw_tensor("w")), tmp_path)
-    with pytest.raises(FileNotFoundError):
-        onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "nowhere" / "model.onnxa")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_as_long_as_the_file_system_has_them_is_a_target(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 249 + ".onnxa")
-    onnxarchive.save(model_of(raw_tensor("w")), path)
-    assert onnxarchive.check(path) == []
 
 
 # Progress
