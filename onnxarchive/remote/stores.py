@@ -270,6 +270,8 @@ class FileSystemOrigin:
 
     def __post_init__(self) -> None:
         self._lock = Lock()
+        self._questions = 0
+        self._answer: Version | None = None  # to the last question; None if it failed
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
@@ -298,9 +300,21 @@ class FileSystemOrigin:
         return self._version(), body
 
     def _version(self) -> Version:
+        """The present version. Calls that wait for a question to end share the next one's answer.
+
+        A question may take several requests, and many ranges are read at once.
+        """
+        before = self._questions
         with self._lock:
-            self.system.invalidate_cache()
-            info = self.system.info(self.path)
+            if self._questions == before or self._answer is None:
+                self._questions += 1
+                self._answer = None
+                self._answer = self._ask()
+            return self._answer
+
+    def _ask(self) -> Version:
+        self.system.invalidate_cache()
+        info = self.system.info(self.path)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, None)
         etag, time = (

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +22,7 @@ from web_server import Answer, Request, WebServer, serving
 
 import onnxarchive
 from onnxarchive.errors import ObjectChangedError, UnsupportedFeatureError
+from onnxarchive.remote.stores import FileSystemOrigin
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 
@@ -127,6 +132,51 @@ def test_a_new_commit_of_the_archive_is_noticed(hub: Hub) -> None:
         hub.files["onnx/model.onnxa"] = bytes(len(hub.files["onnx/model.onnxa"]))
         with pytest.raises(ObjectChangedError, match=r"hf://ada/tiny/onnx/model\.onnxa"):
             archive.fetch(["layer.0/weight"])
+
+
+class SlowSystem:
+    """A file system that takes some time to tell the id of a file's content."""
+
+    def __init__(self) -> None:
+        self.id = "first"
+        self.questions = 0
+        self.began = Event()
+
+    def cat_file(self, path: str, *, start: int, end: int) -> bytes:
+        return bytes(end - start)
+
+    def invalidate_cache(self) -> None:
+        pass
+
+    def info(self, path: str) -> dict[str, object]:
+        self.questions += 1
+        answer = {"size": 1, "blob_id": self.id}
+        self.began.set()
+        sleep(0.3)
+        return answer
+
+
+async def ids_of(origin: FileSystemOrigin, count: int) -> list[str | None]:
+    return [it.etag for it in await asyncio.gather(*(origin.version() for _ in range(count)))]
+
+
+def test_ranges_that_are_read_at_once_share_questions_about_the_version() -> None:
+    system = SlowSystem()
+    origin = FileSystemOrigin(system, "model.onnxa", "model.onnxa", "", True)
+    assert asyncio.run(ids_of(origin, 4)) == ["first"] * 4
+    assert system.questions < 4
+
+
+def test_a_question_that_began_before_a_read_ended_says_nothing_about_it() -> None:
+    system = SlowSystem()
+    origin = FileSystemOrigin(system, "model.onnxa", "model.onnxa", "", True)
+    with ThreadPoolExecutor() as pool:
+        before = pool.submit(asyncio.run, ids_of(origin, 1))
+        assert system.began.wait(30)
+        system.id = "second"
+        after = pool.submit(asyncio.run, ids_of(origin, 2))
+        assert before.result() == ["first"]
+        assert after.result() == ["second"] * 2
 
 
 @pytest.mark.parametrize("url", [f"{REPOSITORY}/onnx/none.onnxa", "hf://ada/none/model.onnxa"])
