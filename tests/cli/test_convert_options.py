@@ -151,40 +151,6 @@ def test_assets_have_their_own_name_or_the_given_one(
         }
 
 
-@pytest.mark.parametrize(
-    ("assets", "message"),
-    [
-        (["x=file", "x=other"], "'x'"),
-        (["x=file", "X=other"], "X"),
-        (["../x=file"], "'../x'"),
-        (["/x=file"], "'/x'"),
-        (["=file"], "''"),
-        (["missing"], "missing: No such file"),
-        (["x="], "No such file"),
-        (["x=folder"], "directory"),
-    ],
-    ids=str,
-)
-def test_assets_that_cannot_be_are_refused(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-    assets: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("other").touch()
-    Path("folder").mkdir()
-    assert run(source, "new.onnxa", *(f"--asset={asset}" for asset in assets)) in (2, 3)
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.startswith("onnxarchive: ")
-    assert captured.out == ""
-    assert not Path("new.onnxa").exists()
-
-
 def test_an_asset_is_not_written_over(source: Path, tmp_path: Path, capsys: Captured) -> None:
     asset = tmp_path / "labels.txt"
     asset.write_bytes(b"cat")
@@ -263,37 +229,6 @@ def test_all_problems_are_told_a_line_each(tmp_path: Path, target: Path, capsys:
     assert lines[0].endswith("2 tensors have faulty data:")
     assert len(lines) == 3
     assert "\x1b" not in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["m.onnx"], "SOURCE and TARGET"),
-        (["m.onnx", "a.onnxa", "b.onnxa"], "SOURCE and TARGET"),
-        (["m.onnx", "a.onnxa", "--jobs", "0"], "--jobs"),
-        (["m.onnx", "a.onnxa", "--jobs", "-1"], "--jobs"),
-        (["m.onnx", "--output-dir", "out", "--alignment", "65"], "alignment must be"),
-        (["m.onnx", "a.onnxa", "--alignment", "65536"], "alignment must be"),
-        (["m.onnx", "a.onnxa", "--alignment", "32"], "alignment must be"),
-    ],
-    ids=str,
-)
-def test_wrong_use_is_told_in_a_line(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-    arguments: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert "Traceback" not in captured.err
-    assert captured.out == ""
-    left = set(os.listdir(tmp_path)) - {"m.onnx"}
-    assert all(os.path.isdir(name) and not os.listdir(name) for name in left)
 
 
 def test_a_zip_that_needs_a_temporary_file_leaves_none_when_its_disk_is_full(

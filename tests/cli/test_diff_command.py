@@ -195,32 +195,3 @@ def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
     flip_byte("b.onnxa", entry_of("b.onnxa", "layer_0_weight").data_offset)
     assert run("diff", "a.onnxa", "b.onnxa") == 0
     assert run("diff", "a.onnxa", "b.onnxa", "--full") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["good.onnxa", "missing.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
-        (["missing.onnxa", "good.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
-        (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
-        (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
-        (["good.onnxa", "."], 3, "onnxarchive: .: expected an ONNX archive, found a directory"),
-        (["good.onnxa"], 2, "required: OTHER"),
-    ],
-)
-def test_wrong_use_and_bad_files_are_told_in_a_line(
-    arguments: list[str],
-    status: int,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    onnxarchive.save(runnable_model(), "good.onnxa")
-    Path("model.onnx").write_bytes(runnable_model().SerializeToString())
-    assert run("diff", *arguments) == status
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert "Traceback" not in captured.err

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from chromium import chromium
-from commands import run
+from commands import error_of, run
 from models import entry_of, flip_byte, runnable_model
 from processes import started, wait_until
 
@@ -230,8 +230,4 @@ def test_wrong_use_is_told_in_a_line(
 ) -> None:
     monkeypatch.chdir(archive.parent)
     Path("text").write_text("This is not an archive.\n")
-    assert run("view", *arguments, "--no-browser") == status
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert "Traceback" not in captured.err
+    assert message in error_of(capsys, "view", *arguments, "--no-browser", status=status)
