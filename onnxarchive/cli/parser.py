@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Final, Unpack
 
 import onnxarchive
+from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
@@ -259,7 +260,8 @@ def add_url_options(command: argparse.ArgumentParser) -> None:
 def access(arguments: argparse.Namespace) -> Access:
     """Options for remote archives, from the arguments that `add_url_options` adds."""
     cache = arguments.cache_dir or arguments.cache or None
-    return Access(storage_options=storage_options(arguments), cache=cache)
+    options = storage_options(arguments)
+    return Access(storage_options=options, cache=cache, cache_progress=has_terminal())
 
 
 def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:

@@ -79,7 +79,7 @@ def size(nbytes: int) -> str:
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Progress | None]:
     """Yields a callback that advances a progress bar of bytes; None without a terminal."""
-    if not _has_terminal():
+    if not has_terminal():
         yield None
         return
     with contextlib.closing(bytes_bar(desc=description, delay=DELAY, **_OPTIONS)) as bar:
@@ -89,12 +89,13 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
 @contextlib.contextmanager
 def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a callback that advances a bar that counts `unit`s; no bar without a terminal."""
-    options = {"desc": description, "unit": f" {unit}", "disable": not _has_terminal()}
+    options = {"desc": description, "unit": f" {unit}", "disable": not has_terminal()}
     with contextlib.closing(Bar(delay=DELAY, **options, **_OPTIONS)) as bar:
         yield bar.move
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
+    """True if standard error is a terminal."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # there is no standard error, or it is closed

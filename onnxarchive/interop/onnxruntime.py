@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import Progress
 from onnxarchive.interop.ort_options import (
     DIRECTORY,
     OPTIMIZED_DATA,
@@ -70,6 +71,7 @@ def session(
     store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     cache: str | os.PathLike[str] | bool | None = None,
+    cache_progress: Progress | None = None,
     **kwargs: Any,
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
@@ -113,6 +115,7 @@ def session(
         store: As for `onnxarchive.open`.
         storage_options: As for `onnxarchive.open`.
         cache: As for `onnxarchive.open`.
+        cache_progress: As for `onnxarchive.open`.
         kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
@@ -140,7 +143,9 @@ def session(
         (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
     """
     require_known(kwargs, _KWARGS)
-    access = Access(store=store, storage_options=storage_options, cache=cache)
+    access = Access(
+        store=store, storage_options=storage_options, cache=cache, cache_progress=cache_progress
+    )
     with contextlib.ExitStack() as files:
         inputs = session_inputs(path, model, sess_options, prepack, access, files)
         is_local = inputs.path is not None

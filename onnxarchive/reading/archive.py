@@ -393,6 +393,8 @@ def open(
             `store` of S3, Google or Azure, which does not tell which server it asks: give a URL and
             `storage_options` instead. Of the file systems of fsspec, s3fs, gcsfs, adlfs and
             huggingface_hub tell it.
+            `cache_progress`: Called with the bytes that have been downloaded into the cache and the
+            bytes in all; True shows a bar.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

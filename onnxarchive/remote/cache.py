@@ -30,6 +30,7 @@ from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.filesystem import sync
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import Progress
 from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.files.replacement import (
     Replacement,
@@ -60,6 +61,7 @@ def open_cached(
     cache: Cache,
     read: Read | None,
     *,
+    progress: Progress | None = None,
     store: Store | None = None,
     storage_options: Options | None = None,
 ) -> RandomAccessFile:
@@ -71,6 +73,7 @@ def open_cached(
         url_or_path: As for `open_object`.
         cache: The directory, created with mode 0700 if missing. True for the user's cache.
         read: Opens a file as an archive, to verify it. None to download nothing.
+        progress: Called with the bytes that have arrived and the bytes in all.
         store: As for `open_object`.
         storage_options: As for `open_object`.
 
@@ -99,7 +102,7 @@ def open_cached(
         return remote
     path = os.path.join(directory, f"{place}-{key[:_HASH_LENGTH]}.onnxa")
     try:
-        copy = _opened(path, remote, read)
+        copy = _opened(path, remote, read, progress)
     except BaseException:
         remote.close()
         raise
@@ -128,7 +131,9 @@ def directory_of_cache(cache: Cache = True) -> str:
     return os.path.join(base, "onnxarchive")
 
 
-def _opened(path: str, remote: RemoteFile, read: Read | None) -> MappedFile | None:
+def _opened(
+    path: str, remote: RemoteFile, read: Read | None, progress: Progress | None
+) -> MappedFile | None:
     """Opens a copy, after downloading it if it is missing; None if it may not be downloaded."""
     while (copy := _complete(path, remote.size)) is None:
         if read is None:
@@ -145,7 +150,7 @@ def _opened(path: str, remote: RemoteFile, read: Read | None) -> MappedFile | No
             except BaseException:
                 replacement.discard()
                 raise
-            copy = download_object(remote, replacement, read)
+            copy = download_object(remote, replacement, read, progress)
             attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
             locking.unlock(copy.fileno())
             return copy

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.progress import Progress
 from onnxarchive.files.random_access import BinaryFile, MemoryFile, RandomAccessFile, SupportsSeek
 from onnxarchive.remote.urls import beside, is_url, shown_url
 
@@ -28,6 +29,7 @@ class Access(TypedDict, total=False):
     store: Any
     storage_options: Mapping[str, Any] | None
     cache: str | os.PathLike[str] | bool | None
+    cache_progress: Progress | None
 
 
 def require_known(options: Iterable[str], known: Collection[str]) -> None:
@@ -152,7 +154,8 @@ class Location:
             return open_object(**self._remote)
         from onnxarchive.remote.cache import open_cached
 
-        return open_cached(cache=cache, read=read, **self._remote)
+        progress = self.access.get("cache_progress")
+        return open_cached(cache=cache, read=read, progress=progress, **self._remote)
 
     def open_beside(self, location: str) -> RandomAccessFile:
         """Opens another remote file by its location, a plain path relative to this one's folder.
@@ -186,6 +189,8 @@ class Location:
 
     @property
     def _remote(self) -> dict[str, Any]:
-        """The arguments for functions of this room: all but the cache."""
-        options = {name: it for name, it in self.access.items() if name != "cache"}
+        """The arguments for functions of this room: all but those for the cache."""
+        options = {
+            name: value for name, value in self.access.items() if not name.startswith("cache")
+        }
         return {"url_or_path": self.address, **options}

@@ -19,13 +19,14 @@ import lock_calls
 import pytest
 import remote_files
 from commands import run
-from models import entry_of, run_python
+from models import entry_of, run_python, runnable_model
 from mounts import attempt, mounted
 from obstore.store import LocalStore, MemoryStore
 from processes import started
 from remote_archives import PATH, a_model, an_archive, arrays_of, require_equal, with_byte_flipped
 from remote_files import DATA, PLACE, SIZE, STEM, URL, Remote, opened, require_right
 from web_server import WebServer
+from written import saved
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, LockedError
@@ -105,6 +106,18 @@ def test_an_archive_is_downloaded_once_and_then_asked_for_by_one_request_without
         assert len(web.requests) == 2 + number
         assert web.nbytes == len(ARCHIVE)
     assert web.requests[-1].headers["if-none-match"] == web.requests[1].headers["if-match"]
+
+
+@pytest.mark.parametrize("takes", [onnxarchive.open, onnxarchive.session])
+def test_a_download_into_the_cache_shows_its_progress(
+    web: WebServer, directory: Path, takes: Any
+) -> None:
+    data = web.files[PATH] = saved(runnable_model(1 << 16))
+    seen: list[tuple[int, int]] = []
+    for _ in range(2):
+        takes(web.url(PATH), cache=directory, cache_progress=lambda *it: seen.append(it))
+    assert seen[-1] == (len(data), len(data))
+    assert [done for done, _ in seen].count(len(data)) == 1
 
 
 def test_a_limit_on_models_holds_for_a_download(web: WebServer, directory: Path) -> None:
