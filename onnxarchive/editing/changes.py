@@ -31,8 +31,7 @@ from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.views import require_model
 from onnxarchive.sources.models import open_model
 from onnxarchive.sources.recognition import is_zip
-from onnxarchive.sources.source import Source
-from onnxarchive.writing.elements import Elements
+from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.plan import Item
 from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import (

@@ -18,8 +18,7 @@ from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import packed_sets
-from onnxarchive.sources.source import Source
-from onnxarchive.writing.elements import Elements
+from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.plan import Item
 from onnxarchive.writing.stored_entries import referred_key
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from onnxarchive.editing.changes import AssignedModel
     from onnxarchive.model.tensors import TensorRef
-    from onnxarchive.writing.elements import Elements, Tensor
+    from onnxarchive.sources.source import Elements
+    from onnxarchive.writing.elements import Tensor
     from onnxarchive.zipformat.directory import Entry
 
 __all__ = ["Edit", "edit"]

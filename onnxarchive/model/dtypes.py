@@ -127,6 +127,7 @@ _DATA_TYPES = (
     _declare("FLOAT6E3M2", 28, ml_dtypes.float6_e3m2fn, "int32_data", 6),
 )
 BY_NUMBER = {data_type.number: data_type for data_type in _DATA_TYPES}
+BY_NAME = {data_type.name: data_type for data_type in _DATA_TYPES}
 _BY_DTYPE = {data_type.dtype: data_type for data_type in _DATA_TYPES}
 BOOL = BY_NUMBER[9]
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final
 
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    TensorNotFoundError,
+    UnsupportedFeatureError,
+    shown,
+    with_path,
+)
 from onnxarchive.files.file_data import FileData
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.dtypes import DataType
 from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
+from onnxarchive.sources.source import Elements
 
 MAX_HEADER_NBYTES: Final = 100_000_000  # limit of the library
 _SIZE_NBYTES: Final = 8
@@ -45,49 +51,25 @@ _NAMES = {
     "F8_E8M0": "FLOAT8E8M0",
     "F4": "FLOAT4E2M1",
 }
-_BY_NAME = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsTensor:
-    """A tensor of a safetensors file.
-
-    Attributes:
-        name: Name of the tensor.
-        dtype: Data type, as spelled in the file.
-        dims: Shape.
-        data: Bytes of the tensor, not yet read.
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    data: FileData
-
-    @property
-    def data_type(self) -> DataType:
-        """The tensor's data type in ONNX.
-
-        Raises:
-            UnsupportedFeatureError: ONNX has no such data type, or stores it as other bytes.
-        """
-        if self.dtype not in _NAMES:
-            raise UnsupportedFeatureError(
-                f"tensor {shown(self.name)}: expected a data type that ONNX stores with the same "
-                f"bytes, found {shown(self.dtype)}"
-            )
-        return _BY_NAME[_NAMES[self.dtype]]
-
-
-def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTensor]:
+def read_safetensors(
+    path: str | os.PathLike[str], names: Iterable[str] | None
+) -> dict[str, Elements]:
     """Reads the header of a safetensors file.
 
+    Args:
+        path: The file.
+        names: The tensors to give; None for all, in the order of their bytes in the file.
+
     Returns:
-        The tensors by name, in the order of their bytes in the file.
+        The tensors by name, with data that is not yet read.
 
     Raises:
         ArchiveFormatError: The file is no safetensors file, or not of the size that its header
             states.
+        TensorNotFoundError: The file lacks a tensor.
+        UnsupportedFeatureError: ONNX lacks the data type of a tensor, or stores it as other bytes.
         OSError: The file cannot be read.
     """
     with with_path(path):
@@ -99,15 +81,16 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
             isinstance(metadata, dict) and all(isinstance(it, str) for it in metadata.values())
         ):
             raise ArchiveFormatError(f"{_METADATA}: expected an object whose values are strings")
-        places = sorted((_place(name, given), name) for name, given in header.items())
+        ranges = {name: _range(name, fields) for name, fields in header.items()}
+        stored = sorted(ranges, key=lambda name: (ranges[name], name))
         end = 0
-        for (begin, next_end), name in places:
-            if begin != end:
+        for name in stored:
+            if ranges[name][0] != end:
                 raise ArchiveFormatError(
                     f"tensor {shown(name)}: expected data_offsets from {end}, without gap or "
-                    f"overlap, found {begin}"
+                    f"overlap, found {ranges[name][0]}"
                 )
-            end = next_end
+            end = ranges[name][1]
         if start + end != whole.nbytes:
             missing = start + end - whole.nbytes
             remedy = f": it {ends_early(missing)}" if missing > 0 else ""
@@ -115,28 +98,35 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
                 f"expected a file of {start + end} bytes, as its header says, found {whole.nbytes}"
                 f"{remedy}"
             )
-        return {
-            name: SafetensorsTensor(
-                name,
-                header[name]["dtype"],
-                tuple(header[name]["shape"]),
-                whole.part(start + begin, end - begin),
-            )
-            for (begin, end), name in places
-        }
+        elements: dict[str, Elements] = {}
+        for name in stored if names is None else names:
+            if name not in ranges:
+                raise TensorNotFoundError(
+                    f"expected the name of a tensor of the file, found {name!r}"
+                )
+            (begin, end), fields = ranges[name], header[name]
+            if fields["dtype"] not in _NAMES:
+                raise UnsupportedFeatureError(
+                    f"tensor {shown(name)}: expected a data type that ONNX stores with the same "
+                    f"bytes, found {shown(fields['dtype'])}"
+                )
+            data_type = dtypes.BY_NAME[_NAMES[fields["dtype"]]]
+            data = whole.part(start + begin, end - begin)
+            elements[name] = Elements(data_type, tuple(fields["shape"]), data)
+        return elements
 
 
 def _header_nbytes(whole: FileData) -> int:
     rest = whole.nbytes - _SIZE_NBYTES
-    given = int.from_bytes(whole.part(0, _SIZE_NBYTES).read(), "little") if rest >= 0 else 0
-    if not 2 <= given <= min(rest, MAX_HEADER_NBYTES):
-        head = whole.part(0, min(whole.nbytes, HEAD_SIZE)).read()
-        found = kind_of_head(head, whole.nbytes) or f"{given} in a file of {whole.nbytes} bytes"
+    nbytes = int.from_bytes(whole.head(_SIZE_NBYTES), "little") if rest >= 0 else 0
+    if not 2 <= nbytes <= min(rest, MAX_HEADER_NBYTES):
+        kind = kind_of_head(whole.head(HEAD_SIZE), whole.nbytes)
+        found = kind or f"{nbytes} in a file of {whole.nbytes} bytes"
         raise ArchiveFormatError(
             "expected a safetensors file, whose first 8 bytes are the size of its header, found "
             f"{found}"
         )
-    return given
+    return nbytes
 
 
 def _parsed(header: bytes) -> dict[str, Any]:
@@ -150,21 +140,21 @@ def _parsed(header: bytes) -> dict[str, Any]:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    "".join(found).encode()  # refuses a lone surrogate, which JSON can contain as \ud800
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    "".join(fields).encode()  # refuses a lone surrogate, which JSON can contain as \ud800
+    if len(fields) != len(pairs):
         raise ValueError("a name twice")
-    return found
+    return fields
 
 
-def _place(name: str, given: Any) -> tuple[int, int]:
+def _range(name: str, fields: Any) -> tuple[int, int]:
     """The offsets of a tensor's bytes, checked against its type and shape."""
     if not (
-        isinstance(given, dict) and given.keys() == _FIELDS and isinstance(given["dtype"], str)
+        isinstance(fields, dict) and fields.keys() == _FIELDS and isinstance(fields["dtype"], str)
     ):
         raise ArchiveFormatError(f"tensor {shown(name)}: expected {sorted(_FIELDS)} in the header")
-    dims, offsets = given["shape"], given["data_offsets"]
-    data_type = _BY_NAME.get(_NAMES.get(given["dtype"], ""))
+    dims, offsets = fields["shape"], fields["data_offsets"]
+    data_type = dtypes.BY_NAME.get(_NAMES.get(fields["dtype"], ""))
     if not (
         _are_numbers(dims)
         and tensors.are_dims(dims, data_type)
@@ -179,7 +169,7 @@ def _place(name: str, given: Any) -> tuple[int, int]:
     nbytes = offsets[1] - offsets[0]
     if data_type is not None and nbytes != data_type.nbytes(dims):
         raise ArchiveFormatError(
-            f"tensor {shown(name)}: expected {data_type.nbytes(dims)} bytes for {given['dtype']} "
+            f"tensor {shown(name)}: expected {data_type.nbytes(dims)} bytes for {fields['dtype']} "
             f"of shape {shown(dims)}, found {nbytes}"
         )
     return offsets[0], offsets[1]

@@ -10,6 +10,7 @@ import onnx
 from onnxarchive.errors import ChecksumError
 from onnxarchive.files.data import Crc32, Data
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
 
 _MAX_LISTED = 20
@@ -54,6 +55,21 @@ class Source:
         names = [name for _, name in sorted(self.cleared.items())]
         note = f"unused bits in the last byte were cleared: {listing(names)}"
         return (*self.warnings, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a tensor.
+
+    Attributes:
+        data_type: Their data type.
+        dims: Shape of the tensor.
+        data: Their bytes, in the layout of `raw_data`.
+    """
+
+    data_type: DataType
+    dims: tuple[int, ...]
+    data: Data
 
 
 def with_cleared_tail(data: Data, ref: TensorRef, cleared: dict[str, str]) -> Data:

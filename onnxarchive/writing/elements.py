@@ -6,17 +6,16 @@ Tensors of onnx_ir and PyTorch are recognised by the names of their classes, wit
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, is_instance, shown
-from onnxarchive.files.data import Data, Stored
+from onnxarchive.files.data import Stored
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.sources.source import Elements
 from onnxarchive.writing.plan import refuse_external
 
 if TYPE_CHECKING:
@@ -52,22 +51,6 @@ _BYTES_IN_TORCH = ("INT4", "UINT4", "INT2", "UINT2")
 _BY_TORCH_NAME = {torch_name: name for name, torch_name in TORCH_TYPES.items()} | {
     name.lower(): name for name in _BYTES_IN_TORCH
 }
-_BY_NAME = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()}
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """The elements of a tensor.
-
-    Attributes:
-        data_type: Their data type.
-        dims: Shape of the tensor.
-        data: Their bytes, in the layout of `raw_data`.
-    """
-
-    data_type: DataType
-    dims: tuple[int, ...]
-    data: Data
 
 
 def elements_of(name: str, tensor: Tensor) -> Elements:
@@ -120,7 +103,7 @@ def _of_torch(tensor: Any) -> Elements:
     torch_name = str(tensor.dtype).removeprefix("torch.")
     if torch_name not in _BY_TORCH_NAME:
         raise _unsupported(f"{tensor.dtype}")
-    data_type = _BY_NAME[_BY_TORCH_NAME[torch_name]]
+    data_type = dtypes.BY_NAME[_BY_TORCH_NAME[torch_name]]
     try:
         dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         codes = dense.reshape(-1).view(sys.modules["torch"].uint8).numpy()

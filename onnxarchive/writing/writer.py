@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, with_path
+from onnxarchive.errors import ArchiveFormatError, Report, with_path
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.random_access import Closing
 from onnxarchive.files.replacement import Replacement
@@ -17,9 +17,9 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import Keys, model_entry
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
-from onnxarchive.sources.source import Source
-from onnxarchive.writing.elements import Elements, elements_of
+from onnxarchive.sources.safetensors import read_safetensors
+from onnxarchive.sources.source import Elements, Source
+from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -141,13 +141,14 @@ class Writer(Closing):
         if isinstance(names, str):
             raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
         with with_path(path):
-            stored = read_safetensors(path)
+            stored_names = None if names is None else [*names]
+            new_names = [*names.values()] if isinstance(names, Mapping) else stored_names
+            self._require_new(new_names or ())
+            elements = read_safetensors(path, stored_names)
             if names is None:
-                names = stored.keys()
-            pairs = [*names.items()] if isinstance(names, Mapping) else [(it, it) for it in names]
-            self._require_new(name for _, name in pairs)
-            given = [(name, _given(stored, stored_name)) for stored_name, name in pairs]
-            return {name: self._write(name, tensor) for name, tensor in given}
+                self._require_new(elements)
+            pairs = zip(new_names or elements, stored_names or elements, strict=True)
+            return {name: self._write(name, elements[stored_name]) for name, stored_name in pairs}
 
     def _require_new(self, names: Iterable[str]) -> None:
         """Refuses names that are empty, were added before, or are given twice."""
@@ -160,12 +161,13 @@ class Writer(Closing):
                 raise ValueError(f"expected each tensor once, found {name!r} again")
             new.add(name)
 
-    def _write(self, name: str, given: Elements) -> str:
-        tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
+    def _write(self, name: str, elements: Elements) -> str:
+        data_type, dims, data = elements.data_type, elements.dims, elements.data
+        tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=dims)
         ref = TensorRef((("given", None),), tensor)
-        data = LazyData(given.data.nbytes, lambda: given.data, ref)
+        item = Item(name, LazyData(data.nbytes, lambda: data, ref))
         # Refuses its elements before anything is changed.
-        ((nbytes, crc, pieces, is_constant),) = fetch([Item(name, data)])
+        ((nbytes, crc, pieces, is_constant),) = fetch([item])
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
@@ -340,12 +342,6 @@ class Writer(Closing):
                     f"{ref}: expected the added tensor to be {_describe(tensor)} as in the model, "
                     f"found {_describe(added)}"
                 )
-
-
-def _given(stored: Mapping[str, SafetensorsTensor], name: str) -> Elements:
-    if name not in stored:
-        raise TensorNotFoundError(f"expected the name of a tensor of the file, found {name!r}")
-    return Elements(stored[name].data_type, stored[name].dims, stored[name].data)
 
 
 def _describe(tensor: onnx.TensorProto) -> str:
