@@ -16,7 +16,6 @@ from tools.bench.inputs import COUNTS, SIZES, Place
 
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
-PROCESS: Final = ", process"  # suffix of the rows about whole processes
 ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only, or with --readme
 NOT_QUICK: Final = ("convert-single", "growth", "remote", "session")
 README: Final = (
@@ -32,7 +31,7 @@ README: Final = (
 
 # What is timed. "warm": the step, in a process that has taken the same step with a small file.
 # "first": the step, in a process that takes only this step. "process": the whole process of
-# "first", from start to end, minus the time to make the step's data in memory.
+# "first", from start to end.
 Clock: TypeAlias = Literal["warm", "first", "process"]
 
 
@@ -47,7 +46,7 @@ class Measure:
         reads: The kinds of input files.
         needs: The packages and programs needed in addition to this library's requirements.
         writes: True if the measure writes all bytes of the group to disk.
-        clocks: What is timed (see `Clock`); each clock gives a row of figures.
+        clock: What is timed (see `Clock`).
         is_raw: True if the measure shows a limit of the machine, or the cost of a parsed model.
         is_peer: True if the measure is another library's; its failure does not fail the tool.
     """
@@ -58,17 +57,13 @@ class Measure:
     reads: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     writes: bool = False
-    clocks: tuple[Clock, ...] = ("warm", "process")
+    clock: Clock = "warm"
     is_raw: bool = False
     is_peer: bool = False
 
-    def row(self, clock: Clock) -> str:
-        """The name of the row for a clock."""
-        return self.name + PROCESS if clock == "process" and len(self.clocks) > 1 else self.name
-
 
 _peer: Final = partial(Measure, is_peer=True)
-_real: Final = partial(Measure, group="real", clocks=("warm",))
+_real: Final = partial(Measure, group="real")
 _UNPACKED: Final = partial(ways.session_of_archive, is_packed=False)
 
 
@@ -127,14 +122,14 @@ _ONNXRUNTIME: Final = ("onnxruntime",)
 _SERVED: Final = ("nginx", "obstore")
 _PROGRAMS: Final = ("nginx", "curl")
 MODEL: Final = "ModelProto"  # the row that shows the memory of a parsed model
-_PARSED: Final = Measure(MODEL, "many", ways.parse_model, clocks=("warm",), is_raw=True)
+_PARSED: Final = Measure(MODEL, "many", ways.parse_model, is_raw=True)
 
 
 def _start() -> Case:
     onnx = partial(ways.import_package, package="onnx")
     ours = partial(ways.import_package, package=OURS)
     python = "python -c 'import onnx'"
-    whole, first = partial(Measure, clocks=("process",)), partial(Measure, clocks=("first",))
+    whole, first = partial(Measure, clock="process"), partial(Measure, clock="first")
     return Case(
         "whole processes; the rows 'open', 'import onnx' and 'import onnxarchive' time one step, "
         "the first of its process",
@@ -228,8 +223,8 @@ def _edits(group: str) -> Case:
     return Case(
         "set an item of the metadata; onnx.load: load the model with external data",
         (
-            Measure(OURS, group, ways.edit_archive, ("archive",), clocks=("warm",)),
-            _peer("onnx.load", group, ways.load_onnx, ("external",), clocks=("warm",)),
+            Measure(OURS, group, ways.edit_archive, ("archive",)),
+            _peer("onnx.load", group, ways.load_onnx, ("external",)),
         ),
         (Target("at most", 0.35, "onnx.load", figure="cpu_seconds"),),
         times=5,
@@ -250,7 +245,7 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
         else {f"{size / 10**9:g} GB": f"size-{size}" for size in SIZES}
     )
     measures = [
-        Measure(f"{what}: {much}", group, prepare, ("archive",), clocks=("warm",))
+        Measure(f"{what}: {much}", group, prepare, ("archive",))
         for what, prepare in _GROWING.items()
         for much, group in groups.items()
     ]
@@ -260,7 +255,7 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
         else {"0.01 GB": "size-10000000", "0.1 GB": "size-100000000", "1 GB": "size-1000000000"}
     )
     measures += [
-        Measure(f"save: {much}", group, ways.save_archive, writes=True, clocks=("warm",))
+        Measure(f"save: {much}", group, ways.save_archive, writes=True)
         for much, group in saved.items()
     ]
     titles = {

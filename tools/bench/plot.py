@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tools.bench.cases import CASES, MODEL, PROCESS
+from tools.bench.cases import CASES, MODEL
 from tools.bench.report import GB, MIB, duration, memory
 
 # The libraries in speed.svg, and the names of their measures.
@@ -148,10 +148,7 @@ def _bars(cases: Mapping[str, Any], title: str) -> Any:
 
 
 def _ways(cases: Mapping[str, Any], title: str) -> Any:
-    """Draws a panel for each case, with a row of marks for each way.
-
-    Filled marks are warm steps; hollow marks are whole processes.
-    """
+    """Draws a panel for each case, with a mark for each way."""
     from matplotlib.figure import Figure
 
     columns = 2 if len(cases) > 1 else 1
@@ -160,7 +157,7 @@ def _ways(cases: Mapping[str, Any], title: str) -> Any:
     heights = [max(len(_names(cases[name])) for name in row) + 4 for row in rows]
     size = (5 * columns, _HEIGHT * sum(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(f"{title}\nfilled: warm; hollow: a whole process; bars: least and most")
+    figure.suptitle(f"{title}\nbars: least and most")
     panels = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
     for panel in panels.flat[len(order) :]:
         panel.set_axis_off()
@@ -170,43 +167,30 @@ def _ways(cases: Mapping[str, Any], title: str) -> Any:
 
 
 def _names(case: Mapping[str, Any]) -> list[str]:
-    found = dict.fromkeys(name.removesuffix(PROCESS) for name in case["rounds"])
-    return [name for name in found if name != MODEL]
+    return [name for name in case["rounds"] if name != MODEL]
 
 
 def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
     measures = {it.name: it for it in CASES[name].measures}
     ways = _names(case)
-    for row, figures in case["rounds"].items():
-        way = row.removesuffix(PROCESS)
-        if way not in ways:
-            continue
+    for place, way in enumerate(ways):
         measure = measures[way]
         is_ours = not (measure.is_peer or measure.is_raw)
         color = OURS if is_ours else MACHINE if measure.is_raw else PEER
-        seconds = [it["seconds"] for it in figures]
-        median = case["medians"][row]["seconds"]
-        place = ways.index(way)
-        is_hollow = row != way
+        seconds = [it["seconds"] for it in case["rounds"][way]]
+        middle = case["medians"][way]["seconds"]
+        spread = [[middle - min(seconds)], [max(seconds) - middle]]
         panel.errorbar(
-            [median],
-            [place],
-            xerr=[[median - min(seconds)], [max(seconds) - median]],
-            fmt="o",
-            color=color,
-            markerfacecolor=_BACKGROUND if is_hollow else color,
-            markersize=5,
-            capsize=2,
+            [middle], [place], xerr=spread, fmt="o", color=color, markersize=5, capsize=2
         )
-        if not is_hollow:
-            panel.annotate(
-                duration(median),
-                (median, place),
-                (0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=6,
-            )
+        panel.annotate(
+            duration(middle),
+            (middle, place),
+            (0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=6,
+        )
     panel.set_yticks(range(len(ways)), ways)
     panel.set_ylim(len(ways) - 0.5, -0.8)
     panel.set_title(f"{case['title']}\n{name}: {case['size']}", loc="left", fontsize=7)

@@ -198,10 +198,8 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
     return dataclasses.replace(figures, anonymous=most)
 
 
-def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Figures]:
-    """Runs a new process that takes one step; returns the figures of the process and of the step.
-
-    The time of the process does not include the time to make the data of the step.
+def run_whole(measure: Measure, place: Place, scale: float) -> Figures:
+    """Runs a new process that takes one step; times the process, or the step (`Clock`).
 
     Args:
         measure: The measure.
@@ -217,16 +215,15 @@ def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Fi
     program = (
         f"import sys; sys.path[0] = {_ROOT!r}; from tools.bench import ways; ways.whole({told})"
     )
+    command = [sys.executable, "-c", program]
     with tempfile.TemporaryFile("w+", dir=place.folder) as errors:
         begun = time.perf_counter()
-        command = [sys.executable, "-c", program]
         with started(command, stdout=PIPE, stderr=errors, cwd=place.folder) as process:
             output, _ = process.communicate()
-            seconds = time.perf_counter() - begun
-            if process.returncode:
-                raise FailedError(_end_of(errors, process.returncode))
-    made, step = map(float, output.splitlines()[-1].split())
-    return Figures(seconds - made), Figures(step)
+        seconds = time.perf_counter() - begun
+        if process.returncode:
+            raise FailedError(_end_of(errors, process.returncode))
+    return Figures(seconds if measure.clock == "process" else float(output.splitlines()[-1]))
 
 
 def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:

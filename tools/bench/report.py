@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.cases import PROCESS, Case, Target
+from tools.bench.cases import Case, Target
 from tools.bench.process import Figures
 
 MIB: Final = 1 << 20
@@ -147,11 +147,10 @@ def judge(target: Target, result: Result) -> Verdict:
     """Compares the figures of a case with a target."""
     row = target.row or result.case.measures[0].name
     compared = [row] if target.beside is None else [row, target.beside]
+    reasons = {**result.left_out, **result.failures}
     for name in compared:
-        reasons = {**result.left_out, **result.failures}
-        measure = name.removesuffix(PROCESS)
-        if measure in reasons:
-            return Verdict(target, row, reason=f"{name}: {reasons[measure].splitlines()[-1]}")
+        if name in reasons:
+            return Verdict(target, row, reason=f"{name}: {reasons[name].splitlines()[-1]}")
     found = values(result.rounds[row], target.figure)
     if target.beside is not None:
         others = values(result.rounds[target.beside], target.figure)
@@ -240,9 +239,8 @@ def table(result: Result) -> str:
     for name, figures in result.rounds.items():
         seconds, busy = values(figures, "seconds"), values(figures, "cpu_seconds")
         time = Spread.of(seconds)
-        own = first + PROCESS if name.endswith(PROCESS) else first
-        is_same_work = own != name and not result.case.grows and not result.case.is_large
-        compared = result.rounds.get(own, []) if is_same_work else []
+        is_same_work = name != first and not result.case.grows and not result.case.is_large
+        compared = result.rounds.get(first, []) if is_same_work else []
         rows.append(
             [
                 name,

@@ -5,10 +5,9 @@ python3 tools/dev.py python tools/bench/run.py [--quick | --scale 1] [--only CAS
 
 A case compares several ways to do the same work: ways of this library, ways of other libraries
 (peers), and limits of the machine. Each way is timed in a fresh process that has done the same work
-with a small file before the clock starts. Two kinds of rows in the report have no such warm-up. A
-row whose name ends in ", process" times a whole process: Python starts, imports, does the work once
-and ends. The rows of the case `start` time whole processes, or the first step of a process. This
-library syncs the files that it writes. So the time of every other way that writes files includes a
+with a small file before the clock starts, except in the case `start`: its rows time whole processes
+(Python starts, imports, does the work once and ends), or the first step of a process. This library
+syncs the files that it writes. So the time of every other way that writes files includes a
 sync, too.
 
 A round has one or more turns. A turn measures each way once, so that a change of the machine's
@@ -43,9 +42,9 @@ Three rows show limits of the machine: "pwrite" writes the bytes of the tensors 
 archive of 20 GiB, makes a session of the archive, edits, checks and exports the archive, and
 converts a model of that size. `--only real` needs 45 GB of disk; if the free disk is too small for
 a case whose name begins with `real`, this case is skipped. --readme measures what the README shows,
-`real-open` included, in three rounds without rows ", process"; publish.py writes README and
-pictures from the file of --json. --quick takes less than two minutes: a tenth of the sizes, three
-rounds, fewer cases, no PyTorch, and no row ", process" for ways that have a warm row.
+`real-open` included, in three rounds; publish.py writes README and pictures from the file of
+--json. --quick takes less than two minutes: a tenth of the sizes, three rounds, fewer cases, and no
+PyTorch.
 
 Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick, 23 GB of disk with --readme. At
 the end, only the file of --json is left.
@@ -71,7 +70,7 @@ from typing import Final
 
 import onnxarchive
 from tools.bench import cases, report
-from tools.bench.cases import CASES, Case, Clock, Measure
+from tools.bench.cases import CASES, Case, Measure
 from tools.bench.inputs import FILES, PIECE_NBYTES, places
 from tools.bench.process import (
     FailedError,
@@ -185,7 +184,6 @@ class Run:
         self._scale: float = arguments.scale
         self._rounds: int = arguments.rounds
         self._is_quick: bool = arguments.quick
-        self._has_processes: bool = not (arguments.quick or arguments.readme)
         self._missing = missing
         self._places = places(folder, arguments.scale)
         self._there: set[Input] = set()
@@ -261,8 +259,7 @@ class Run:
             return result
         rounds = 1 if case.is_large else self._rounds
         times = 1 if self._is_quick or rounds == 1 else case.times
-        rows = [it.row(clock) for it in measures for clock in self._clocks(it)]
-        result.rounds = {row: [] for row in rows}
+        result.rounds = {it.name: [] for it in measures}
         for index in range(rounds):
             taken: dict[str, list[Figures]] = {}
             for turn in range(index * times, (index + 1) * times):
@@ -273,29 +270,20 @@ class Run:
                         self._add(result, measure, taken)
             for row, figures in taken.items():
                 result.rounds[row].append(median_of(figures))
-        for measure in measures:
-            if measure.name in result.failures:
-                for clock in self._clocks(measure):
-                    del result.rounds[measure.row(clock)]
+        for name in result.failures:
+            del result.rounds[name]
         return result
-
-    def _clocks(self, measure: Measure) -> tuple[Clock, ...]:
-        return measure.clocks if self._has_processes else measure.clocks[:1]
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
         """Runs a measure; adds its figures to `taken`, or its failure to `result`."""
         place = self._places[measure.group]
         try:
-            # The order of the clocks is fixed, "process" before "warm": a run gains from memory
-            # that the previous run has freed.
-            for clock in reversed(self._clocks(measure)):
-                with self._ready(measure, result.case):
-                    if clock == "warm":
-                        figures = run_warm(result.name, measure.name, self._folder, self._scale)
-                    else:
-                        whole, first = run_whole(measure, place, self._scale)
-                        figures = whole if clock == "process" else first
-                taken.setdefault(measure.row(clock), []).append(figures)
+            with self._ready(measure, result.case):
+                if measure.clock == "warm":
+                    figures = run_warm(result.name, measure.name, self._folder, self._scale)
+                else:
+                    figures = run_whole(measure, place, self._scale)
+            taken.setdefault(measure.name, []).append(figures)
         except FailedError as error:
             result.failures[measure.name] = str(error)
 

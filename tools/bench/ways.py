@@ -16,32 +16,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from tools.bench.inputs import PIECE_NBYTES, Place, places
 
 Step: TypeAlias = Callable[[], object]
-_T = TypeVar("_T")
-_apart = 0.0  # seconds spent in `_made`, not counted as time of the process
 
 
 def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale: float) -> None:
-    """Runs a way and its step; prints the seconds spent in `_made` and the seconds of the step."""
+    """Runs a way and its step; prints the seconds of the step."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
     try:
         _kept = step()
     finally:  # the step of `run_ls` raises SystemExit
-        print(f"\n{_apart} {time.perf_counter() - begun}", flush=True)
-
-
-def _made(make: Callable[[], _T]) -> _T:
-    """Makes the data that a step takes from memory; the clocks do not count this time."""
-    global _apart
-    begun = time.perf_counter()
-    data = make()
-    _apart += time.perf_counter() - begun
-    return data
+        print(f"\n{time.perf_counter() - begun}", flush=True)
 
 
 def _synced(place: Place, step: Step) -> Step:
@@ -152,7 +141,7 @@ def parse_model(place: Place) -> Step:
     """Parses the model with its tensors from memory into a ModelProto."""
     import onnx
 
-    serialized = _made(lambda: place.model().SerializeToString())
+    serialized = place.model().SerializeToString()
     return lambda: onnx.ModelProto.FromString(serialized)
 
 
@@ -237,11 +226,9 @@ def read_map(place: Place) -> Step:
 
 def save_archive(place: Place) -> Step:
     """Saves a ModelProto from memory."""
-    import onnx  # noqa: F401  # before `_made`, so that the clocks count the import
-
     import onnxarchive
 
-    model = _made(place.model)
+    model = place.model()
     path = place.output / "model.onnxa"
     return lambda: onnxarchive.save(model, path, size_threshold=0)
 
@@ -264,9 +251,7 @@ def write_archive(place: Place) -> Step:
 
 def write_raw(place: Place) -> Step:
     """Writes the bytes of all tensors to a new file with pwrite, at most 8 MiB at once."""
-    import numpy  # noqa: F401
-
-    arrays = _made(lambda: [array.data.cast("B") for _, array in place.arrays()])
+    arrays = [array.data.cast("B") for _, array in place.arrays()]
 
     def step() -> None:
         path = place.output / "raw"
@@ -284,7 +269,7 @@ def save_onnx(place: Place) -> Step:
     """Saves a ModelProto from memory, with external data."""
     import onnx
 
-    model = _made(place.model)
+    model = place.model()
     return _synced(place, lambda: _save_with_onnx(onnx, model, place))
 
 
@@ -302,7 +287,7 @@ def save_onnx_ir(place: Place) -> Step:
     """Saves a model of onnx_ir from memory, with external data."""
     import onnx_ir
 
-    model = _made(lambda: onnx_ir.from_proto(place.model()))
+    model = onnx_ir.from_proto(place.model())
     return _synced(place, lambda: _save_with_onnx_ir(onnx_ir, model, place))
 
 
@@ -314,14 +299,14 @@ def _save_with_onnx_ir(onnx_ir: Any, model: object, place: Place) -> None:
 def save_safetensors(place: Place) -> Step:
     """Saves numpy arrays."""
     save_file = importlib.import_module("safetensors.numpy").save_file
-    tensors = _made(lambda: dict(place.arrays()))
+    tensors = dict(place.arrays())
     return _synced(place, lambda: save_file(tensors, place.output / "tensors.safetensors"))
 
 
 def save_onnx_safetensors(place: Place) -> Step:
     """Saves a ModelProto from memory as a `.onnx` and a safetensors file."""
     save_model = importlib.import_module("onnx_safetensors").save_model
-    model = _made(place.model)
+    model = place.model()
     path = place.output / "model.onnx"
     return _synced(place, lambda: save_model(model, path, external_data="tensors.safetensors"))
 
@@ -330,7 +315,7 @@ def save_numpy(place: Place) -> Step:
     """Saves numpy arrays, uncompressed."""
     import numpy as np
 
-    tensors: Mapping[str, Any] = _made(lambda: dict(place.arrays()))
+    tensors: Mapping[str, Any] = dict(place.arrays())
     return _synced(place, lambda: np.savez(place.output / "tensors.npz", **tensors))
 
 
@@ -338,7 +323,7 @@ def save_torch(place: Place) -> Step:
     """Saves tensors that share the memory of numpy arrays."""
     import torch
 
-    tensors = _made(lambda: {name: torch.from_numpy(array) for name, array in place.arrays()})
+    tensors = {name: torch.from_numpy(array) for name, array in place.arrays()}
     return _synced(place, lambda: torch.save(tensors, place.output / "tensors.pt"))
 
 

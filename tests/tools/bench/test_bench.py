@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from onnx import numpy_helper
 from processes import started
 
 import onnxarchive
-from tools.bench import cases, inputs, process, report, run as bench, server, ways
-from tools.bench.cases import CASES, PROCESS, Target
+from tools.bench import cases, inputs, process, report, run as bench, server
+from tools.bench.cases import CASES, Target
 from tools.bench.process import Figures
 
 pytestmark = pytest.mark.tool
@@ -93,7 +94,7 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
     with server.serve(folder) if is_served else contextlib.nullcontext():
         for measure in measures:
             place = there[measure.group]
-            if "warm" in measure.clocks:
+            if measure.clock == "warm":
                 figures = process.measure(name, measure.name, folder, SCALE)
                 assert figures.seconds > 0
                 assert figures.cpu_seconds is not None
@@ -103,17 +104,21 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
                 nbytes = sum(path.stat().st_size for path in written)
                 assert nbytes >= place.group.nbytes * measure.writes
                 assert {path.stat().st_ino for path in written} <= synced
-                empty(there, measure.group)
-            if measure.clocks != ("warm",) and not measure.is_peer:
-                whole, step = process.run_whole(measure, place, SCALE)
-                assert 0 < step.seconds < whole.seconds
-                empty(there, measure.group)
+                for output in (there["warm"].output, place.output):
+                    for path in output.iterdir():
+                        path.unlink()
+            else:
+                assert process.run_whole(measure, place, SCALE).seconds > 0
 
 
-def empty(there: dict[str, inputs.Place], group: str) -> None:
-    for name in ("warm", group):
-        for path in there[name].output.iterdir():
-            path.unlink()
+def test_a_first_step_is_a_part_of_its_process(folder: Path) -> None:
+    place = inputs.places(folder, SCALE)["light"]
+    whole, first = (
+        process.run_whole(replace(measure, clock=clock), place, SCALE)
+        for measure in CASES["start"].measures[:1]
+        for clock in ("process", "first")
+    )
+    assert 0 < first.seconds < whole.seconds
 
 
 def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
@@ -128,26 +133,6 @@ def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
     found = set(done.stdout.split())
     assert "tools.bench.ways" in found
     assert not heavy & found
-
-
-def test_data_that_a_program_has_anyway_is_no_part_of_its_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    place = inputs.places(folder, SCALE)["warm"]
-    made = inputs.Place.model
-
-    def slow(self: inputs.Place) -> onnx.ModelProto:
-        time.sleep(0.2)
-        return made(self)
-
-    monkeypatch.setattr(inputs.Place, "model", slow)
-    monkeypatch.setattr(ways, "_apart", 0.0)
-    ways.whole("save_archive", {}, os.fspath(folder), "warm", SCALE)
-    apart, step = map(float, capfd.readouterr().out.splitlines()[-1].split())
-    assert apart >= 0.2
-    assert step > 0
-    for path in place.output.iterdir():
-        path.unlink()
 
 
 def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
@@ -213,8 +198,7 @@ def test_the_figures_are_written_as_json(tmp_path: Path) -> None:
     assert "Python" in found["machine"]
     assert list(found["cases"]) == cases
     for name, case in found["cases"].items():
-        rows = [it.row(clock) for it in CASES[name].measures for clock in it.clocks]
-        assert list(case["rounds"]) == rows
+        assert list(case["rounds"]) == [it.name for it in CASES[name].measures]
         for row, figures in case["rounds"].items():
             assert len(figures) == 1
             assert case["medians"][row]["seconds"] == figures[0]["seconds"]
@@ -239,7 +223,7 @@ def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_pat
     assert "left out: safetensors: safetensors is not installed" in done.stdout
     assert "not measured  time relative to safetensors: at most 5" in done.stdout
     case = json.loads(told.read_text())["cases"]["open-many"]
-    assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}"]
+    assert list(case["rounds"]) == ["onnxarchive"]
     assert case["targets"][0]["met"] is None
 
 
@@ -259,7 +243,7 @@ onnxarchive.check = broken
     assert done.returncode == 1
     assert "FAILED: check --full" in done.stdout
     case = json.loads(told.read_text())["cases"]["verify"]
-    assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}", "map", f"map{PROCESS}"]
+    assert list(case["rounds"]) == ["onnxarchive", "map"]
     assert "exit status 1" in case["failures"]["check --full"]
     assert "broken on purpose" in case["failures"]["check --full"]
 
@@ -354,28 +338,20 @@ def test_ways_take_turns_forwards_and_in_reverse(
         taken.append(name)
         return Figures(len(taken), 1)
 
-    def run_whole(*_: object) -> tuple[Figures, Figures]:
-        taken.append("process")
-        return Figures(0), Figures(0)
-
-    for function in (run_warm, run_whole):
-        monkeypatch.setattr(bench, function.__name__, function)
+    monkeypatch.setattr(bench, "run_warm", run_warm)
     for name in ("run_tool", "_warm"):
         monkeypatch.setattr(bench, name, lambda *_: None)
-    arguments = argparse.Namespace(rounds=3, scale=SCALE, quick=False, readme=False)
+    arguments = argparse.Namespace(rounds=3, scale=SCALE, quick=False)
     (result,) = bench.Run(tmp_path, arguments, {}).cases(["open-many"])
-    ours, other = ["process", "onnxarchive"], ["process", "safetensors"]
+    names = ["onnxarchive", "safetensors"]
     count = 3 * CASES["open-many"].times
-    forwards, reverse = [*ours, *other], [*other, *ours]
-    assert taken == ([*forwards, *reverse, *reverse, *forwards] * count)[: 4 * count]
-    assert [it.seconds for it in result.rounds["onnxarchive"]] == [8, 18, 30]
-    assert list(result.rounds) == [
-        *("onnxarchive", f"onnxarchive{PROCESS}", "safetensors", f"safetensors{PROCESS}")
-    ]
+    forwards, reverse = names, names[::-1]
+    assert taken == ([*forwards, *reverse, *reverse, *forwards] * count)[: 2 * count]
+    assert [it.seconds for it in result.rounds["onnxarchive"]] == [4, 9, 15]
+    assert list(result.rounds) == names
     taken.clear()
-    arguments = argparse.Namespace(rounds=4, scale=SCALE, quick=True, readme=False)
+    arguments = argparse.Namespace(rounds=4, scale=SCALE, quick=True)
     bench.Run(tmp_path, arguments, {}).cases(["verify"])
-    assert "process" not in taken
     names = [it.name for it in CASES["verify"].measures]
     turned = [*names[1:], names[0]]
     assert taken == [*names, *reversed(names), *turned, *reversed(turned)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tools.bench import cases, inputs, plot, process, publish, report, ways
-from tools.bench.cases import CASES, PROCESS, Case, Measure, Target
+from tools.bench.cases import CASES, Case, Measure, Target
 from tools.bench.process import Figures
 from tools.bench.report import Point, Result, Spread, Verdict
 
@@ -125,13 +125,10 @@ def test_a_target_without_its_figures_is_not_judged() -> None:
     failed = result_of(HALF, [], [1])
     failed.failures["ours"] = "Traceback\nexit status 1"
     untold = result_of(Target("at most", 1, figure="anonymous"), [1], [1])
-    process = result_of(Target("at most", 1, f"other{PROCESS}"), [1], [1])
-    process.left_out["other"] = "other is not installed"
     for result, reason in (
         (left_out, "other: other is not installed"),
         (failed, "ours: exit status 1"),
         (untold, "anonymous is 0 or not reported by this system"),
-        (process, f"other{PROCESS}: other is not installed"),
     ):
         (verdict,) = result.verdicts()
         assert verdict == Verdict(verdict.target, "ours", reason=reason)
@@ -142,7 +139,7 @@ def test_a_target_without_its_figures_is_not_judged() -> None:
 
 def test_every_target_is_about_rows_that_its_case_takes() -> None:
     for case in CASES.values():
-        rows = {it.row(clock) for it in case.measures for clock in it.clocks}
+        rows = {it.name for it in case.measures}
         for target in case.targets:
             assert {target.row or case.measures[0].name, target.beside} <= rows | {None}
 
@@ -152,15 +149,6 @@ def test_a_table_tells_medians_ratios_and_their_spread() -> None:
     ours, other = report.table(result).splitlines()[1:]
     assert ours.split() == ["ours", "2.00", "s", "1.00", "s..3.00", "s", "1.00", "s"]
     assert "1 (0.5..1.5)" in other
-
-
-def test_whole_processes_are_compared_with_one_another() -> None:
-    result = result_of(HALF, [1, 1, 1], [2, 2, 2])
-    result.rounds[f"ours{PROCESS}"] = [Figures(3)] * 3
-    result.rounds[f"other{PROCESS}"] = [Figures(12)] * 3
-    lines = {it.strip().partition("  ")[0]: it for it in report.table(result).splitlines()}
-    assert "0.25 (0.25..0.25)" in lines[f"other{PROCESS}"]
-    assert "(" not in lines[f"ours{PROCESS}"]
 
 
 def test_a_round_has_the_median_of_its_figures() -> None:
@@ -210,7 +198,7 @@ def test_growth_is_told_with_its_slope() -> None:
 
 def measured(name: str) -> Result:
     """A made-up result of a case."""
-    rows = [it.row(clock) for it in CASES[name].measures for clock in it.clocks]
+    rows = [it.name for it in CASES[name].measures]
     rounds = {
         row: [Figures((place + 1) * factor, 1, 1, 1) for factor in (0.9, 1, 1.2)]
         for place, row in enumerate(rows)
