@@ -8,6 +8,8 @@ be new, and gets these files, and `onnx/model.onnx` with the data file `onnx/mod
 transformers.js and optimum expect them. The data file is at the same time an archive with the
 model: `onnxarchive info` describes it, and `onnxarchive.session` maps it. After a change of the
 archive, `onnxarchive link` must write `model.onnx` again, and `onnxarchive check --link` says so.
+transformers.js reads the data of `NAME.onnx` from `NAME.onnx_data` only, so the archive has one
+model; with optimum, `onnxarchive link` to the directory links several models to one archive.
 """
 
 from __future__ import annotations
