@@ -17,9 +17,9 @@ from onnxarchive.errors import (
     UnfinishedEditError,
     with_path,
 )
+from onnxarchive.files.file import File
 from onnxarchive.files.file_data import spool
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.reading.archive import Archive
@@ -93,7 +93,7 @@ def open_source(
         yield source
 
 
-def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
+def _copy(file: File, temporary: str | None) -> memoryview:
     """A temporary copy of a remote file, if it may be a model or a zip.
 
     Raises:
@@ -107,7 +107,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(path: str | None, file: RandomAccessFile | None) -> Archive | None:
+def _open_archive(path: str | None, file: File | None) -> Archive | None:
     """Opens an archive and checks all local headers; None if the file is not an archive.
 
     Args:

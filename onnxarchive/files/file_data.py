@@ -14,9 +14,9 @@ from typing import TypeVar
 from onnxarchive.errors import ArchiveFormatError, naming, with_path
 from onnxarchive.files.beneath import Root
 from onnxarchive.files.data import Data, Stored, pieces
+from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
-from onnxarchive.files.random_access import RandomAccessFile
 
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
@@ -233,7 +233,7 @@ class RandomAccessData:
         temporary: Directory for a temporary copy; None for the system's temporary directory.
     """
 
-    file: RandomAccessFile
+    file: File
     offset: int
     nbytes: int
     crc32: int | None = None

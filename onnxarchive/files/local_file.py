@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import locking
+from onnxarchive.files.file import File
 from onnxarchive.files.locking import Work
-from onnxarchive.files.random_access import RandomAccessFile
 
 # How the system reads a mapped file ahead.
 Prefetch: TypeAlias = Literal["willneed", "populate"]
@@ -59,7 +59,7 @@ class _Descriptor:
             os.close(self.number)
 
 
-class MappedFile(RandomAccessFile, Work):
+class MappedFile(File, Work):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     A fork of the process that opened it for writing, or locked it exclusively, cannot write it.
@@ -270,7 +270,7 @@ class MappedFile(RandomAccessFile, Work):
         """True unless the system refuses to map the file, which the first use tries."""
         if self._view is None and not self._is_refused:
             try:
-                self.reaching(0)
+                self._map_once()
             except OSError:
                 self._is_refused = True
         return not self._is_refused
@@ -280,39 +280,29 @@ class MappedFile(RandomAccessFile, Work):
 
         If the system refuses to map the file, the view is of a copy of up to 2 GiB.
 
-        Args:
-            offset: Offset of the bytes in the file.
-            nbytes: Number of the bytes; None for all up to the end.
-
         Raises:
-            ArchiveFormatError: The file has been truncated since it was opened.
+            ArchiveFormatError: The file was truncated after it was opened.
             OSError: The file cannot be mapped, and the bytes are too many for a copy.
         """
         end = self.size if nbytes is None else offset + nbytes
         if not self.is_mapped and end - offset <= _MAX_COPIED:
             return memoryview(self.read(offset, end - offset))
-        return self.reaching(self.size)[offset:end]
-
-    def reaching(self, end: int) -> memoryview:
-        """A read-only view of the mapped file, with at least the bytes up to `end`.
-
-        The view is shorter than `size` if an edit truncated the file before it was mapped.
-
-        Raises:
-            ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
-            OSError: The system refuses to map the file; the error says what to do.
-        """
-        view = self._view
-        if view is None:
-            view = self._view = self._map()
-            if self._descriptor is None:  # closed by another thread meanwhile
-                self._view = None
+        view = self._map_once()
         if end > view.nbytes:
             raise ArchiveFormatError(
                 f"the file was truncated after it was opened: expected {self.size} bytes, found "
                 f"{view.nbytes}",
                 path=self.path,
             )
+        return view[offset:end]
+
+    def _map_once(self) -> memoryview:
+        """The mapped file; shorter than `size` if an edit truncated it before it was mapped."""
+        view = self._view
+        if view is None:
+            view = self._view = self._map()
+            if self._descriptor is None:  # closed by another thread meanwhile
+                self._view = None
         return view
 
     def prefetch(self, how: Prefetch) -> None:
@@ -328,7 +318,7 @@ class MappedFile(RandomAccessFile, Work):
                 self._view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
         elif hasattr(mmap, "MADV_WILLNEED"):
             with contextlib.suppress(OSError):  # it is only advice
-                mapped = self.reaching(0).obj
+                mapped = self._map_once().obj
                 if isinstance(mapped, mmap.mmap):
                     mapped.madvise(mmap.MADV_WILLNEED)
 
@@ -348,17 +338,24 @@ class MappedFile(RandomAccessFile, Work):
                 size = min(size - 1, self.status().st_size)
         return memoryview(b"")
 
-    def paths(self) -> Iterator[str]:
-        """Possible paths of the file, without symbolic links.
+    def present_path(self) -> str:
+        """The present path of the open file, without symbolic links.
 
-        The first path is the path given at the time of opening, with symbolic links resolved now.
-        On Linux, the second is the present path, even after a rename. Either may lead to another
-        file, so compare `identity`.
+        On Linux, a file that was renamed while it was open is found, too.
+
+        Raises:
+            ArchiveError: The file was replaced or removed.
         """
-        yield os.path.realpath(self.absolute_path)
-        descriptor = self._require_open()  # this reference keeps the descriptor open
-        with contextlib.suppress(OSError):  # no /proc
-            yield os.readlink(f"/proc/self/fd/{descriptor.number}")
+        path = os.path.realpath(self.absolute_path)
+        if not self.is_at(path):
+            with contextlib.suppress(OSError):  # no /proc
+                path = os.readlink(f"/proc/self/fd/{self.fileno()}")
+            if not self.is_at(path):
+                raise ArchiveError(
+                    "the file was replaced or removed after it was opened; open it again",
+                    path=self.path,
+                )
+        return path
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """True if `path` leads to this file."""

@@ -22,7 +22,6 @@ from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     linked_model,
     packed_pairs,
-    real_path,
     require_utf8,
 )
 from onnxarchive.reading.rules import Finding
@@ -122,7 +121,7 @@ def _link(
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
         archive.contents.require_headers(archive.tensors.refs)
-        file = real_path(archive)
+        file = archive.contents.local_file.present_path()
         pairs = packed_pairs(archive, machine()) if prepack else {}
         location = _location(file, destination)
         linked = linked_model(archive, location, pairs=pairs, in_place=True)

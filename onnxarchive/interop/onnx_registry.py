@@ -93,7 +93,7 @@ class ArchiveSerializer:
             raise _not_a_model(type(proto))
         from onnxarchive.errors import ArchiveError
         from onnxarchive.files.data import as_bytes
-        from onnxarchive.files.random_access import MemoryFile
+        from onnxarchive.files.file import MemoryFile
         from onnxarchive.model import tensors, walking
         from onnxarchive.reading.archive import Archive
 

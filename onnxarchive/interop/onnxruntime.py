@@ -41,7 +41,6 @@ from onnxarchive.reading.linked_models import (
     Pairs,
     linked_model,
     packed_pairs,
-    real_path,
     require_utf8,
     stays_outside,
 )
@@ -315,7 +314,7 @@ def session_inputs(
         if buffers:
             _lend_buffers(options, buffers)
     else:
-        file, path = archive.contents.local_file, real_path(archive)
+        file, path = archive.contents.local_file, archive.contents.local_file.present_path()
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
         with with_path(archive.path):

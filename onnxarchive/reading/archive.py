@@ -24,9 +24,9 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking, threads
+from onnxarchive.files.file import Closing, File
 from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.random_access import Closing, RandomAccessFile
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import opened, opened_archive
@@ -86,7 +86,7 @@ class Archive(Closing):
     assets: Assets
 
     def __init__(
-        self, file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
+        self, file: File, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
     ) -> None:
         """Reads the archive in `file`, and takes over the file."""
         self._path = file.path
@@ -475,7 +475,7 @@ def load(
         return complete_model(archive)
 
 
-def open_recognised(file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
+def open_recognised(file: File, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
     """Opens a file as an archive; an error says what else the file is."""
     with recognised(file), with_path(file.path):
         return Archive(file, max_model_nbytes)

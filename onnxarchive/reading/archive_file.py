@@ -19,8 +19,8 @@ from onnxarchive.errors import (
     without_traceback,
 )
 from onnxarchive.files import local_file, locking
+from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
@@ -42,7 +42,7 @@ def opened(
     *,
     timeout: float | None = locking.TIMEOUT,
     read: Read | None = None,
-) -> Iterator[RandomAccessFile]:
+) -> Iterator[File]:
     """Opens an archive's file; a local file is not edited while the block runs.
 
     The file is closed if the block raises an error, and otherwise stays open; a file object of the

@@ -26,9 +26,9 @@ from onnxarchive.errors import (
 )
 from onnxarchive.files import local_file
 from onnxarchive.files.data import Crc32, crc32, pieces
+from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.proto import CheckedModel
@@ -60,7 +60,7 @@ class Contents:
     """
 
     def __init__(
-        self, file: RandomAccessFile, directory: Directory, models: Mapping[str, CheckedModel]
+        self, file: File, directory: Directory, models: Mapping[str, CheckedModel]
     ) -> None:
         self.file = file
         self.size = file.size
@@ -204,9 +204,9 @@ class Contents:
             (copy,) = self._copies([name])
             return copy
         _, _, offset, nbytes, _ = self.entries[name]
-        view = self.file.reaching(offset + nbytes)
+        view = self.file.view(offset, nbytes)
         self.require_header(name)
-        return view[offset : offset + nbytes]
+        return view
 
     def views(self, names: Iterable[str]) -> Iterator[memoryview]:
         """As `view` for many entries; a remote file is read by several requests at a time."""
@@ -339,9 +339,7 @@ class NamedEntries(Mapping[str, Entry]):
         return list(self.names)
 
 
-def read_contents(
-    file: RandomAccessFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
-) -> Contents:
+def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Contents:
     """Reads all of an archive except local headers and the data of tensors and assets.
 
     Args:
@@ -371,7 +369,7 @@ def read_contents(
 
 
 def _read_models(
-    file: RandomAccessFile,
+    file: File,
     entries: Sequence[Entry],
     report: Report,
     max_model_nbytes: int,
@@ -465,9 +463,7 @@ def _models(
     return {keys.model_id(name): found for name, found in checked.items()}
 
 
-def check_header(
-    file: RandomAccessFile, listed: Directory, number: int, report: Report
-) -> int | None:
+def check_header(file: File, listed: Directory, number: int, report: Report) -> int | None:
     """Compares an entry's local header with its directory record; see `check_local_header`."""
     entry = listed.entries[number]
     header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
@@ -486,7 +482,7 @@ def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:
 
 
 def check_data(
-    file: RandomAccessFile,
+    file: File,
     entry: Entry,
     refs: Sequence[TensorRef],
     report: Report,
@@ -523,7 +519,7 @@ def check_data(
             )
 
 
-def _checked_pieces(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+def _checked_pieces(file: File, entry: Entry, report: Report) -> Iterator[memoryview]:
     """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 import onnx
 
 from onnxarchive.errors import (
-    ArchiveError,
     ArchiveFormatError,
     UnsupportedFeatureError,
     shown,
@@ -242,22 +241,6 @@ def _place(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
             archive.contents.require_header(name)
             return entry.data_offset, nbytes
     return None
-
-
-def real_path(archive: Archive) -> str:
-    """The current path of an open archive, without symbolic links.
-
-    On Linux, a file that was renamed while it was open is found, too.
-
-    Raises:
-        ArchiveError: The file was replaced or removed.
-    """
-    for candidate in archive.contents.local_file.paths():
-        if archive.contents.local_file.is_at(candidate):
-            return candidate
-    raise ArchiveError(
-        "the file was replaced or removed after it was opened; open it again", path=archive.path
-    )
 
 
 def require_utf8(path: str) -> None:

@@ -13,9 +13,9 @@ from typing import Unpack
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files import threads
+from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import opened, require_finished
 from onnxarchive.reading.contents import (
@@ -181,7 +181,7 @@ def check(
     return findings.list
 
 
-def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findings) -> None:
+def _check_headers(file: File, contents: Contents, findings: _Findings) -> None:
     """Compares all local headers with their directory records."""
     entries, records = contents.directory.entries, contents.directory.records
     ranges = ((it.header_offset, it.data_offset - it.header_offset) for it in entries)
@@ -190,7 +190,7 @@ def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findin
 
 
 def _check_entries(
-    file: RandomAccessFile,
+    file: File,
     contents: Contents,
     findings: _Findings,
     counter: ProgressCounter,

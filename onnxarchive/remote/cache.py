@@ -28,10 +28,10 @@ from typing import Final, Literal, TypeAlias
 from onnxarchive.errors import ArchiveFormatError, LockedError, shown
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
+from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import sync
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.files.replacement import (
     Replacement,
     partial_path,
@@ -64,7 +64,7 @@ def open_cached(
     progress: Progress | None = None,
     store: Store | None = None,
     storage_options: Options | None = None,
-) -> RandomAccessFile:
+) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
     If there is a copy, one request without a body asks whether the object is still the same.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
+from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.files.random_access import BinaryFile, MemoryFile, RandomAccessFile, SupportsSeek
 from onnxarchive.remote.urls import beside, is_url, shown_url
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Location:
             path=None if self.url is None else self.name,
         )
 
-    def open(self, read: Read | None = None) -> RandomAccessFile:
+    def open(self, read: Read | None = None) -> File:
         """Opens the file, without a lock.
 
         Args:
@@ -146,7 +146,7 @@ class Location:
             f"{type(source).__module__}.{type(source).__qualname__}"
         )
 
-    def _open_remote(self, read: Read | None) -> RandomAccessFile:
+    def _open_remote(self, read: Read | None) -> File:
         cache = self.access.get("cache")
         if cache is None or cache is False:
             from onnxarchive.remote.objects import open_object
@@ -157,7 +157,7 @@ class Location:
         progress = self.access.get("cache_progress")
         return open_cached(cache=cache, read=read, progress=progress, **self._remote)
 
-    def open_beside(self, location: str) -> RandomAccessFile:
+    def open_beside(self, location: str) -> File:
         """Opens another remote file by its location, a plain path relative to this one's folder.
 
         Thousands of files may be open at a time, so the end of a large file is not kept in memory.

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import ClassVar
 from weakref import ref
 
-from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.file import File
 from onnxarchive.remote.background import (
     IN_FLIGHT,
     SECONDS_AHEAD,
@@ -121,7 +121,7 @@ async def _open(origin: Origin, known: Version | None) -> tuple[Version, bytes]:
     return version, b"".join([bytes(piece) async for piece in stream])
 
 
-class RemoteFile(RandomAccessFile):
+class RemoteFile(File):
     """An object, read by range. The end of the object that was read stays in memory.
 
     `pieces` of successive ranges come from one stream of requests, which reads ahead: at first

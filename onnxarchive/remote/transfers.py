@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.files.replacement import Replacement, partial_path
 from onnxarchive.remote.objects import Range, RemoteFile
 
@@ -39,7 +39,7 @@ class Verifiable(Protocol):
 
 
 # Opens a file as an archive; raises ArchiveFormatError if it is none.
-Read: TypeAlias = Callable[[RandomAccessFile], Verifiable]
+Read: TypeAlias = Callable[[File], Verifiable]
 
 
 def download_object(

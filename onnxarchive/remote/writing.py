@@ -10,8 +10,8 @@ from weakref import finalize
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files.data import Buffer, as_bytes, pieces
+from onnxarchive.files.file import Closing
 from onnxarchive.files.locking import Work
-from onnxarchive.files.random_access import Closing
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import (

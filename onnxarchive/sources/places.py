@@ -15,8 +15,8 @@ from typing import Final, Protocol
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data
+from onnxarchive.files.file import File
 from onnxarchive.files.file_data import FileData, RandomAccessData
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, RESERVED_PREFIX, is_plain_path
 from onnxarchive.sources.other_files import is_hidden
 
@@ -189,7 +189,7 @@ class RemotePlace:
 
     def __init__(
         self,
-        open_beside: Callable[[str], RandomAccessFile],
+        open_beside: Callable[[str], File],
         resources: contextlib.ExitStack,
         temporary: str | None,
     ) -> None:

@@ -15,8 +15,8 @@ from onnxarchive.errors import (
     LockedError,
     without_traceback,
 )
+from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile, opened
-from onnxarchive.files.random_access import RandomAccessFile
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.sources.other_files import is_litter
@@ -101,7 +101,7 @@ class OtherKindError(ArchiveFormatError):
 
 @contextlib.contextmanager
 def recognised(
-    source: str | os.PathLike[str] | RandomAccessFile | memoryview | None,
+    source: str | os.PathLike[str] | File | memoryview | None,
     *,
     expected: str = "an ONNX archive",
 ) -> Iterator[None]:
@@ -121,7 +121,7 @@ def recognised(
         yield
     except ArchiveFormatError as error:
         kind = None
-        if isinstance(source, RandomAccessFile):
+        if isinstance(source, File):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
                 kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
         elif isinstance(source, memoryview):

@@ -11,11 +11,11 @@ from typing import Final, TypeAlias, cast
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Data, Pieces, Stored, SupportsWrite, copied, crc32
+from onnxarchive.files.file import READ_SIZE
 from onnxarchive.files.file_data import FileData, RandomAccessData, read_all
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
-from onnxarchive.files.random_access import READ_SIZE
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment

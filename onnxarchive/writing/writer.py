@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report, with_path
+from onnxarchive.files.file import Closing
 from onnxarchive.files.progress import ProgressCounter
-from onnxarchive.files.random_access import Closing
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import Keys, model_entry

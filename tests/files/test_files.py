@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from models import open_below
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.files import filesystem, locking, random_access
+from onnxarchive.files import file as file_module, filesystem, locking
+from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.files.local_file import (
@@ -27,7 +28,6 @@ from onnxarchive.files.local_file import (
     opened,
     write_at,
 )
-from onnxarchive.files.random_access import MemoryFile
 from onnxarchive.files.replacement import replacing
 
 CONTENT = bytes(range(256)) * 64
@@ -120,7 +120,7 @@ def test_a_read_in_several_parts_holds_one_copy(
 def test_pieces_are_no_larger_than_they_should_be(
     source: Path, reading: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random_access, "READ_SIZE", 100)
+    monkeypatch.setattr(file_module, "READ_SIZE", 100)
     with MappedFile(source) as file:
         pieces = list(file.pieces(10, 250))
         assert [len(piece) for piece in pieces] == [100, 100, 50]
@@ -269,14 +269,14 @@ def test_bytes_in_memory_are_read_as_a_file_and_not_copied() -> None:
         b"",
     )
     assert list(file.pieces(0, 10)) == [b"0123456789"]
-    view = file.reaching(10)
+    view = file.view(0, 10)
     data[0] = ord("x")
     assert bytes(view[:1]) == b"x"
     with pytest.raises(TypeError):
         view[0] = 1
     file.close()
     assert bytes(view[1:3]) == b"12"
-    for read in (lambda: file.reaching(1), lambda: file.read(0, 1)):
+    for read in (file.view, lambda: file.read(0, 1)):
         with pytest.raises(ValueError, match="closed"):
             read()
 
@@ -288,19 +288,16 @@ def test_a_file_says_where_it_was_opened_and_where_it_is_by_now(
     moved = source.with_name("moved")
     with MappedFile("source") as file:
         opened = os.path.realpath(source)
-        assert set(file.paths()) == {opened}
+        assert file.present_path() == opened
         if os.name == "nt":  # which renames no open file
             return
         source.rename(moved)
         source.write_bytes(b"another")
-        paths = list(file.paths())
-        assert paths[0] == opened
         if sys.platform == "linux":
-            assert paths[1:] == [os.path.realpath(moved)]
-            status = os.stat(paths[1])
-            assert file.identity == (status.st_dev, status.st_ino)
+            assert file.present_path() == os.path.realpath(moved)
         moved.unlink()
-        assert next(file.paths()) == opened
+        with pytest.raises(ArchiveError, match="replaced or removed"):
+            file.present_path()
 
 
 @posix
@@ -308,7 +305,7 @@ def test_a_file_says_where_it_is_without_symbolic_links(source: Path) -> None:
     (source.parent / "link").symlink_to("source")
     with MappedFile(source.parent / "link") as file:
         assert file.path == str(source.parent / "link")
-        assert set(file.paths()) == {os.path.realpath(source)}
+        assert file.present_path() == os.path.realpath(source)
 
 
 def test_an_open_file_gives_its_descriptor(source: Path) -> None:

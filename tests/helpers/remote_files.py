@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files.random_access import RandomAccessFile
+from onnxarchive.files.file import File
 from onnxarchive.remote import cache
 from onnxarchive.remote.stores import Version
 from onnxarchive.remote.transfers import Read
@@ -29,7 +29,7 @@ def data_of(size: int) -> bytes:
 DATA = data_of(SIZE)
 
 
-class Remote(RandomAccessFile):
+class Remote(File):
     """An object without a server.
 
     Attributes:
@@ -110,7 +110,7 @@ def require_right(directory: Path, data: bytes = DATA, **options: Any) -> int:
     with opened(directory, remote) as file:
         assert file is not remote
         assert file.read(0, len(data)) == data
-        assert bytes(file.reaching(len(data))) == data
+        assert bytes(file.view()) == data
         assert file.path == URL
     assert remote.is_closed
     assert sorted(it.name for it in directory.iterdir() if it.name.startswith(PLACE[:32])) == [

@@ -632,7 +632,7 @@ def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: byte
 import gc, pathlib, sys
 import numpy as np, onnxarchive, onnxruntime
 from onnxarchive.reading.archive import Archive
-from onnxarchive.files.random_access import MemoryFile
+from onnxarchive.files.file import MemoryFile
 cpu = ["CPUExecutionProvider"]
 x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 

@@ -87,7 +87,7 @@ def test_a_copy_is_a_local_file_that_later_openings_share(directory: Path) -> No
     with opened(directory) as first, opened(directory) as second:
         assert first.identity == second.identity
         assert Path(first.absolute_path) == copy_in(directory)
-        view = first.reaching(SIZE)
+        view = first.view()
     assert bytes(view) == DATA
     assert view.readonly
 
@@ -413,7 +413,7 @@ def test_a_link_in_its_place_is_refused_and_not_followed(directory: Path, tmp_pa
 
 def test_readers_keep_a_copy_that_is_removed(directory: Path) -> None:
     with opened(directory) as file:
-        view = file.reaching(SIZE)
+        view = file.view()
         assert len(clear(str(directory))) == 1
         assert not [*directory.iterdir()]
         assert require_right(directory) == SIZE
@@ -499,7 +499,7 @@ while time.monotonic() < end:
     remote = Remote(piece_size=chance.randrange(10_000, 300_000))
     remote.before = lambda offset: time.sleep(chance.choice([0, 0, 0.001]))
     with opened(Path(sys.argv[1]), remote) as file:
-        assert file.reaching(SIZE) == DATA
+        assert file.view() == DATA
     if not chance.randrange(3):
         clear(sys.argv[1])
     rounds += 1

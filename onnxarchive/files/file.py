@@ -1,4 +1,4 @@
-"""Bytes that are read by position: the interface, and it over file objects and memory."""
+"""`File`: bytes that are read by position, of a file object or in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxarchive.files.data import add_name, name_of
 
-READ_SIZE = 1 << 19  # bytes of a piece in `RandomAccessFile.pieces`: it stays in a core's cache
+READ_SIZE = 1 << 19  # bytes of a piece in `File.pieces`: it stays in a core's cache
 
 
 class Closing:
@@ -28,14 +28,13 @@ class Closing:
         self.close()
 
 
-class RandomAccessFile(Closing):
+class File(Closing):
     """Bytes that are read by position. Several threads may read at once.
 
     Attributes:
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
-        is_mapped: True if `reaching` gives views; else bytes are read as copies.
     """
 
     path: str
@@ -44,7 +43,7 @@ class RandomAccessFile(Closing):
 
     @property
     def is_mapped(self) -> bool:
-        """See the class."""
+        """True if `view` gives views of the file, not copies."""
         return False
 
     def read(self, offset: int, size: int) -> bytes:
@@ -54,6 +53,19 @@ class RandomAccessFile(Closing):
             OSError: The read failed; the error names the file.
         """
         raise NotImplementedError
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """The bytes of a range, read-only: a view of a file that `is_mapped`, else a copy.
+
+        Args:
+            offset: Offset of the range in the file.
+            nbytes: Size of the range; None for all up to the end.
+
+        Raises:
+            ArchiveFormatError: The file was truncated after it was opened.
+            OSError: The read failed; the error names the file.
+        """
+        return memoryview(self.read(offset, self.size - offset if nbytes is None else nbytes))
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
         """Reads ranges, each an offset and a size; a remote file reads several at a time.
@@ -77,14 +89,6 @@ class RandomAccessFile(Closing):
             offset += len(piece)
             size -= len(piece)
 
-    def reaching(self, end: int) -> memoryview:
-        """A read-only view of a file that `is_mapped`, with at least the bytes up to `end`.
-
-        Raises:
-            ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
-        """
-        raise NotImplementedError
-
 
 class SupportsSeek(Protocol):
     """A seekable binary file, such as `io.BytesIO` or a file of fsspec."""
@@ -96,7 +100,7 @@ class SupportsSeek(Protocol):
         """Returns up to `size` bytes, and `b""` at the end of the file."""
 
 
-class BinaryFile(RandomAccessFile):
+class BinaryFile(File):
     """A seekable binary file object. One thread reads at a time; the caller closes the object."""
 
     def __init__(self, file: SupportsSeek) -> None:
@@ -143,7 +147,7 @@ class BinaryFile(RandomAccessFile):
         self._file = None
 
 
-class MemoryFile(RandomAccessFile):
+class MemoryFile(File):
     """Reads bytes in memory like a file; keeps a view of the bytes, not a copy."""
 
     is_mapped = True
@@ -162,13 +166,13 @@ class MemoryFile(RandomAccessFile):
 
     def read(self, offset: int, size: int) -> bytes:
         """A copy of `size` bytes from `offset`, fewer at the end."""
-        return bytes(self.reaching(offset + size)[offset : offset + size])
+        return bytes(self.view(offset, size))
 
-    def reaching(self, end: int) -> memoryview:
-        """All bytes."""
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """A view of `nbytes` bytes from `offset`, fewer at the end."""
         if self._data is None:
             raise ValueError(f"{self.path}: the file is closed")
-        return self._data
+        return self._data[offset:][:nbytes]
 
     def close(self) -> None:
         """Ends reading; views remain valid."""
