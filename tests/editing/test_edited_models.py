@@ -368,6 +368,18 @@ def test_a_model_that_was_deleted_is_not_found(pair: Path) -> None:
     assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
 
 
+def test_a_model_that_takes_the_id_of_a_deleted_one_is_shown_with_its_own_tensors(
+    pair: Path,
+) -> None:
+    replace_model(pair, of(own=D), name="third")
+    with onnxarchive.edit(pair, model="decoder", compact=True) as edit:
+        del edit.models["decoder"]
+        edit.models.rename("third", "decoder")
+        assert list(edit.tensors) == ["own"]
+        assert edit.tensors["own"].tobytes() == D
+    require_loads(pair, {"": ENCODER, "decoder": of(own=D)})
+
+
 def test_a_model_of_the_edit_that_gets_another_id_is_copied(pair: Path) -> None:
     before = weights_of(pair)
     with onnxarchive.edit(pair) as edit:
