@@ -21,6 +21,7 @@ from edits import (
     change_model,
     changed,
     document,
+    fails_at,
     new_model,
     posix,
     referring,
@@ -65,9 +66,8 @@ def test_what_is_no_archive_is_refused_and_left_as_it_is(
             call(tmp_path / name)
         assert caught.value.path == str(tmp_path / name)
         assert caught.value.rule is not None
-    with pytest.raises(FileNotFoundError) as missing:
+    with fails_at(tmp_path / "missing", FileNotFoundError):
         call(tmp_path / "missing")
-    assert missing.value.filename == str(tmp_path / "missing")
     assert sorted(os.listdir(tmp_path)) == ["ein Verzeichnis", "empty", "model.onnx"]
     assert (tmp_path / "model.onnx").read_bytes() == kept
 
@@ -132,9 +132,8 @@ def test_a_link_to_a_directory_on_the_way_is_no_further_name(two: Path, tmp_path
 @posix
 def test_a_link_that_leads_to_nothing_is_named(path: Path) -> None:
     path.symlink_to("nothing")
-    with pytest.raises(FileNotFoundError) as caught:
+    with fails_at(path, FileNotFoundError):
         replace_model(path, new_model(), copy=True)
-    assert caught.value.filename == str(path)
     assert path.is_symlink()
 
 
@@ -178,14 +177,12 @@ def test_a_read_only_file_is_changed_only_as_a_copy(own_path: Path) -> None:
     path.chmod(0o444)
     before = path.read_bytes()
     for edit in EDITS.values():
-        with pytest.raises(PermissionError) as caught:
+        with fails_at(path, PermissionError):
             edit(path)
-        assert caught.value.filename == str(path)
     require(path, before)
     document(path, copy=True)
-    with pytest.raises(PermissionError) as caught:  # the copy is read-only, too
+    with fails_at(path, PermissionError):  # the copy is read-only, too
         document(path, "newer")
-    assert caught.value.filename == str(path)
     require(path, saved(new_model()))
     replace_model(path, weights(2), copy=True)
     require(path, before)
@@ -208,9 +205,8 @@ def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alo
         lambda: onnxarchive.save(weights(1), path),
     ]
     for write_whole_file in whole:
-        with pytest.raises(PermissionError) as caught:
+        with fails_at(path, PermissionError):
             write_whole_file()
-        assert caught.value.filename == str(path)
         require(path, before)
     for edit in IN_PLACE.values():
         inode = path.stat().st_ino
@@ -259,9 +255,8 @@ def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
     os.seteuid(65534)
     changes: list[Callable[[Path], object]] = [*EDITS.values(), recover]
     for change in changes:
-        with pytest.raises(PermissionError) as caught:
+        with fails_at(path, PermissionError):
             change(path)
-        assert caught.value.filename == str(path)
     assert os.listdir(path.parent) == [path.name]
 
 

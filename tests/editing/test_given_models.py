@@ -13,6 +13,7 @@ from edits import (
     added,
     changed,
     documented,
+    fails_at,
     other_bytes,
     referring,
     refused,
@@ -30,6 +31,13 @@ import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, ChecksumError
 
 
+def linked(path: Path) -> tuple[Path, onnx.ModelProto]:
+    """A link to an archive, and the model in it."""
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    return link, onnx.load(link, load_external_data=False)
+
+
 def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path: Path) -> None:
     with onnxarchive.open(two) as archive:
         (tmp_path / MODEL).write_bytes(archive.read(MODEL))
@@ -42,9 +50,7 @@ def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path:
 
 
 def test_a_link_that_was_changed_is_taken(two: Path) -> None:
-    link = two.with_name("link.onnx")
-    onnxarchive.link(two, link)
-    new = onnx.load(link, load_external_data=False)
+    link, new = linked(two)
     new.doc_string = "new"
     new.graph.initializer.append(raw_tensor("w2", dims=(300,), seed=2))
     onnx.save(new, link)
@@ -59,9 +65,7 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
 ) -> None:
     before = two.read_bytes()
     offset = entry_of(two, MODEL).header_offset
-    link = two.with_name("link.onnx")
-    onnxarchive.link(two, link)
-    new = onnx.load(link, load_external_data=False)
+    link, new = linked(two)
     into = external(raw_tensor("into", dims=(40,)), two.name, offset=offset - 1, length=160)
     new.graph.initializer.extend([raw_tensor("before", dims=(40,)), into])
     onnx.save(new, link)
@@ -73,9 +77,7 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
 def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(
     two: Path, way: dict[str, Any]
 ) -> None:
-    link = two.with_name("link.onnx")
-    onnxarchive.link(two, link)
-    new = onnx.load(link, load_external_data=False)
+    link, new = linked(two)
     offset = two.stat().st_size
     empty = external(raw_tensor("empty", dims=(0,)), two.name, offset=offset, length=0)
     new.graph.initializer.append(empty)
@@ -314,9 +316,8 @@ def test_a_model_file_that_names_an_unknown_key_is_refused(path: Path, tmp_path:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ArchiveFormatError, match=r"bad.onnx: "):
         replace_model(path, tmp_path / "bad.onnx")
-    with pytest.raises(FileNotFoundError) as missing:
+    with fails_at(tmp_path / "missing.onnx", FileNotFoundError):
         replace_model(path, tmp_path / "missing.onnx")
-    assert missing.value.filename == str(tmp_path / "missing.onnx")
     require(path, before)
 
 

@@ -216,6 +216,24 @@ def refused(
     assert (path.read_bytes(), sorted(os.listdir(path.parent))) == (before, names)
 
 
+@contextlib.contextmanager
+def fails_at(path: Path, error: type[OSError]) -> Iterator[None]:
+    """Requires that a block raises an error of the system that names a file."""
+    with pytest.raises(error) as caught:
+        yield
+    assert caught.value.filename == str(path)
+
+
+@contextlib.contextmanager
+def untouched(path: Path) -> Iterator[None]:
+    """Requires that a block writes nothing: bytes, inode and time of the last write stay."""
+    before, status = path.read_bytes(), path.stat()
+    yield
+    require(path, before)
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
+
+
 def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[str]:
     """Requires that an edited archive has a model and keeps all entries at their offsets.
 
