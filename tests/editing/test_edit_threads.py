@@ -266,10 +266,10 @@ class WatchedLocks:
             self.after[thread](kind)
 
 
+@pytest.mark.usefixtures("no_clones")
 def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", no_clone)
     onnxarchive.save(weights(COUNT), path)
     locks = WatchedLocks(monkeypatch)
     is_due = threading.Event()
@@ -295,11 +295,11 @@ def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
         assert not isinstance(caught.value, onnxarchive.ArchiveFormatError)
 
 
+@pytest.mark.usefixtures("no_clones")
 def test_the_end_of_an_edit_leaves_the_lock_of_the_next_one_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that has the lock is told from threads that wait for it."""
-    monkeypatch.setattr(filesystem, "clone", no_clone)
     onnxarchive.save(weights(COUNT), path)
     locks = WatchedLocks(monkeypatch)
     has_lock, is_over = threading.Event(), threading.Event()

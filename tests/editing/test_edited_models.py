@@ -16,7 +16,6 @@ from edits import (
     change_model,
     changed,
     documented,
-    no_clone,
     refused,
     remove_model,
     rename_model,
@@ -30,7 +29,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ModelNotFoundError, TensorNotFoundError
-from onnxarchive.files import filesystem, undo
+from onnxarchive.files import undo
 
 D = raw_tensor("", dims=(300,), seed=7).raw_data
 ENCODER, DECODER = of(a=A, b=B), of(z=A, c=C)
@@ -394,9 +393,8 @@ def test_a_model_of_the_edit_that_gets_another_id_is_copied(pair: Path) -> None:
 
 
 def test_an_end_that_is_too_large_for_an_undo_log_is_written_to_a_new_file(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Path, no_clones: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", no_clone)
     end_nbytes = pair.stat().st_size - len(weights_of(pair))
     inode = pair.stat().st_ino
     monkeypatch.setattr(undo, "MAX_END_NBYTES", end_nbytes)

@@ -19,15 +19,13 @@ from edits import (
     changed,
     documented,
     fails_at,
-    no_clone,
     referring,
     weights,
 )
-from models import copying_clone, raw_tensor, runnable_model
+from models import raw_tensor, runnable_model
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive.files import filesystem
 
 if sys.platform == "win32":
     pytest.skip("editors are stopped at flock", allow_module_level=True)
@@ -164,17 +162,11 @@ def serial_states(start: State, run: Run, editors: dict[str, Editor]) -> Iterabl
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("clone", [no_clone, copying_clone])
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize(("one", "other"), [*combinations_with_replacement(EDITORS, 2)], ids=str)
 def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
-    path: Path,
-    one: str,
-    other: str,
-    clone: Callable[..., bool],
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, Any], None],
+    path: Path, one: str, other: str, record_property: Callable[[str, Any], None]
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(weights(2), path)
     content, start, model = path.read_bytes(), state_of(path), referring(path)
     editors = {"A": EDITORS[one], "B": EDITORS[other]}
@@ -251,7 +243,7 @@ REPLACING = [
 
 
 @pytest.mark.parametrize("edit", [set_doc_string, save_again])
-@pytest.mark.parametrize("clone", [no_clone, copying_clone])
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("replace", REPLACING)
 @pytest.mark.parametrize("way", ["the same path", "a symbolic link"])
 def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edited_meanwhile(
@@ -259,11 +251,8 @@ def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edite
     tmp_path: Path,
     replace: Callable[[Path, Callable[[Path], None]], None],
     edit: Callable[[Path], None],
-    clone: Callable[..., bool],
     way: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", clone)
     onnxarchive.save(runnable_model(), path)
     given = path
     if way == "a symbolic link":
