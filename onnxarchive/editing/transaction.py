@@ -80,14 +80,13 @@ def edit(
         copy: Whether to write a new file at `path`, also if nothing changed; needed for a symbolic
             link or a file with other hard links, which keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside a changed model.
-            None means the larger of two sizes: that of the largest initializer inside the model as
-            it was, plus 1; and that of its smallest external initializer, but at most 1024. Tensors
-            other than initializers count, too, if any of them is stored outside. For an added
-            model, or with `compact`, the tensors of all models of the archive count.
+            None means 1024; or less, if the model as it was has smaller external initializers; or
+            more, if it holds larger ones, so that none moves out of it. Tensors other than
+            initializers count, too, if any of them is stored outside. For an added model, or with
+            `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            a changed model, not only initializers. None means True if an external tensor of the
-            model as it was is not an initializer; for an added model, or with `compact`, of any
-            model of the archive.
+            a changed model, not only initializers. None means True if an external tensor of these
+            models is not an initializer.
         max_model_nbytes: Limit in bytes on all models together, before and after the edit.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
@@ -276,19 +275,9 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
         del self._changes.drafts[id]
 
     def rename(self, old: str, new: str) -> None:
-        """Gives a model another id; `Edit.model` follows.
+        """Gives a model other than the default one a new id, which no model has.
 
-        Args:
-            old: Id of a model other than the default one.
-            new: Its new id.
-
-        Raises:
-            ModelNotFoundError: There is no model with the id `old`.
-            ValueError: `old` is empty, or `new` is not an id or is taken.
-
-        Example:
-            with onnxarchive.edit("model.onnxa") as edit:
-                edit.models.rename("decoder", "decoder_with_past")
+        `Edit.model` follows.
         """
         changes = self._changes
         self._require_further(old)
