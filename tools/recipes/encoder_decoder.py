@@ -93,13 +93,13 @@ def main() -> None:
     path = sys.argv[1]
     encoder, decoder = export(path)
     source = torch.arange(21).reshape(3, 7)
-    found = generate(path, source.numpy())
+    generated = generate(path, source.numpy())
     tokens = torch.full((3, 1), START)
     while tokens.shape[1] < LENGTH:
         scores = decoder(tokens, encoder(source))
         tokens = torch.cat([tokens, scores.argmax(1, keepdim=True)], 1)
-    assert (found == tokens.numpy()).all()
-    print(f"{path}: {os.path.getsize(path):,} bytes; tokens as PyTorch's:\n{found}")
+    assert (generated == tokens.numpy()).all()
+    print(f"{path}: {os.path.getsize(path):,} bytes; tokens as PyTorch's:\n{generated}")
 
 
 if __name__ == "__main__":

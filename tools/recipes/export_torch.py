@@ -49,10 +49,10 @@ def main() -> None:
 
     session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
     tokens = torch.arange(30).reshape(3, 10)  # another batch and length than in the export
-    (found,) = session.run(["scores"], {"tokens": tokens.numpy()})
+    (scores,) = session.run(["scores"], {"tokens": tokens.numpy()})
     expected = module(tokens).detach().numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
-    print(f"{path}: scores of shape {found.shape}, as PyTorch's")
+    np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-5)
+    print(f"{path}: scores of shape {scores.shape}, as PyTorch's")
 
 
 if __name__ == "__main__":

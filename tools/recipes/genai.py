@@ -78,13 +78,13 @@ def sections(settings: Any) -> Iterator[dict[str, Any]]:
 def model_ids(files: list[str], archive: onnxarchive.Archive) -> dict[str, str]:
     """The models of these files, with the ids that `convert --all-models` gives them."""
     ids = {file: re.sub("[^a-z0-9_]", "_", Path(file).stem.lower()) for file in files}
-    others = [file for file, model in ids.items() if model not in archive.models]
-    if len(others) > 1:
+    without_id = [file for file, model in ids.items() if model not in archive.models]
+    if len(without_id) > 1:
         raise SystemExit(
             f"{archive.path}: expected one default model, and the others by id, found no ids for "
-            f"{', '.join(others)}; convert with --all-models"
+            f"{', '.join(without_id)}; convert with --all-models"
         )
-    return {**ids, **dict.fromkeys(others, "")}
+    return {**ids, **dict.fromkeys(without_id, "")}
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ from distributed import Client, LocalCluster
 import onnxarchive
 
 
-def show(done: onnxarchive.Conversion, count: int, total: int) -> None:
+def show(outcome: onnxarchive.Conversion, count: int, total: int) -> None:
     """Prints the outcome of a conversion."""
-    text = done.error or ("there already" if done.is_skipped else f"{done.nbytes:,} bytes")
-    print(f"{count}/{total} {done.source}: {text}", flush=True)
+    text = outcome.error or ("there already" if outcome.is_skipped else f"{outcome.nbytes:,} bytes")
+    print(f"{count}/{total} {outcome.source}: {text}", flush=True)
 
 
 def main() -> None:
@@ -34,12 +34,12 @@ def main() -> None:
         n_workers=4, threads_per_worker=1, dashboard_address=None
     )
     with Client(cluster) as client, client.get_executor() as executor:
-        found = onnxarchive.convert_many(
+        outcomes = onnxarchive.convert_many(
             [arguments.models], arguments.archives, executor, skip_existing=True, on_done=show
         )
     if arguments.scheduler is None:
         cluster.close()
-    raise SystemExit(any(done.error is not None for done in found))
+    raise SystemExit(any(outcome.error is not None for outcome in outcomes))
 
 
 if __name__ == "__main__":

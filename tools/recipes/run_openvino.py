@@ -34,7 +34,7 @@ def main() -> None:
     compiled = compile_archive(Path(sys.argv[1]))
     inputs = {}
     for port in compiled.inputs:
-        dims = [it.get_length() if it.is_static else 1 for it in port.get_partial_shape()]
+        dims = [dim.get_length() if dim.is_static else 1 for dim in port.get_partial_shape()]
         inputs[port] = np.ones(dims, port.get_element_type().to_dtype())
     for port, output in compiled(inputs).items():
         print(port.get_any_name(), output)

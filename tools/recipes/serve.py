@@ -41,12 +41,12 @@ session = make_session()
 def run(inputs: dict[str, Any]) -> dict[str, Any]:
     """Runs the model; inputs and outputs are nested lists of numbers, by name."""
     feed: dict[str, Any] = {
-        it.name: np.array(inputs[it.name], TYPES[it.type])
-        for it in session.get_inputs()
-        if it.name in inputs
+        port.name: np.array(inputs[port.name], TYPES[port.type])
+        for port in session.get_inputs()
+        if port.name in inputs
     }
     outputs = session.run(None, feed)
-    names = [it.name for it in session.get_outputs()]
+    names = [port.name for port in session.get_outputs()]
     return {name: output.tolist() for name, output in zip(names, outputs, strict=True)}
 
 

@@ -57,10 +57,10 @@ def embed(path: str, texts: Sequence[str]) -> NDArray[np.float32]:
     with onnxarchive.open(path) as archive:
         tokenizer = Tokenizer.from_buffer(archive.assets["tokenizer.json"])
     session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
-    encoded = tokenizer.encode_batch(list(texts))
+    encodings = tokenizer.encode_batch(list(texts))
     inputs = {
-        "input_ids": np.array([it.ids for it in encoded]),
-        "attention_mask": np.array([it.attention_mask for it in encoded]),
+        "input_ids": np.array([encoding.ids for encoding in encodings]),
+        "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
     }
     vectors: NDArray[np.float32] = session.run(["embedding"], inputs)[0]
     return vectors
