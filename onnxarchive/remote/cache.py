@@ -39,7 +39,8 @@ from onnxarchive.files.replacement import (
     replacing,
 )
 from onnxarchive.remote.objects import RemoteFile, open_origin
-from onnxarchive.remote.stores import Options, Store, Version, origin_of
+from onnxarchive.remote.origins import Version, origin_of
+from onnxarchive.remote.stores import Options, Store
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
 from onnxarchive.remote.urls import shown_url
 

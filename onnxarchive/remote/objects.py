@@ -21,7 +21,8 @@ from onnxarchive.remote.background import (
     run,
 )
 from onnxarchive.remote.failures import StalledError
-from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
+from onnxarchive.remote.origins import Origin, Version, origin_of
+from onnxarchive.remote.stores import Options, Store
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
 KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.file import File
 from onnxarchive.remote import cache
-from onnxarchive.remote.stores import Version
+from onnxarchive.remote.origins import Version
 from onnxarchive.remote.transfers import Read
 
 URL = "https://models.example/a/model.onnxa"

@@ -22,7 +22,7 @@ from web_server import Answer, Request, WebServer, serving
 
 import onnxarchive
 from onnxarchive.errors import ObjectChangedError, UnsupportedFeatureError
-from onnxarchive.remote.stores import FileSystemOrigin
+from onnxarchive.remote.origins import FileSystemOrigin
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 
@@ -162,14 +162,14 @@ async def ids_of(origin: FileSystemOrigin, count: int) -> list[str | None]:
 
 def test_ranges_that_are_read_at_once_share_questions_about_the_version() -> None:
     system = SlowSystem()
-    origin = FileSystemOrigin(system, "model.onnxa", "model.onnxa", "", True)
+    origin = FileSystemOrigin("model.onnxa", "", True, system, "model.onnxa")
     assert asyncio.run(ids_of(origin, 4)) == ["first"] * 4
     assert system.questions < 4
 
 
 def test_a_question_that_began_before_a_read_ended_says_nothing_about_it() -> None:
     system = SlowSystem()
-    origin = FileSystemOrigin(system, "model.onnxa", "model.onnxa", "", True)
+    origin = FileSystemOrigin("model.onnxa", "", True, system, "model.onnxa")
     with ThreadPoolExecutor() as pool:
         before = pool.submit(asyncio.run, ids_of(origin, 1))
         assert system.began.wait(30)

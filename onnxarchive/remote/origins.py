@@ -1,0 +1,386 @@
+"""Requests the bytes of an object by obstore or fsspec."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from operator import attrgetter
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from onnxarchive.errors import shown
+from onnxarchive.remote.failures import StalledError, asked, changed, failure, refuses_suffix
+from onnxarchive.remote.stores import (
+    STALL,
+    Options,
+    Store,
+    environment,
+    grouped,
+    is_of_store,
+    is_web,
+    open_file_system,
+    open_store,
+    own_options,
+    require_key,
+    require_size,
+)
+from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+
+Stream: TypeAlias = AsyncGenerator[bytes, None]  # of the pieces of a range, in order
+
+# Keys of fsspec's `info` with a value that identifies a file's content: `ETag` in S3, `etag` in
+# Google and Azure, `e_tag` in obstore's file systems, `blob_id` in Hugging Face, `sha` in GitHub.
+_ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
+_TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
+# {package of a file system of fsspec: attribute that names the server}. Others are not cached.
+_SERVERS = {
+    "adlfs": "service_client.primary_hostname",
+    "gcsfs": "base",
+    "huggingface_hub": "endpoint",
+    "s3fs": "s3.meta.endpoint_url",
+}
+
+
+# Names of options and variables that select no object, and that may change each hour.
+_CREDENTIALS = (
+    r"(?i)access_key|account_key|master_key|customer_key|encryption_key|secret|bearer|sas_"
+    r"|(?:^|_)token$|credential_provider|expiration"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Attributes of an object that change with the object's content.
+
+    Attributes:
+        size: The size in bytes.
+        etag: The ETag as the server sends it, another id of the content (`_ETAG_KEYS`), or None.
+        version: The version id in a store with versions, or None.
+        last_modified: The time of the last change, or None.
+    """
+
+    size: int
+    etag: str | None = None
+    version: str | None = None
+    last_modified: str | None = None
+
+    @property
+    def strong_etag(self) -> str | None:
+        """The ETag, if equal ETags mean equal bytes (RFC 9110, section 8.8.1); else None."""
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
+
+@dataclass(repr=False)
+class Origin:
+    """The address of an object; makes the requests for the object's bytes.
+
+    Attributes:
+        name: The object's name for messages.
+        place: A hash of all that selects the object: equal only if another `Origin` of this process
+            reads the same object. Random if unknown.
+        is_known: True if `place` has the same meaning in all processes.
+    """
+
+    name: str
+    place: str
+    is_known: bool
+
+    async def version(self) -> Version:
+        """Requests the present version of the object."""
+        raise NotImplementedError
+
+    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
+        """The version and the last `size` bytes, by one request; None if unsupported.
+
+        If the object still has the strong ETag of `known`, `known` is returned, and no bytes.
+        """
+        return None
+
+    def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range; yields pieces of at least `least` bytes as they arrive.
+
+        Raises:
+            ObjectChangedError: The version of the object is not `expected`.
+            StalledError: No piece has arrived for some time.
+        """
+        raise NotImplementedError
+
+
+@dataclass(repr=False)
+class StoreOrigin(Origin):
+    """An object in a store of obstore."""
+
+    store: Store
+    key: str
+    stall: float = STALL
+
+    async def version(self) -> Version:
+        """Requests the version, by `HEAD`."""
+        import obstore
+
+        return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
+
+    async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range; see `Origin.stream`."""
+        result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
+        if self._version(result) != expected:
+            raise changed(self.name)
+        async with aclosing(self._pieces(result, offset, size, least)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _pieces(self, result: GetResult, offset: int, size: int, least: int) -> Stream:
+        """Yields the body of an answer; refuses other bytes than those asked for."""
+        begin, end = result.range
+        nbytes = end - begin
+        if (begin, nbytes) == (offset, size):
+            nbytes = 0
+            chunks = aiter(result.stream(min_chunk_size=least))
+            while nbytes <= size and (chunk := await self._next(chunks)):
+                nbytes += len(chunk)
+                if nbytes <= size:
+                    yield chunk
+            if nbytes == size:
+                return
+        found = "more" if nbytes > size else str(nbytes)
+        raise OSError(
+            errno.EIO,
+            f"expected {size} bytes from offset {offset}, found {found} bytes from offset {begin}",
+            self.name,
+        )
+
+    async def _next(self, chunks: AsyncIterator[Any]) -> bytes:
+        import asyncio
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.stall):
+                return await asked(self.name, lambda: anext(chunks, b""))
+        raise StalledError(
+            errno.EIO,
+            f"no byte has arrived for {self.stall:g} seconds (stall_timeout in storage_options)",
+            self.name,
+        )
+
+    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
+        """The version and the last bytes, by a range without a start."""
+        try:
+            result = await self._get({"suffix": size}, known=known)
+        except Exception as error:
+            if known is not None and type(error).__name__ == "NotModifiedError":
+                return known, b""
+            # obstore's AzureStore refuses this range. For an empty object, servers answer 416.
+            if refuses_suffix(error):
+                return None
+            problems = [failure(error, self.name)]
+        else:
+            size = min(size, result.meta["size"])
+            pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
+            return self._version(result), b"".join([bytes(it) async for it in pieces])
+        raise problems.pop()  # as in `attempt`
+
+    async def _get(
+        self, range: Any, expected: Version | None = None, known: Version | None = None
+    ) -> GetResult:
+        import obstore
+
+        options: Any = {"range": range}
+        if expected is not None and expected.strong_etag is not None:
+            options["if_match"] = expected.etag
+        if known is not None and known.strong_etag is not None:
+            options["if_none_match"] = known.etag
+        return await obstore.get_async(self.store, self.key, options=options)
+
+    def _version(self, result: GetResult) -> Version:
+        """The version of the object that is sent; refuses an encoding of its bytes."""
+        encoding = str(result.attributes.get("Content-Encoding", "identity"))
+        # S3 may state aws-chunked, although it has removed this encoding from the bytes.
+        if encoding not in ("identity", "aws-chunked"):
+            raise OSError(
+                errno.EIO,
+                f"expected the bytes of the file, found Content-Encoding {shown(encoding)}; ask "
+                "the server's administrator to send archives without it",
+                self.name,
+            )
+        return _version(result.meta)
+
+
+def _version(meta: Any) -> Version:
+    modified = meta["last_modified"]
+    # Without a time, obstore gives the start of 1970.
+    time = modified.isoformat() if modified.timestamp() else None
+    found = Version(meta["size"], meta["e_tag"], meta["version"], time)
+    # Servers of one store may state different times for one object; the ETag is enough.
+    return found if found.strong_etag is None else replace(found, last_modified=None)
+
+
+@dataclass(repr=False)
+class FileSystemOrigin(Origin):
+    """A file in a file system of fsspec."""
+
+    system: Any
+    path: str
+
+    def __post_init__(self) -> None:
+        self._lock = Lock()
+        self._questions = 0
+        self._answer: Version | None = None  # to the last question; None if it failed
+
+    async def version(self) -> Version:
+        """Asks for the file's attributes."""
+        import asyncio
+
+        version = await asked(self.name, lambda: asyncio.to_thread(self._version))
+        require_size(version.size, self.name)
+        return version
+
+    async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
+        """Reads a range as one piece; refuses another version."""
+        import asyncio
+
+        version, body = await asked(self.name, lambda: asyncio.to_thread(self._read, offset, size))
+        if version != expected:
+            raise changed(self.name)
+        yield body
+
+    def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
+        """A range and the version after it was read; no version if the file is shorter."""
+        # Files of huggingface_hub would read 5 MiB ahead.
+        options = {"cache_type": "none"} if _package(self.system) == "huggingface_hub" else {}
+        body = self.system.cat_file(self.path, start=offset, end=offset + size, **options)
+        if len(body) != size:
+            return Version(-1), b""
+        return self._version(), body
+
+    def _version(self) -> Version:
+        """The present version. Calls that wait for a question to end share the next one's answer.
+
+        A question may take several requests, and many ranges are read at once.
+        """
+        before = self._questions
+        with self._lock:
+            if self._questions == before or self._answer is None:
+                self._questions += 1
+                self._answer = None
+                self._answer = self._ask()
+            return self._answer
+
+    def _ask(self) -> Version:
+        self.system.invalidate_cache()
+        info = self.system.info(self.path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, None)
+        etag, time = (
+            next((str(info[it]) for it in keys if info.get(it)), None)
+            for keys in (_ETAG_KEYS, _TIME_KEYS)
+        )
+        return Version(info.get("size"), etag, info.get("VersionId"), time)
+
+
+def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
+    """The origin of an object. Only `keep_secrets` makes a request, for a web address.
+
+    Args:
+        url: The URL, or the key in `store`.
+        store: A store of obstore, or None.
+        options: Options of obstore or fsspec; see `open_store` and `open_file_system`.
+
+    Raises:
+        ImportError: The library for the URL is missing.
+        OSError: Redirects may send a secret to another server.
+        UnsupportedFeatureError: The URL or key would be that of another object.
+        ValueError: Both options and a store are given, or an option has a wrong name or value.
+    """
+    name = shown_url(url) if store is None else url
+    require_key(url, store)
+    if is_of_store(url, store):
+        opened, key = open_store(url, store, options)
+        stall = own_options(options)[1]
+        return StoreOrigin(name, *_place_in_store(url, store, options), opened, key, stall)
+    system, path = open_file_system(url, options)
+    return FileSystemOrigin(name, *_place_in_system(url, options, system), system, path)
+
+
+def _place_in_store(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
+    """`Origin.place` and `Origin.is_known` of an object that obstore reads.
+
+    A store of the caller does not tell which server it asks: this may depend on environment
+    variables of the time when the store was made.
+    """
+    kind = type(store).__name__
+    if kind == "LocalStore":
+        return _hash(kind, str(getattr(store, "prefix", "")), url)
+    if store is not None and kind != "HTTPStore":
+        return _hash(kind, id(store), url)[0], False
+    groups = grouped(own_options(options)[2])
+    client = getattr(store, "client_options", groups.get("client_options")) or {}
+    headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
+    for name in ("authorization", "cookie"):
+        headers.pop(name, None)
+    proxies = [client.get("proxy_url"), client.get("proxy_excludes"), _proxies()]
+    if is_web(url, store):
+        address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
+        return _hash(unsigned_url(address), key, headers, proxies)
+    settings = [
+        {name: value for name, value in group.items() if not re.search(_CREDENTIALS, name)}
+        for group in (groups.get("config", {}), environment(scheme_of(url)))
+    ]
+    # In Google's cloud, the file of an account may name the server.
+    values = [str(value) for group in settings for value in group.values()]
+    files = [_content(it) for it in values if scheme_of(url) == "gs" and os.path.isfile(it)]
+    return _hash(url, headers, proxies, settings, files)
+
+
+def _content(path: str) -> str | None:
+    with suppress(OSError), open(path, "rb") as file:
+        return hashlib.sha256(file.read(1 << 20)).hexdigest()
+    return None
+
+
+def _place_in_system(url: str, options: Options | None, system: Any) -> tuple[str, bool]:
+    """`Origin.place` and `Origin.is_known` of a file that fsspec reads.
+
+    Variables, files of settings and defaults may select the server, so `system` is asked for it.
+    """
+    from fsspec.config import conf
+
+    try:
+        server = attrgetter(_SERVERS[_package(system)])(system)
+    except Exception:  # another file system, or one that cannot connect: reading it is an error
+        return os.urandom(32).hex(), False
+    return _hash(url, dict(options or {}), conf, server, _proxies())
+
+
+def _package(system: Any) -> str:
+    return type(system).__module__.partition(".")[0]
+
+
+def _proxies() -> dict[str, str]:
+    """The environment variables that name proxies: a proxy may answer in place of a server."""
+    return {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy")}
+
+
+def _hash(*parts: object) -> tuple[str, bool]:
+    """A hash of values, and whether it has the same meaning in all processes."""
+    unknown: list[object] = []
+
+    def shown_other(value: object) -> str:
+        if not isinstance(value, bytes | timedelta):
+            unknown.append(value)
+        return repr(value)
+
+    try:
+        text = json.dumps(parts, default=shown_other, sort_keys=True)
+    except (TypeError, ValueError):  # keys that are no strings, or a cycle
+        text = repr(parts)
+        unknown.append(parts)
+    return hashlib.sha256(text.encode()).hexdigest(), not unknown
