@@ -1,1 +1,1 @@
-"""Where bytes are: on this machine, at URLs, in stores. Objects are read by range, written whole."""
+"""Where bytes are: in files, at URLs, in stores. Objects are read by range and written whole."""

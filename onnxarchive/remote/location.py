@@ -164,8 +164,8 @@ class Location:
         """
         from onnxarchive.remote.objects import open_object
 
-        other = self.at(beside(self.address, location))
-        return open_object(keeps_end=False, **other._remote)
+        arguments = self._remote | {"url_or_path": beside(self.address, location)}
+        return open_object(keeps_end=False, **arguments)
 
     def exists(self) -> bool:
         """True if the file or the remote object exists."""

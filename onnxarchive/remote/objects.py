@@ -251,11 +251,16 @@ class RemoteFile(File):
         """Begins a stream; keeps the last one of another file, and any in use, and stops others."""
         others = [it for each in RemoteFile._streaming if (it := each()) not in (None, self)]
         for other in others[:-1]:
-            if other is not None and other._in_use.acquire(blocking=False):
-                other._stop()
-                other._in_use.release()
+            if other is not None:
+                other.stop_reading_ahead()
         RemoteFile._streaming = [ref(it) for it in (*others[-1:], self) if it is not None]
         self._stream, self._position = self._ahead(offset, max(size, _FIRST_AHEAD)), offset
+
+    def stop_reading_ahead(self) -> None:
+        """Ends the stream, unless a thread reads from it."""
+        if self._in_use.acquire(blocking=False):
+            self._stop()
+            self._in_use.release()
 
     def _ahead(self, offset: int, size: int) -> Generator[memoryview]:
         """Yields all bytes from `offset`: first `size` bytes, then twice as many each time."""
