@@ -456,12 +456,12 @@ def program(name: str) -> str | None:
 def missing(is_quick: bool = False) -> dict[str, str]:
     """The packages and programs that are missing or left out, each with the reason."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
-    found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
-    for package in sorted(needed - found.keys()):
+    absent = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
+    for package in sorted(needed - absent.keys()):
         if package in _PROGRAMS and program(package):
             continue
         with contextlib.suppress(ModuleNotFoundError):
             if importlib.util.find_spec(package) is not None:
                 continue
-        found[package] = f"{package.replace('_', '-')} is not installed"
-    return found
+        absent[package] = f"{package.replace('_', '-')} is not installed"
+    return absent

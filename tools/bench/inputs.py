@@ -339,8 +339,8 @@ def main(argv: Sequence[str]) -> int:
     """Makes the files that the JSON argument names."""
     import json
 
-    told = json.loads(argv[0])
-    make(places(Path(told["folder"]), told["scale"])[told["group"]], told["kinds"])
+    request = json.loads(argv[0])
+    make(places(Path(request["folder"]), request["scale"])[request["group"]], request["kinds"])
     return 0
 
 

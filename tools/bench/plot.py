@@ -61,24 +61,24 @@ _SETTINGS: Final[Any] = {
 }
 
 
-def pictures(told: Mapping[str, Any]) -> dict[str, bytes]:
+def pictures(run: Mapping[str, Any]) -> dict[str, bytes]:
     """Draws the figures of a run.
 
     Args:
-        told: The parsed content of a `--json` file.
+        run: The parsed content of a `--json` file.
 
     Returns:
         The pictures by name; a picture without cases to draw is left out.
     """
     import matplotlib
 
-    cases = {name: it for name, it in told["cases"].items() if it["medians"]}
+    cases = {name: it for name, it in run["cases"].items() if it["medians"]}
     drawn = {
         "speed.svg": (_bars, {name: cases[name] for name in BARS if BARS.keys() <= cases.keys()}),
         "ways.svg": (_ways, {name: cases[name] for name in COMPARED if name in cases}),
         "growth.svg": (_growth, {name: it for name, it in cases.items() if it["growth"]}),
     }
-    machine = told["machine"]
+    machine = run["machine"]
     title = f"{machine['CPU']}, {machine['memory']}, {machine['file system']}"
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -130,10 +130,10 @@ def _bars(cases: Mapping[str, Any], title: str) -> Any:
     for column, (name, heading, words) in zip(panels.T, columns, strict=True):
         for panel, (key, case) in zip(column, cases.items(), strict=True):
             medians = {library: median(case, library, name) for library in LIBRARIES}
-            found = {library: it for library, it in medians.items() if it is not None}
-            colors = [OURS if library == "onnxarchive" else PEER for library in found]
-            drawn = panel.barh(list(found), list(found.values()), color=colors, height=0.7)
-            panel.bar_label(drawn, [words(it) for it in found.values()], padding=3)
+            measured = {library: it for library, it in medians.items() if it is not None}
+            colors = [OURS if library == "onnxarchive" else PEER for library in measured]
+            drawn = panel.barh(list(measured), list(measured.values()), color=colors, height=0.7)
+            panel.bar_label(drawn, [words(it) for it in measured.values()], padding=3)
             panel.set_title(heading.format(title_of(key, case)), loc="left", fontsize=9)
             panel.invert_yaxis()
             panel.tick_params(left=False)
@@ -215,10 +215,10 @@ def _growth(cases: Mapping[str, Any], title: str) -> Any:
     figure.suptitle(f"{title}\nslope 1: time grows in proportion; slope 0: time is constant")
     panels = figure.subplots(2, len(cases), squeeze=False, sharex="col")
     for (times, memories), (name, case) in zip(panels.T, cases.items(), strict=True):
-        for color, (what, found) in zip(_SERIES, case["growth"].items(), strict=True):
-            points = found["points"]
+        for color, (what, curve) in zip(_SERIES, case["growth"].items(), strict=True):
+            points = curve["points"]
             amounts = [it["amount"] for it in points]
-            slope = "" if found["slope"] is None else f", slope {found['slope']:.2f}"
+            slope = "" if curve["slope"] is None else f", slope {curve['slope']:.2f}"
             seconds = [it["seconds"]["median"] for it in points]
             times.plot(amounts, seconds, "o-", color=color, label=what + slope)
             memory = [max((it["anonymous"] or 0) / MIB, _LEAST) for it in points]

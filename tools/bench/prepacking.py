@@ -164,8 +164,8 @@ def main() -> None:
     for cells in rows:
         print(*cells, sep="\t")
     if arguments.json is not None:
-        told = json.loads(arguments.json.read_text(encoding="utf-8"))
-        arguments.json.write_text(json.dumps({**told, "packed weights": rows}, indent=2) + "\n")
+        run = json.loads(arguments.json.read_text(encoding="utf-8"))
+        arguments.json.write_text(json.dumps({**run, "packed weights": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

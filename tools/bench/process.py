@@ -83,10 +83,10 @@ def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
         folder: The directory of all groups.
         scale: Factor for all sizes.
     """
-    found = next(it for it in CASES[case].measures if it.name == name)
-    there = places(folder, scale)
-    found.prepare(there["warm"])()
-    step = found.prepare(there[found.group])
+    measured = next(it for it in CASES[case].measures if it.name == name)
+    groups = places(folder, scale)
+    measured.prepare(groups["warm"])()
+    step = measured.prepare(groups[measured.group])
     gc.collect()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write(_RESET_PEAK)
@@ -106,13 +106,13 @@ def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
 
 def status(process: int | str = "self") -> dict[str, int]:
     """The memory fields of /proc/PID/status, in bytes; empty without /proc."""
-    found = {}
+    fields = {}
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
         for line in file:
             if line.endswith(" kB\n"):
                 field, value, _ = line.split()
-                found[field.rstrip(":")] = int(value) << 10
-    return found
+                fields[field.rstrip(":")] = int(value) << 10
+    return fields
 
 
 def _growth(
@@ -169,9 +169,9 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
     Raises:
         FailedError: The process failed.
     """
-    told = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
+    request = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
-        command = [sys.executable, __file__, json.dumps(told)]
+        command = [sys.executable, __file__, json.dumps(request)]
         with started(command, stdout=PIPE, stderr=errors, cwd=folder) as process:
             assert process.stdout is not None
             sampler = _Sampler(process.pid)
@@ -211,9 +211,9 @@ def run_whole(measure: Measure, place: Place, scale: float) -> Figures:
     """
     way = getattr(measure.prepare, "func", measure.prepare).__name__
     arguments = getattr(measure.prepare, "keywords", {})
-    told = f"{way!r}, {arguments!r}, {os.fspath(place.folder)!r}, {place.name!r}, {scale!r}"
+    call = f"{way!r}, {arguments!r}, {os.fspath(place.folder)!r}, {place.name!r}, {scale!r}"
     program = (
-        f"import sys; sys.path[0] = {_ROOT!r}; from tools.bench import ways; ways.whole({told})"
+        f"import sys; sys.path[0] = {_ROOT!r}; from tools.bench import ways; ways.whole({call})"
     )
     command = [sys.executable, "-c", program]
     with tempfile.TemporaryFile("w+", dir=place.folder) as errors:
@@ -226,13 +226,17 @@ def run_whole(measure: Measure, place: Place, scale: float) -> Figures:
     return Figures(seconds if measure.clock == "process" else float(output.splitlines()[-1]))
 
 
-def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
+def run_tool(program: str, request: Mapping[str, Any], folder: Path) -> None:
     """Runs another program of tools/bench/ with one argument, which is JSON.
 
     Raises:
         FailedError: The program failed.
     """
-    command = [sys.executable, os.path.join(os.path.dirname(__file__), program), json.dumps(told)]
+    command = [
+        sys.executable,
+        os.path.join(os.path.dirname(__file__), program),
+        json.dumps(request),
+    ]
     with (
         tempfile.TemporaryFile("w+", dir=folder) as errors,
         started(command, stdout=errors, stderr=errors, cwd=folder) as process,
@@ -263,8 +267,8 @@ def _end_of(errors: Any, status: int | None) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measures the step that the JSON argument names; prints the figures as JSON."""
-    told = json.loads(argv[0])
-    figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
+    request = json.loads(argv[0])
+    figures = measure(request["case"], request["name"], Path(request["folder"]), request["scale"])
     _tell(json.dumps(asdict(figures)))
     return 0
 

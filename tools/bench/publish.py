@@ -132,12 +132,12 @@ def _sentences(cases: Mapping[str, Any]) -> str:
 
 def _machine(run: _Run) -> str:
     """Tables of the machine and the settings."""
-    told = {
+    rows = {
         **run["machine"],
         "rounds": f"{run['settings']['rounds']}",
         "sizes": f"times {run['settings']['scale']:g}",
     }
-    return _table(["what", ""], [[name, value] for name, value in told.items()])
+    return _table(["what", ""], [[name, value] for name, value in rows.items()])
 
 
 def _packed(run: _Run) -> str:

@@ -132,8 +132,8 @@ class Result:
 
 def values(figures: Sequence[Figures], name: str) -> list[float]:
     """The figure `name` of each round; empty if a round lacks this figure."""
-    found = [getattr(it, name) for it in figures]
-    return [] if None in found else found
+    column = [getattr(it, name) for it in figures]
+    return [] if None in column else column
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -151,22 +151,24 @@ def judge(target: Target, result: Result) -> Verdict:
     for name in compared:
         if name in reasons:
             return Verdict(target, row, reason=f"{name}: {reasons[name].splitlines()[-1]}")
-    found = values(result.rounds[row], target.figure)
+    compared_values = values(result.rounds[row], target.figure)
     if target.beside is not None:
         others = values(result.rounds[target.beside], target.figure)
         is_share = target.bound == "at most"
-        found = ratios(found, others) if is_share else ratios(others, found)
-    if not found:
+        compared_values = (
+            ratios(compared_values, others) if is_share else ratios(others, compared_values)
+        )
+    if not compared_values:
         return Verdict(target, row, reason=f"{target.figure} is 0 or not reported by this system")
-    spread = Spread.of(found)
-    rounds_met = sum(is_met(target, it) for it in found)
+    spread = Spread.of(compared_values)
+    rounds_met = sum(is_met(target, it) for it in compared_values)
     reason = None
     if result.is_scaled:
         reason = "the target is for full sizes"
     elif spread.width > abs(target.limit - spread.median):
         reason = "the spread exceeds the difference of median and target"
     met = is_met(target, spread.median) if reason is None else None
-    return Verdict(target, row, spread, met, rounds_met, len(found), reason)
+    return Verdict(target, row, spread, met, rounds_met, len(compared_values), reason)
 
 
 def is_met(target: Target, value: float) -> bool:
@@ -259,19 +261,19 @@ def table(result: Result) -> str:
     widths = [max(map(len, column)) for column in columns]
     lines = []
     for name, *cells in zip(*columns, strict=True):
-        told = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  " + "  ".join([name.ljust(widths[0]), *told]).rstrip())
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  " + "  ".join([name.ljust(widths[0]), *aligned]).rstrip())
     return "\n".join(lines)
 
 
-def _memory(found: Sequence[float]) -> str:
-    return memory(statistics.median(found)) if found else ""
+def _memory(figures: Sequence[float]) -> str:
+    return memory(statistics.median(figures)) if figures else ""
 
 
-def _ratios(found: Sequence[float]) -> str:
-    if not found:
+def _ratios(figures: Sequence[float]) -> str:
+    if not figures:
         return ""
-    spread = Spread.of(found)
+    spread = Spread.of(figures)
     return f"{ratio(spread.median)} ({ratio(spread.low)}..{ratio(spread.high)})"
 
 
@@ -283,10 +285,10 @@ def text(result: Result) -> str:
     for name, reason in result.failures.items():
         lines.append(f"  FAILED: {name}: " + "; ".join(reason.splitlines()[-_LINES_SHOWN:]))
     for what, points in growth(result).items():
-        found = slope(points)
-        if found is not None:
+        exponent = slope(points)
+        if exponent is not None:
             lines.append(
-                f"  {what}: slope {found:.2f} (1: time in proportion to size; 0: constant time)"
+                f"  {what}: slope {exponent:.2f} (1: time in proportion to size; 0: constant time)"
             )
     lines += [f"  {describe(verdict)}" for verdict in result.verdicts()]
     return "\n".join(lines)
@@ -307,7 +309,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def growth(result: Result) -> dict[str, list[Point]]:
     """The points of each curve of a case about growth; empty for other cases."""
-    found: dict[str, list[Point]] = {}
+    curves: dict[str, list[Point]] = {}
     for measure in result.case.measures if result.case.grows else ():
         figures = result.rounds.get(measure.name)
         if figures:
@@ -315,8 +317,8 @@ def growth(result: Result) -> dict[str, list[Point]]:
             memory = values(figures, "anonymous")
             anonymous = statistics.median(memory) if memory else None
             point = Point(result.amounts[measure.name], seconds, anonymous)
-            found.setdefault(measure.name.partition(":")[0], []).append(point)
-    return found
+            curves.setdefault(measure.name.partition(":")[0], []).append(point)
+    return curves
 
 
 def slope(points: Sequence[Point]) -> float | None:
@@ -370,13 +372,13 @@ def _memory_size() -> str:
 
 def _file_system(directory: Path) -> str:
     """The kind of file system of a directory, or "unknown"."""
-    found = (Path("/"), "unknown")
+    best = (Path("/"), "unknown")
     for line in _lines("/proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
         mount = Path(place.split()[4].replace("\\040", " "))
-        if directory.is_relative_to(mount) and len(mount.parts) >= len(found[0].parts):
-            found = (mount, kind.split()[0])
-    return found[1]
+        if directory.is_relative_to(mount) and len(mount.parts) >= len(best[0].parts):
+            best = (mount, kind.split()[0])
+    return best[1]
 
 
 def _lines(path: str) -> list[str]:
@@ -403,14 +405,16 @@ def as_json(
 def _case_as_json(result: Result) -> Any:
     medians = {}
     for name, figures in result.rounds.items():
-        told = {it: values(figures, it) for it in asdict(figures[0])} if figures else {}
-        medians[name] = {key: statistics.median(found) for key, found in told.items() if found}
+        columns = {it: values(figures, it) for it in asdict(figures[0])} if figures else {}
+        medians[name] = {
+            key: statistics.median(column) for key, column in columns.items() if column
+        }
     return {
         "title": result.case.title,
         "size": result.size,
         "nbytes": result.nbytes,
         "medians": medians,
-        "rounds": {name: [asdict(it) for it in found] for name, found in result.rounds.items()},
+        "rounds": {name: [asdict(it) for it in figures] for name, figures in result.rounds.items()},
         "growth": {
             what: {"slope": slope(points), "points": [asdict(it) for it in points]}
             for what, points in growth(result).items()

@@ -118,9 +118,9 @@ def _run(folder: Path, arguments: argparse.Namespace) -> int:
     results = run.cases(selected)
     print(report.summary(results))
     settings = {"rounds": arguments.rounds, "scale": arguments.scale}
-    told = report.as_json(machine, settings, results)
+    run_as_json = report.as_json(machine, settings, results)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(run_as_json, indent=2) + "\n")
     return FAILED if any(it.is_failed for it in results) else 0
 
 
@@ -159,13 +159,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _header(machine: Mapping[str, str], arguments: argparse.Namespace) -> str:
-    told = {
+    lines = {
         **machine,
         "rounds": f"{arguments.rounds}; sizes times {arguments.scale:g}; files in the page cache",
         "memory shown": "peak growth; anonymous: RssAnon, sampled; resident: VmHWM",
     }
-    width = max(map(len, told))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in told.items()) + "\n"
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()) + "\n"
 
 
 class Run:
@@ -201,26 +201,26 @@ class Run:
     def with_room(self, names: Sequence[str]) -> list[str]:
         """Drops large cases that exceed the free disk space; exits if a small case does."""
         free = shutil.disk_usage(self._folder).free
-        there: set[Input] = set()
-        kept = []
+        files: set[Input] = set()
+        chosen = []
         for index, name in enumerate(names):
-            there |= self._inputs([name])
+            files |= self._inputs([name])
             written = [self._nbytes(it.group) for it in self._measures(name) if it.writes]
-            needed = sum(self._nbytes(*it) for it in there) + max(written, default=0)
+            needed = sum(self._nbytes(*it) for it in files) + max(written, default=0)
             needed += needed // 20
-            there &= self._inputs(names[index + 1 :])
-            found = f"expected {needed / GB:.1f} GB of free disk, found {free / GB:.1f} GB"
+            files &= self._inputs(names[index + 1 :])
+            shortage = f"expected {needed / GB:.1f} GB of free disk, found {free / GB:.1f} GB"
             if needed <= free:
-                kept.append(name)
+                chosen.append(name)
             elif CASES[name].is_large:
-                print(f"{name} is skipped: {found}; give another --directory")
+                print(f"{name} is skipped: {shortage}; give another --directory")
             else:
-                sys.exit(f"{name}: {found}; give another --directory, or --quick")
-        return kept
+                sys.exit(f"{name}: {shortage}; give another --directory, or --quick")
+        return chosen
 
     def _nbytes(self, group: str, kind: str = "") -> int:
-        found = self._places[group].group
-        return 0 if found.is_sparse and kind else found.nbytes
+        tensors = self._places[group].group
+        return 0 if tensors.is_sparse and kind else tensors.nbytes
 
     def _measures(self, name: str) -> list[Measure]:
         """The measures of a case, without those that need a missing package or program."""
@@ -228,12 +228,12 @@ class Run:
 
     def _inputs(self, names: Sequence[str]) -> set[Input]:
         """The files that cases read, and the warm-up files of the same kinds."""
-        found: set[Input] = set()
+        inputs: set[Input] = set()
         for name in names:
             for measure in self._measures(name):
                 for kind in measure.reads:
-                    found |= {(measure.group, kind), ("warm", kind)}
-        return found
+                    inputs |= {(measure.group, kind), ("warm", kind)}
+        return inputs
 
     def _case(self, name: str) -> Result:
         case = CASES[name]
@@ -296,14 +296,14 @@ class Run:
         """Makes files, in one process for each group."""
         for group in sorted({it for it, _ in inputs}):
             kinds = [kind for kind in FILES if (group, kind) in inputs]
-            told = {
+            request = {
                 "folder": os.fspath(self._folder),
                 "scale": self._scale,
                 "group": group,
                 "kinds": kinds,
             }
             self._there |= {(group, kind) for kind in kinds}
-            run_tool("inputs.py", told, self._folder)
+            run_tool("inputs.py", request, self._folder)
 
     def _remove(self, inputs: set[Input]) -> None:
         for group, kind in inputs:

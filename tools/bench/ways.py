@@ -37,13 +37,13 @@ def _synced(place: Place, step: Step) -> Step:
     """Adds to a step a sync of the output files, and of their directory except on Windows."""
 
     def durable() -> object:
-        kept = step()
+        result = step()
         directory = [] if os.name == "nt" else [place.output]
         for path in [*place.output.iterdir(), *directory]:
             descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
             os.fsync(descriptor)
             os.close(descriptor)
-        return kept
+        return result
 
     return durable
 

@@ -40,8 +40,8 @@ class Annotation(str):
 
 def example(docstring: str) -> str | None:
     """The code in the section `Example` of a docstring, or None."""
-    found = _EXAMPLE.search(docstring + "\n")
-    return None if found is None else textwrap.dedent(found[1]).strip() + "\n"
+    section = _EXAMPLE.search(docstring + "\n")
+    return None if section is None else textwrap.dedent(section[1]).strip() + "\n"
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -56,11 +56,11 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 def choices(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The subcommands of a command, by name."""
-    found: dict[str, argparse.ArgumentParser] = {}
+    subcommands: dict[str, argparse.ArgumentParser] = {}
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= action.choices
-    return found
+            subcommands |= action.choices
+    return subcommands
 
 
 def render(directory: Path) -> None:
@@ -94,8 +94,8 @@ def render(directory: Path) -> None:
         pdoc.pdoc(*names, output_directory=directory)
 
 
-def _fenced(found: re.Match[str]) -> str:
-    return f"###### Example:\n\n```python\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
+def _fenced(section: re.Match[str]) -> str:
+    return f"###### Example:\n\n```python\n{textwrap.dedent(section[1]).strip()}\n```\n\n"
 
 
 def _command_line() -> str:
