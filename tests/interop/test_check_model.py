@@ -130,14 +130,18 @@ def test_shapes_are_seen_wherever_they_are_stored(
     assert check_model(path, full_check=full_check) == []
 
 
-@pytest.mark.parametrize("count", [300, 9000])
-def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path, count: int) -> None:
+def _sparse_model(count: int) -> onnx.ModelProto:
     values = raw_tensor("s", dims=(count,))
     indices = numpy_helper.from_array(np.arange(count), "s_indices")
+    sparse = onnx.SparseTensorProto(values=values, indices=indices, dims=[10_000])
     model = model_of()
-    model.graph.sparse_initializer.append(
-        onnx.SparseTensorProto(values=values, indices=indices, dims=[10_000])
-    )
+    model.graph.sparse_initializer.append(sparse)
+    return model
+
+
+@pytest.mark.parametrize("count", [300, 9000])
+def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path, count: int) -> None:
+    model = _sparse_model(count)
     assert check_model(_saved(tmp_path, model, convert_attribute=True)) == []
     model.graph.sparse_initializer[0].dims[0] = 100
     assert "index" in _fault(check_model(_saved(tmp_path, model, convert_attribute=True)))
@@ -168,13 +172,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, temporary: Path) -> None:
 def test_a_model_too_large_without_its_weights_is_refused(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of()
-    values = raw_tensor("s", dims=(1000,))
-    indices = numpy_helper.from_array(np.arange(1000), "s_indices")
-    model.graph.sparse_initializer.append(
-        onnx.SparseTensorProto(values=values, indices=indices, dims=[1000])
-    )
-    path = _saved(tmp_path, model, convert_attribute=True)
+    path = _saved(tmp_path, _sparse_model(1000), convert_attribute=True)
     monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)
     with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: expected less than 10000 bytes"):
         check_model(path)
@@ -191,22 +189,14 @@ def test_a_disk_without_room_for_a_stand_in_will_do(
     assert check_model(path, full_check=True) == []
 
 
-def test_attributes_are_those_of_the_model(tmp_path: Path, temporary: Path) -> None:
+def test_attributes_are_those_of_the_model(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)  # the large tensor stays outside
     model = runnable_model()
-    large = raw_tensor("large", dims=(400,))
+    large = raw_tensor("large", dims=(4000,))
     model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])
     assert check_model(_saved(tmp_path, model, convert_attribute=True), full_check=True) == []
     model.graph.node[2].attribute[0].name = "wrong"
     path = _saved(tmp_path, model, convert_attribute=True)
     assert "wrong" in _fault(check_model(path))
-
-
-def test_large_tensors_of_attributes_are_left_outside(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = runnable_model()
-    large = raw_tensor("large", dims=(4000,))
-    model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])
-    path = _saved(tmp_path, model, convert_attribute=True)
-    monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)
-    assert check_model(path, full_check=True) == []

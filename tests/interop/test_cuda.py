@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,19 +197,14 @@ def test_several_sessions_of_an_archive_are_on_the_device_at_once(
 ) -> None:
     with onnxarchive.open(path) as archive:
         sessions = [session(source, provider) for source in (path, archive) * (SESSIONS // 2)]
-    found: list[bytes] = []
     start = threading.Barrier(SESSIONS)
 
-    def run_often(made: Any) -> None:
+    def run_often(made: Any) -> list[bytes]:
         start.wait()
-        found.extend(run(made) for _ in range(10))
+        return [run(made) for _ in range(10)]
 
-    threads = [threading.Thread(target=run_often, args=[made]) for made in sessions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected()] * (10 * SESSIONS)
+    with ThreadPoolExecutor(SESSIONS) as executor:
+        assert [*executor.map(run_often, sessions)] == [[expected()] * 10] * SESSIONS
     while sessions:  # those that are left do not need those that are gone
         del sessions[0]
         assert [run(made) for made in sessions] == [expected()] * len(sessions)

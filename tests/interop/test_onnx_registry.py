@@ -69,16 +69,15 @@ class _Other:
 # Registering
 
 
-def test_importing_the_library_is_all_it_takes(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+def test_importing_the_library_is_all_it_takes(archive: Path) -> None:
     code = """
 import sys, onnx, onnxarchive
 model = onnx.load(sys.argv[1])
 onnx.save(model, sys.argv[1] + ".2.onnxa")
 print(len(model.graph.initializer))
 """
-    assert run_python(code, tmp_path / "m.onnxa") == "2\n"
-    assert (tmp_path / "m.onnxa.2.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+    assert run_python(code, archive) == "2\n"
+    assert Path(f"{archive}.2.onnxa").read_bytes() == archive.read_bytes()
 
 
 def test_registering_twice_is_as_good_as_once(registry: Any) -> None:
@@ -145,52 +144,44 @@ def test_loading_gives_the_complete_model_also_without_external_data(tmp_path: P
     assert onnx.load(path, load_external_data=False) == onnxarchive.load(path)
 
 
-def test_files_and_bytes_are_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    data = path.read_bytes()
+def test_files_and_bytes_are_loaded(archive: Path, tmp_path: Path) -> None:
+    data = archive.read_bytes()
     assert onnx.load(io.BytesIO(data), format="onnxa") == runnable_model()
     assert onnx.load_from_string(data, format="onnxa") == runnable_model()
-    with open(path, "rb") as file:
+    with open(archive, "rb") as file:
         assert onnx.load(file) == runnable_model()
-    os.rename(path, tmp_path / "m.zip")
+    os.rename(archive, tmp_path / "m.zip")
     assert onnx.load(tmp_path / "m.zip", format="onnxa") == runnable_model()
     serializer: Any = serialization.registry.get("onnxa")
     for buffer in (bytearray(data), memoryview(data)):
         assert serializer.deserialize_proto(buffer, onnx.ModelProto()) == runnable_model()
 
 
-def test_the_given_proto_becomes_the_model(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+def test_the_given_proto_becomes_the_model(archive: Path) -> None:
     proto = model_of(raw_tensor("before"))
     serializer = serialization.registry.get("onnxa")
-    assert serializer.deserialize_proto((tmp_path / "m.onnxa").read_bytes(), proto) is proto
+    assert serializer.deserialize_proto(archive.read_bytes(), proto) is proto
     assert proto == runnable_model()
 
 
-def test_a_loaded_model_does_not_share_memory_with_the_bytes(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    data = bytearray((tmp_path / "m.onnxa").read_bytes())
+def test_a_loaded_model_does_not_share_memory_with_the_bytes(archive: Path) -> None:
+    data = bytearray(archive.read_bytes())
     serializer: Any = serialization.registry.get("onnxa")
     model = serializer.deserialize_proto(data, onnx.ModelProto())
     data.clear()  # no view of it is left, or this raises
     assert model == runnable_model()
 
 
-def test_a_changed_tensor_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    flip_byte(path, entry_of(path, "layer_0_weight").data_offset)
+def test_a_changed_tensor_is_refused(archive: Path) -> None:
+    flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     with pytest.raises(ChecksumError, match=r"entry 'layer_0_weight'.*CRC-32.*\[ZIP-15\]$"):
-        onnx.load(path)
+        onnx.load(archive)
 
 
-def test_a_broken_local_header_is_refused_without_a_made_up_name(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    break_local_header(path, entry_of(path, "layer_0_weight"))
+def test_a_broken_local_header_is_refused_without_a_made_up_name(archive: Path) -> None:
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
     with pytest.raises(ArchiveFormatError, match=r"^entry 'layer_0_weight': ") as caught:
-        onnx.load(path)
+        onnx.load(archive)
     assert caught.value.path is None
 
 
@@ -207,12 +198,11 @@ def test_text_is_a_type_error() -> None:
         onnx.load_from_string("text", format="onnxa")
 
 
-def test_a_tensor_alone_is_a_type_error(tmp_path: Path) -> None:
+def test_a_tensor_alone_is_a_type_error(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
         onnx.save_tensor(raw_tensor("w"), tmp_path / "w.onnxa")
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
     with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
-        onnx.load_tensor(tmp_path / "m.onnxa")
+        onnx.load_tensor(archive)
 
 
 # Saving
@@ -228,9 +218,8 @@ def test_saving_gives_the_archive_that_onnxarchive_saves(tmp_path: Path, make: A
     assert onnxarchive.check(tmp_path / "onnx.onnxa", full=True) == []
 
 
-def test_files_are_saved_to(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    expected = (tmp_path / "m.onnxa").read_bytes()
+def test_files_are_saved_to(archive: Path, tmp_path: Path) -> None:
+    expected = archive.read_bytes()
     buffer = io.BytesIO()
     onnx.save(runnable_model(), buffer, format="onnxa")
     assert buffer.getvalue() == expected
@@ -256,14 +245,11 @@ def test_external_data_is_refused_and_the_remedies_named(tmp_path: Path) -> None
     assert onnxarchive.load(tmp_path / "m.onnxa").graph.initializer[0].raw_data == bytes(16)
 
 
-def test_save_as_external_data_is_refused_and_leaves_what_was_there(tmp_path: Path) -> None:
-    onnx.save(runnable_model(), tmp_path / "m.onnxa")
-    before = (tmp_path / "m.onnxa").read_bytes()
+def test_save_as_external_data_is_refused_and_leaves_what_was_there(archive: Path) -> None:
+    before = archive.read_bytes()
     with pytest.raises(ArchiveFormatError, match="save the model without save_as_external_data"):
-        onnx.save(
-            runnable_model(), tmp_path / "m.onnxa", save_as_external_data=True, location="w.data"
-        )
-    assert (tmp_path / "m.onnxa").read_bytes() == before
+        onnx.save(runnable_model(), archive, save_as_external_data=True, location="w.data")
+    assert archive.read_bytes() == before
 
 
 def test_onnx_ir_loads_archives_through_onnx(tmp_path: Path) -> None:

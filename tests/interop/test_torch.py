@@ -380,8 +380,3 @@ from onnxarchive.interop import torch as archived
 tensor = archived.tensor(archive, "w")
 """
     require_slice_to_read_its_pages_alone(tmp_path, ml_dtypes.bfloat16, program)
-
-
-def test_importing_the_module_does_not_import_pytorch() -> None:
-    code = "import sys, onnxarchive.interop.torch; print('torch' in sys.modules)"
-    assert run_python(code) == "False\n"

@@ -32,14 +32,19 @@ def _bytes(tensor: Any) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # type: ignore[no-any-return]
 
 
+def written(folder: Path, tensor: Any) -> onnxarchive.Archive:
+    """The archive of one tensor, `w`."""
+    with Writer(folder / "m.onnxa") as writer:
+        writer.add("w", tensor)
+        writer.finish(model_of())
+    assert onnxarchive.check(folder / "m.onnxa", full=True) == []
+    return onnxarchive.open(folder / "m.onnxa")
+
+
 @pytest.mark.parametrize("name", NAMES.split())
 def test_a_tensor_of_every_type_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     tensor = CODES.view(getattr(torch, name))
-    with Writer(tmp_path / "m.onnxa") as writer:
-        writer.add("w", tensor)
-        writer.finish(model_of())
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    with written(tmp_path, tensor) as archive:
         found = archived.tensor(archive, "w")
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
         assert _bytes(found) == _bytes(tensor)
@@ -48,11 +53,7 @@ def test_a_tensor_of_every_type_comes_back_as_it_was(tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2"])
 def test_types_of_a_few_bits_are_packed(tmp_path: Path, name: str) -> None:
     codes = torch.tensor([1, 0, 3, 2, 1], dtype=torch.uint8)
-    with Writer(tmp_path / "m.onnxa") as writer:
-        writer.add("w", codes.view(getattr(torch, name)))
-        writer.finish(model_of())
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    with written(tmp_path, codes.view(getattr(torch, name))) as archive:
         dtype = getattr(ml_dtypes, name)
         assert archive.tensors["w"].dtype == dtype
         assert archive.tensors["w"].tolist() == codes.numpy().view(dtype).tolist()
@@ -78,11 +79,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_tensor_of_any_layout_has_its_elements_in_order(tmp_path: Path, odd: str) -> None:
-    with Writer(tmp_path / "m.onnxa") as writer:
-        writer.add("w", ODD[odd])
-        writer.finish(model_of())
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    with written(tmp_path, ODD[odd]) as archive:
         found = archived.tensor(archive, "w")
         assert (found.dtype, found.shape) == (ODD[odd].dtype, ODD[odd].shape)
         assert torch.equal(found, ODD[odd].detach())
@@ -92,10 +89,7 @@ def test_a_tensor_on_another_device_is_copied_from_there(tmp_path: Path) -> None
     devices = [it for it in ("cuda", "mps", "xpu") if getattr(torch, it).is_available()]
     if not devices:
         pytest.skip("there is no other device")
-    with Writer(tmp_path / "m.onnxa") as writer:
-        writer.add("w", MATRIX.to(devices[0]))
-        writer.finish(model_of())
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    with written(tmp_path, MATRIX.to(devices[0])) as archive:
         assert np.array_equal(archive.tensors["w"], MATRIX.numpy())
 
 
