@@ -22,7 +22,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import remove_abandoned
 from onnxarchive.files.undo import FileBefore
 from onnxarchive.reading.archive_file import unfinished_edit
-from onnxarchive.reading.contents import check_header, read_contents
+from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
 from onnxarchive.zipformat import layout
@@ -123,7 +123,7 @@ def _require_whole(file: MappedFile) -> None:
     """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Report(), undo.MAX_END_NBYTES)
     for number in range(len(contents.directory.entries)):
-        check_header(file, contents.directory, number, Report())
+        contents.check_header(number, Report())
 
 
 def _is_leftover(file: MappedFile) -> bool:

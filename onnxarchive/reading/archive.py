@@ -33,8 +33,6 @@ from onnxarchive.reading.archive_file import opened, opened_archive
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     NamedEntries,
-    check_data,
-    check_header,
     read_contents,
 )
 from onnxarchive.reading.views import Assets, Models, Tensors, require_model
@@ -96,7 +94,7 @@ class Archive(Closing):
             contents = read_contents(file, Report(), max_model_nbytes)
             require_model(contents.models, model)
             for number in range(contents.first_model, len(contents.entries)):
-                alignment = check_header(file, contents.directory, number, Report())
+                alignment = contents.check_header(number, Report())
         assert alignment is not None  # else `Report` has raised an error
         self._alignment = alignment
         self.contents = contents  # for other modules of this library
@@ -255,15 +253,11 @@ class Archive(Closing):
         contents = self.contents
         entries, first_model = contents.directory.entries, contents.first_model
         counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
-        jobs = threads.require_jobs(jobs)
-        file = contents.file
-        if not file.is_mapped:
-            jobs = 1
+        jobs = threads.require_jobs(jobs) if contents.file.is_mapped else 1
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            check_header(file, contents.directory, number, Report())
-            entry = entries[number]
-            check_data(file, entry, contents.refs(entry.name), Report(), counter)
+            contents.check_header(number, Report())
+            contents.check_data(number, Report(), counter)
 
         models = range(first_model, len(entries))
         with with_path(self.path):
@@ -273,7 +267,7 @@ class Archive(Closing):
                 for number in models:
                     verify(number)
             except ArchiveFormatError:
-                with self.contents.unedited():  # an edit may have overwritten the models meanwhile
+                with contents.unedited():  # an edit may have overwritten the models meanwhile
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
 

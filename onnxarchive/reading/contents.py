@@ -160,6 +160,48 @@ class Contents:
                 refs[key].append(ref)
         return refs
 
+    def check_header(self, number: int, report: Report) -> int | None:
+        """Compares an entry's local header with its directory record; see `check_local_header`."""
+        entry = self.directory.entries[number]
+        header = self.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+        return check_local_header(header, entry, self.directory.records[number], report)
+
+    def check_data(self, number: int, report: Report, counter: ProgressCounter) -> None:
+        """Reads the data of an entry once, in pieces, and checks the rules about the data.
+
+        Args:
+            number: Index of the entry.
+            report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
+            counter: Counts the bytes read.
+        """
+        entry = self.directory.entries[number]
+        refs = self.refs(entry.name)
+        stream = self._checked_pieces(entry, report)
+        # By DATA-8, the tensor has the same type in all models.
+        if refs and tensors.array_nbytes(refs[0].tensor) is not None:
+            stream = tensors.checked(refs[0], stream, report, entry=entry.name)
+        stated = [(ref, it) for ref in refs if (it := tensors.checksum(ref.tensor)) is not None]
+        import hashlib  # opening an archive does not need it
+
+        sha1 = hashlib.sha1(usedforsecurity=False)
+        for piece in counter(stream):
+            if stated:
+                sha1.update(piece)
+        for ref, checksum in stated:
+            if checksum != sha1.hexdigest():
+                report.broken(
+                    "DATA-6",
+                    f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+                    entry=entry.name,
+                )
+
+    def _checked_pieces(self, entry: Entry, report: Report) -> Iterator[memoryview]:
+        """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
+        checksum = Crc32()
+        for piece in checksum(self.file.pieces(entry.data_offset, entry.nbytes)):
+            yield memoryview(piece)
+        check_crc32(entry, checksum.nbytes, checksum.value, report)
+
     def require_header(self, name: str) -> None:
         """Compares an entry's local header with its directory record, unless that was done.
 
@@ -169,7 +211,7 @@ class Contents:
         number = self.entries.index_of[name]
         if not self._verified[number]:
             with with_path(self.file.path):
-                check_header(self.file, self.directory, number, Report())
+                self.check_header(number, Report())
             self._verified[number] = 1
 
     def require_headers(self, names: Iterable[str]) -> None:
@@ -233,8 +275,8 @@ class Contents:
             ValueError: The archive is closed.
         """
         with with_path(self.file.path):
-            check_header(self.file, self.directory, self.entries.index_of[name], Report())
-            yield from _checked_pieces(self.file, self.entries[name], Report())
+            self.check_header(self.entries.index_of[name], Report())
+            yield from self._checked_pieces(self.entries[name], Report())
 
     def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -463,13 +505,6 @@ def _models(
     return {keys.model_id(name): found for name, found in checked.items()}
 
 
-def check_header(file: File, listed: Directory, number: int, report: Report) -> int | None:
-    """Compares an entry's local header with its directory record; see `check_local_header`."""
-    entry = listed.entries[number]
-    header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-    return check_local_header(header, entry, listed.records[number], report)
-
-
 def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:
     """Compares the size and CRC-32 of an entry's data with the central directory (ZIP-15)."""
     if (nbytes, crc) != (entry.nbytes, entry.crc32):
@@ -479,49 +514,3 @@ def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:
             f"{crc:#010x}",
             entry=entry.name,
         )
-
-
-def check_data(
-    file: File,
-    entry: Entry,
-    refs: Sequence[TensorRef],
-    report: Report,
-    counter: ProgressCounter,
-) -> None:
-    """Reads the data of an entry once, in pieces, and checks the rules about the data.
-
-    Args:
-        file: The archive.
-        entry: The entry.
-        refs: The tensors whose location is this entry; at most one from each model.
-        report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        counter: Counts the bytes read.
-    """
-    stream = _checked_pieces(file, entry, report)
-    # By DATA-8, the tensor has the same type in all models.
-    if refs and tensors.array_nbytes(refs[0].tensor) is not None:
-        stream = tensors.checked(refs[0], stream, report, entry=entry.name)
-    stated = [
-        (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None
-    ]
-    import hashlib  # opening an archive does not need it
-
-    sha1 = hashlib.sha1(usedforsecurity=False)
-    for piece in counter(stream):
-        if stated:
-            sha1.update(piece)
-    for ref, checksum in stated:
-        if checksum != sha1.hexdigest():
-            report.broken(
-                "DATA-6",
-                f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
-                entry=entry.name,
-            )
-
-
-def _checked_pieces(file: File, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
-    found = Crc32()
-    for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
-        yield memoryview(piece)
-    check_crc32(entry, found.nbytes, found.value, report)

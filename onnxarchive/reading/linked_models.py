@@ -25,6 +25,7 @@ from onnxarchive.model.prepacked import PackedSet
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
 
+# The default threshold of onnx and of this library: nearly every shape, axis and pad is smaller.
 _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
 _MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
@@ -50,6 +51,7 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
         ref: A tensor that an archive stores outside its model.
         nbytes: The tensor's size in bytes.
     """
+    # ConstantOfShape: onnx/onnx#3157. Sparse tensors: no report is known; the tests show it.
     return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
 
 
@@ -71,6 +73,7 @@ def may_give_shape(
         nbytes: The tensor's size in bytes.
         large_vector_nbytes: Vectors of this many bytes or more count as weights.
     """
+    # microsoft/onnxruntime#11137, #21325; since 1.27 of empty tensors, too: the tests show it.
     is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
     return nbytes < (large_vector_nbytes if is_vector else _SMALL_NBYTES)
 
@@ -87,6 +90,7 @@ def is_unread(ref: TensorRef, nbytes: int) -> bool:
         nbytes: The tensor's size in bytes.
     """
     is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
+    # Vectors: onnx/onnx#6182.
     return not is_sparse and not may_give_shape(ref.tensor, nbytes, _MAX_INFERRED_NBYTES)
 
 
@@ -183,15 +187,17 @@ def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]
             if nbytes > prepacked.MAX_INDEX_NBYTES:
                 limit = prepacked.MAX_INDEX_NBYTES
                 raise ValueError(f"expected at most {limit} bytes, found {nbytes}")
-            found = PackedSet.of_json(bytes(archive.read(name)))
-            if found.folder + prepacked.INDEX != name:
-                raise ValueError(f"expected the index of this folder, found that of {found.folder}")
+            packed = PackedSet.of_json(bytes(archive.read(name)))
+            if packed.folder + prepacked.INDEX != name:
+                raise ValueError(
+                    f"expected the index of this folder, found that of {packed.folder}"
+                )
         except ArchiveFormatError as error:
             faults.append(error.message)
         except ValueError as error:
             faults.append(f"entry {shown(name)}: {error}")
         else:
-            sets.append(found)
+            sets.append(packed)
     if faults:
         more = f" (and {len(faults) - 1} more)" * (len(faults) > 1)
         warnings.warn(
@@ -212,10 +218,10 @@ def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
         machine: The kind of machine.
         version: The version of ONNX Runtime that will read the pairs, if it is known.
     """
-    sets = [found for found in packed_sets(archive, machine) if archive.model_id in found.weights]
+    sets = [one for one in packed_sets(archive, machine) if archive.model_id in one.weights]
     if not sets:
         return {}
-    chosen = max(sets, key=lambda it: (it.onnxruntime == version, it.version))
+    chosen = max(sets, key=lambda one: (one.onnxruntime == version, one.version))
     weights = chosen.weights[archive.model_id]
     pairs: dict[str, list[tuple[str, str]]] = {}
     taken: set[str] = set()  # ONNX Runtime refuses a key that two weights have
@@ -224,16 +230,16 @@ def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
         if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
             continue
         for key, buffers in weight.buffers.items():
-            places = [_place(archive, chosen.folder + file, size) for file, size in buffers]
-            if key not in taken and None not in places:
+            ranges = [_range(archive, chosen.folder + file, size) for file, size in buffers]
+            if key not in taken and None not in ranges:
                 taken.add(key)
                 own = pairs.setdefault(entry_key, [])
-                value = prepacked.pair_value(key, filter(None, places))
+                value = prepacked.pair_value(key, filter(None, ranges))
                 own.append((f"prepacked_{len(own)}", value))
     return pairs
 
 
-def _place(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
+def _range(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
     """Offset and size of an entry with packed weights; None if it is not as the index says."""
     entry = archive.entries.get(name)
     if entry is not None and entry.nbytes == nbytes:

@@ -13,7 +13,6 @@ from typing import Unpack
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files import threads
-from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model.keys import is_model
@@ -21,8 +20,6 @@ from onnxarchive.reading.archive_file import opened, require_finished
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     Contents,
-    check_data,
-    check_header,
     read_contents,
 )
 from onnxarchive.remote.location import Access, Location, Openable
@@ -89,39 +86,30 @@ class _Findings(Report):
     """Collects findings instead of raising errors; keeps the first `MAX_FINDINGS` of each rule."""
 
     def __init__(self) -> None:
-        self._kept: list[Finding] = []
+        self.first: list[Finding] = []
         self._counts: collections.Counter[str | None] = collections.Counter()
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        self._take(Finding(rule, entry, message))
+        self.add(Finding(rule, entry, message))
 
-    def take(self, others: _Findings) -> None:
-        """Adds other findings."""
-        for finding in others._kept:
-            self._take(finding)
-
-    def _take(self, finding: Finding) -> None:
+    def add(self, finding: Finding) -> None:
         # A model's CRC-32 is compared before the model is parsed, and again with all entries.
         is_of_model = finding.entry is not None and is_model(finding.entry)
-        if finding.rule == "ZIP-15" and is_of_model and finding in self._kept:
+        if finding.rule == "ZIP-15" and is_of_model and finding in self.first:
             return
         self._counts[finding.rule] += 1
         if self._counts[finding.rule] <= MAX_FINDINGS:
-            self._kept.append(finding)
+            self.first.append(finding)
 
     @property
     def list(self) -> list[Finding]:
         """The findings, then one for each rule with more findings than the limit."""
         more = (
-            Finding(
-                rule,
-                None,
-                f"{count - MAX_FINDINGS} more findings of this rule are not listed",
-            )
+            Finding(rule, None, f"{count - MAX_FINDINGS} more findings of this rule are not listed")
             for rule, count in self._counts.items()
             if count > MAX_FINDINGS
         )
-        return [*self._kept, *more]
+        return [*self.first, *more]
 
 
 def check(
@@ -174,23 +162,23 @@ def check(
         contents = read_contents(file, findings, max_model_nbytes)
         counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
         if full:
-            _check_entries(file, contents, findings, counter, jobs)
+            _check_entries(contents, findings, counter, jobs)
         else:
-            _check_headers(file, contents, findings)
+            _check_headers(contents, findings)
     file.close()
     return findings.list
 
 
-def _check_headers(file: File, contents: Contents, findings: _Findings) -> None:
+def _check_headers(contents: Contents, findings: _Findings) -> None:
     """Compares all local headers with their directory records."""
     entries, records = contents.directory.entries, contents.directory.records
     ranges = ((it.header_offset, it.data_offset - it.header_offset) for it in entries)
-    for header, entry, record in zip(file.read_ranges(ranges), entries, records, strict=True):
+    headers = contents.file.read_ranges(ranges)
+    for header, entry, record in zip(headers, entries, records, strict=True):
         check_local_header(bytes(header), entry, record, findings)
 
 
 def _check_entries(
-    file: File,
     contents: Contents,
     findings: _Findings,
     counter: ProgressCounter,
@@ -206,14 +194,16 @@ def _check_entries(
 
     def check_entry(number: int) -> None:
         header, data = _Findings(), _Findings()
-        check_header(file, contents.directory, number, header)
-        check_data(file, entries[number], contents.refs(entries[number].name), data, counter)
-        if header.list:
+        contents.check_header(number, header)
+        contents.check_data(number, data, counter)
+        if header.first:
             of_headers[number] = header
-        if data.list:
+        if data.first:
             of_data[number] = data
 
     sizes = [entry.nbytes for entry in entries]
-    threads.for_each(range(len(entries)), sizes, check_entry, jobs if file.is_mapped else 1)
-    for _, found in [*sorted(of_headers.items()), *sorted(of_data.items())]:
-        findings.take(found)
+    jobs = jobs if contents.file.is_mapped else 1
+    threads.for_each(range(len(entries)), sizes, check_entry, jobs)
+    for _, of_entry in [*sorted(of_headers.items()), *sorted(of_data.items())]:
+        for finding in of_entry.first:
+            findings.add(finding)

@@ -14,7 +14,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.errors import Report
 from onnxarchive.files.data import Stored, crc32
-from onnxarchive.reading import contents
+from onnxarchive.reading.contents import Contents
 from onnxarchive.zipformat.writer import ZipWriter
 
 ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": b""}
@@ -165,15 +165,15 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
 def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = contents.check_header
+    check = Contents.check_header
     tried: list[int] = []
 
-    def check_locked(file: Any, listed: Any, number: int, report: Report) -> int | None:
+    def check_locked(archived: Contents, number: int, report: Report) -> int | None:
         with pytest.raises(LockedError), onnxarchive.edit(archive, timeout=0):
             pass
         tried.append(number)
-        return check(file, listed, number, report)
+        return check(archived, number, report)
 
-    monkeypatch.setattr(contents, "check_header", check_locked)
+    monkeypatch.setattr(Contents, "check_header", check_locked)
     onnxarchive.convert(archive, tmp_path / "converted.onnxa")
     assert 0 in tried
