@@ -348,6 +348,7 @@ _LIBRARIES: Final = {
     "fsspec": ("fsspec", "'onnxarchive[remote]'"),
     "netron": ("Netron", "'onnxarchive[view]'"),
     "obstore": ("obstore", "'onnxarchive[remote]'"),
+    "platformdirs": ("platformdirs", "'onnxarchive[remote]'"),
     "onnx_ir": ("onnx_ir", "'onnxarchive[ir]'"),
     "onnxruntime": ("ONNX Runtime", "'onnxarchive[ort]'"),
     "shtab": ("shtab", "'onnxarchive[completion]'"),

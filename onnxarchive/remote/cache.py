@@ -25,7 +25,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
-from onnxarchive.errors import ArchiveFormatError, LockedError, shown
+from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import File
@@ -119,17 +119,12 @@ def open_cached(
 
 
 def directory_of_cache(cache: Cache = True) -> str:
-    """The directory of a cache; True gives `onnxarchive` in XDG_CACHE_HOME or ~/.cache."""
+    """The directory of a cache; True gives `onnxarchive` in the user's cache directory."""
     if cache is not True:
         return os.path.abspath(os.fsdecode(cache))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification ignores relative paths
-        base = os.path.expanduser(os.path.join("~", ".cache"))
-    if not os.path.isabs(base):
-        raise FileNotFoundError(
-            errno.ENOENT, "no home directory for the cache; set XDG_CACHE_HOME", base
-        )
-    return os.path.join(base, "onnxarchive")
+    with needing("platformdirs", "find the user's cache directory"):
+        from platformdirs import user_cache_dir
+    return user_cache_dir("onnxarchive", appauthor=False)
 
 
 def _opened(

@@ -37,18 +37,10 @@ class ListedObject(NamedTuple):
 def list_objects(
     url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
 ) -> Iterator[ListedObject]:
-    """Lists all objects below a URL, in the order of the store.
-
-    Args:
-        url_or_path: The URL of a bucket or of a folder in it, or a prefix in `store`.
-        store: A store of obstore.
-        storage_options: Options of obstore or fsspec.
+    """Lists all objects below a URL, or below a prefix in `store`, in the order of the store.
 
     Raises:
-        ImportError: The library for the URL is missing.
-        OSError: A request failed.
         UnsupportedFeatureError: The URL is a web address.
-        ValueError: An option is wrong.
     """
     name = shown_url(url_or_path) if store is None else url_or_path
     base = url_or_path.removesuffix("/")

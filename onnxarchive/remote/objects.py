@@ -51,12 +51,7 @@ def open_object(
 
     Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
     the size, and another request gets the bytes. fsspec always makes these two requests, and a
-    third request to detect changes.
-
-    obstore follows redirects, also to other hosts and to this machine. If a web address has a user
-    or a query, or if the client's options have headers, redirects to another scheme, host or port
-    are refused, since they may send a secret to another server; one more request detects them.
-    `allow_redirects` allows them.
+    third request to detect changes. What `keep_secrets` asks is one more request.
 
     Reading takes bounded memory, with one exception: obstore reads the complete text of an answer
     with an error status, so a hostile server can exhaust the memory.
@@ -65,17 +60,12 @@ def open_object(
         url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
             `gs` and `az`, fsspec all other schemes.
         store: A store of obstore.
-        storage_options: Options of obstore or fsspec, among them credentials. For obstore, one
-            mapping has the options of the store, the HTTP client (`timeout`) and the retries
-            (`max_retries`), `stall_timeout` (seconds without a byte after which reading ends; 30),
-            and `allow_redirects`. The last two may also be given with `store`.
+        storage_options: Options of obstore or fsspec; see `open_store`.
         keeps_end: False to keep in memory only an object of at most 128 KiB.
 
     Raises:
-        FileNotFoundError: There is no such object.
         ImportError: The library for the URL is missing.
         OSError: A request failed, or the server does not give ranges of bytes.
-        PermissionError: The server refuses access.
         ValueError: An option is wrong.
     """
     return open_origin(origin_of(url_or_path, store, storage_options), keeps_end=keeps_end)
@@ -86,11 +76,7 @@ def open_origin(
 ) -> RemoteFile:
     """Opens an object as `open_object` does.
 
-    Args:
-        origin: The address of the object.
-        known: A version of the object whose bytes are here. If the object still has its strong
-            ETag, the server sends no bytes.
-        keeps_end: As for `open_object`.
+    If it still has the strong ETag of a `known` version, the server sends no bytes.
     """
     begin = monotonic()
     version, end = run(origin.name, partial(_open, origin, known))
@@ -150,15 +136,7 @@ class RemoteFile(File):
         rate: float,
         keeps_end: bool = True,
     ) -> None:
-        """Represents `version` of the object at `origin`.
-
-        Args:
-            origin: The address of the object.
-            version: The version.
-            end: The object's last bytes.
-            rate: Bytes a second with which they arrived.
-            keeps_end: As for `open_object`.
-        """
+        """Represents an object whose last bytes, `end`, arrived with `rate` bytes a second."""
         self.path = origin.name
         self.size = version.size
         self.version = version

@@ -287,18 +287,10 @@ class FileSystemOrigin(Origin):
 
 
 def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
-    """The origin of an object. Only `keep_secrets` makes a request, for a web address.
-
-    Args:
-        url: The URL, or the key in `store`.
-        store: A store of obstore, or None.
-        options: Options of obstore or fsspec; see `open_store` and `open_file_system`.
+    """The origin of an object; see `open_store` and `open_file_system` for the arguments.
 
     Raises:
-        ImportError: The library for the URL is missing.
-        OSError: Redirects may send a secret to another server.
         UnsupportedFeatureError: The URL or key would be that of another object.
-        ValueError: Both options and a store are given, or an option has a wrong name or value.
     """
     name = shown_url(url) if store is None else url
     require_key(url, store)

@@ -158,9 +158,8 @@ def open_store(
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
         found = make()
     except Exception as error:
-        secrets = [url, without_user(url), *urlsplit(url).netloc.split("@")]
-        secrets += [*_texts(options), *_texts(environment(scheme))]
-        fault = without_values(error, secrets)
+        secrets = [url, without_user(url), *re.split("[/?#@]", url), *_texts(options)]
+        fault = without_values(error, [*secrets, *environment(scheme).values()])
     else:
         if allows_redirects:
             return found, key

@@ -76,20 +76,11 @@ def create_object(
     store: Store | None = None,
     storage_options: Options | None = None,
 ) -> ObjectWriter:
-    """Begins to write an object; see `open_object` for the arguments.
-
-    Args:
-        url_or_path: A URL, or the object's key in `store`.
-        size: The size in bytes, or None if unknown. A large object is uploaded in larger parts.
-        store: A store of obstore.
-        storage_options: Options of obstore or fsspec.
+    """Begins to write an object of `size` bytes, or of an unknown size; see `open_object`.
 
     Raises:
-        ImportError: The library for the URL is missing.
-        OSError: A request failed.
-        UnsupportedFeatureError: The URL is a web address, or the file system may show incomplete
-            files.
-        ValueError: An option is wrong.
+        UnsupportedFeatureError: The URL is a web address, the URL or key would be that of another
+            object, or the file system may show incomplete files.
     """
     require_key(url_or_path, store)
     if is_of_store(url_or_path, store):
