@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import onnx
 import pytest
 from models import external, model_of, raw_tensor
 from onnx import TensorProto
+from processes import completed
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -242,14 +242,11 @@ def test_a_zip_that_needs_a_temporary_file_leaves_none_when_its_disk_is_full(
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
         "from onnxarchive.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", code, "convert", tmp_path / "m.zip", tmp_path / "new.onnxa"],
+        status=2,
         env={**os.environ, "TMPDIR": str(scratch)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 2
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(scratch.iterdir()) == []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import run
+from processes import completed
 
 import onnxarchive
 from onnxarchive.cli.parser import parser
@@ -71,7 +71,7 @@ def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.tool
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("words", "completions"),
     [
         (["ex"], ["export", "extract"]),
         (["assets", "a"], ["add"]),
@@ -81,7 +81,7 @@ def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_bash_completes(
-    words: list[str], completed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], completions: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bash = shutil.which("bash")
     if bash is None:
@@ -93,5 +93,5 @@ def test_bash_completes(
     code = f"source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_onnxarchive; "
     code += 'printf "%s\\n" "${COMPREPLY[@]}"'
     command = [bash, "-c", code]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert sorted(found.stdout.split()) == completed
+    found = completed(command, status=0, cwd=tmp_path)
+    assert sorted(found.stdout.split()) == completions

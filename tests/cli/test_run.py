@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from commands import error_of
 from models import entry_of, flip_byte, runnable_model
 from onnx import TensorProto, helper, numpy_helper
+from processes import completed
 from written import write_model
 
 import onnxarchive
@@ -259,8 +259,7 @@ def test_outputs_that_cannot_be_completed_leave_nothing(
 def test_a_file_that_an_output_does_not_fit_is_named(archive: Path) -> None:
     script = 'ulimit -f 0; "$0" -m onnxarchive run "$1" --output out'
     command: list[str | Path] = ["sh", "-c", script, sys.executable, archive]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = completed(command, status=2)
     assert re.search(r"^onnxarchive: .*y\.npy: File too large$", done.stderr, re.MULTILINE)
     assert [path.name for path in Path().iterdir()] == [archive.name]
 
@@ -424,8 +423,7 @@ def test_nothing_but_the_line_is_written_by_the_process() -> None:
     outputs = [value("y", FLOAT, None)]
     write_graph("m.onnx", [node("Reshape", ["x", "i"], ["y"])], inputs, outputs)
     command = [sys.executable, "-m", "onnxarchive", "run", "m.onnx"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = completed(command, status=2)
     assert done.stdout == ""
     assert done.stderr.startswith("onnxarchive: m.onnx: ONNX Runtime cannot run the model: ")
     assert done.stderr.count("\n") == 1

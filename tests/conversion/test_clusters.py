@@ -21,6 +21,7 @@ from models import model_of, weight_model
 from object_servers import S3Server, s3_server
 from obstore.store import S3Store
 from onnx import TensorProto
+from processes import completed
 
 import onnxarchive
 
@@ -226,15 +227,12 @@ def run_script(server: S3Server, directory: Path, **environment: str) -> dict[st
     script = directory / "script.py"
     script.write_text(SCRIPT)
     path = os.pathsep.join(sys.path)
-    done = subprocess.run(
+    done = completed(
         [sys.executable, script],
+        status=0,
         input=json.dumps({"endpoint": server.endpoint, "options": server.options}),
         env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.partition("RESULT")[2])
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
 
 pytestmark = pytest.mark.sweep
 
@@ -29,14 +29,7 @@ def test_a_conversion_killed_at_any_moment_leaves_the_target_whole_or_as_it_was(
     tmp_path: Path,
 ) -> None:
     options = ["--runs", "10", "--megabytes", "50", "--directory", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, str(TOOL), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = completed([sys.executable, str(TOOL), *options], status=0)
     assert done.stdout.startswith("10 conversions of 50 MB")
     assert "; 0 violations" in done.stdout
     assert list(tmp_path.iterdir()) == []

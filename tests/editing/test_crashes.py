@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from processes import completed
 
 if not hasattr(os, "fork"):
     pytest.skip("calls are made to fail in forks", allow_module_level=True)
@@ -34,14 +34,7 @@ MODULES = (changes, commit, transaction, local_file, filesystem, locking, replac
 def test_whatever_call_fails_the_old_or_the_new_archive_is_left_and_nothing_else(
     tmp_path: Path, name: str, record_property: Callable[[str, Any], None]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, faults.__file__, name, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed([sys.executable, faults.__file__, name, str(tmp_path)], status=0)
     result = json.loads(done.stdout)
     assert result["problems"] == []
     calls, outcomes = result["calls"], result["outcomes"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
 
 if not hasattr(os, "fork"):
     pytest.skip("the tool forks", allow_module_level=True)
@@ -49,14 +49,9 @@ def possible(text: str) -> set[State]:
 
 @pytest.mark.sweep
 def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, edits.__file__, "--runs", "15", "--directory", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
+    done = completed(
+        [sys.executable, edits.__file__, "--runs", "15", "--directory", str(tmp_path)], status=0
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     first, *_, last = done.stdout.splitlines()
     assert last == "0 violations"
     assert first.startswith("seed 1: 15 runs")

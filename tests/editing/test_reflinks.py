@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from edits import replace_model, replace_tensor
 from models import external, model_of, raw_tensor
 from mounts import attempt, mounted
 from onnx import TensorProto
+from processes import completed
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -117,14 +117,7 @@ def free(directory: Path) -> int:
 
 def shared_nbytes(path: Path) -> int:
     """How many bytes of a file lie in extents that others have, too."""
-    done = subprocess.run(
-        ["filefrag", "-s", "-v", "-b1", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed(["filefrag", "-s", "-v", "-b1", str(path)], status=0)
     lines = [line for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()]
     assert lines
     return sum(int(line.split(":")[3]) for line in lines if "shared" in line)

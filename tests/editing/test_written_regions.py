@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections import defaultdict
@@ -21,6 +20,7 @@ import onnx
 import pytest
 from models import model_of, raw_tensor
 from onnx import TensorProto, helper
+from processes import completed
 
 import onnxarchive
 from onnxarchive.files import undo
@@ -184,20 +184,11 @@ def calls(original: Path, changed: Path) -> Calls:
         pytest.skip("strace is not installed")
     trace = original.with_name("trace")
     strace = ["strace", "-f", "-y", "-s", "0", "-o", str(trace), "-e"]
-    probe = subprocess.run(
-        [*strace, "trace=none", "true"], capture_output=True, text=True, check=False, timeout=60
-    )
+    probe = completed([*strace, "trace=none", "true"])
     if probe.returncode:
         pytest.skip(f"nothing can be traced: {probe.stderr.strip()}")
     program = [sys.executable, "-c", textwrap.dedent(CHANGES), str(changed)]
-    done = subprocess.run(
-        [*strace, f"trace={CALLS}", *program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    completed([*strace, f"trace={CALLS}", *program], status=0)
     return parse(trace.read_text(), changed)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ import onnx
 import pytest
 from models import copying_clone, model_of, raw_tensor
 from obstore.store import LocalStore
+from processes import completed
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -178,17 +178,13 @@ def set_acl(path: Path, *entries: str) -> None:
     program = shutil.which("setfacl")
     if program is None:
         pytest.skip("setfacl is not installed")
-    done = subprocess.run(
-        [program, "-m", ",".join(entries), path], capture_output=True, text=True, check=False
-    )
+    done = completed([program, "-m", ",".join(entries), path])
     if done.returncode:
         pytest.skip(f"{path} can have no access control list: {done.stderr.strip()}")
 
 
 def acl_of(path: Path) -> str:
-    return subprocess.run(
-        ["getfacl", "--omit-header", "--numeric", path], capture_output=True, text=True, check=True
-    ).stdout
+    return completed(["getfacl", "--omit-header", "--numeric", path], status=0).stdout
 
 
 def attributes_of(path: Path) -> tuple[int, int, int, dict[str, bytes]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from models import model_of, open_below, raw_tensor
+from processes import completed
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -38,7 +39,7 @@ def names(directory: Path) -> list[str]:
 def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs a Python program in a process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return completed(command)
 
 
 # Replacing

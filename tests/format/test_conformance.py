@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from models import external_tensors
-from processes import is_running, started, wait_until
+from processes import completed, is_running, started, wait_until
 
 import onnxarchive
 from conformance.make import __main__ as recipe
@@ -249,13 +249,7 @@ def large() -> Iterator[Path]:
 
 
 def run_suite(reader: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, RUNNER, "--reader", reader, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return completed([sys.executable, RUNNER, "--reader", reader, *arguments])
 
 
 C_READER = SUITE / "readers" / "c"
@@ -270,12 +264,8 @@ READERS = {
 def compiled(source: Path, program: Path, *options: str) -> None:
     """Compiles a file of C, which gives no warning."""
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion")
-    done = subprocess.run(
-        [*(options or ("cc", "-std=c99", *SANITIZERS)), *warnings, source, "-o", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = completed(
+        [*(options or ("cc", "-std=c99", *SANITIZERS)), *warnings, source, "-o", program]
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -351,13 +341,7 @@ def test_reader_in_c_holds_its_promises_on_damaged_archives(
     c_programs: Path, record_property: Callable[[str, object], None]
 ) -> None:
     files = [SUITE / vector["file"] for vector in SMALL]
-    done = subprocess.run(
-        [c_programs / "fuzz", "--runs", "40000", *files],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = completed([c_programs / "fuzz", "--runs", "40000", *files])
     assert (done.returncode, done.stderr) == (0, "")
     counts = re.fullmatch(
         r"(\d+) files: (\d+) accepted, (\d+) opened, (\d+) refused\n", done.stdout
@@ -417,13 +401,7 @@ def test_table_of_the_reader_in_c_is_what_its_script_makes() -> None:
     table = (C_READER / "nfc.h").read_text()
     if f"Unicode {unicodedata.unidata_version}." not in table:
         pytest.skip(f"this Python has Unicode {unicodedata.unidata_version}")
-    done = subprocess.run(
-        [sys.executable, C_READER / "make_nfc.py"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = completed([sys.executable, C_READER / "make_nfc.py"], status=0)
     assert done.stdout == table
 
 
@@ -591,14 +569,7 @@ def test_runner_compares_entries_of_a_reader_that_is_not_finished(tmp_path: Path
     ],
 )
 def test_runner_called_wrongly_says_so(arguments: list[str], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, RUNNER, "--no-large", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = completed([sys.executable, RUNNER, "--no-large", *arguments], status=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -639,17 +610,12 @@ def write_recipe(suite: Path, then: str) -> None:
 
 def run_fake(suite: Path, built: Path) -> subprocess.CompletedProcess[str]:
     program = "print(json.dumps({'accepted': None, 'message': open(path).read()}))"
-    return subprocess.run(
+    return completed(
         [
             *(sys.executable, suite / "conformance" / "run.py", "--built", built),
             *("--reader", scripted(suite, program)),
         ],
-        # A recipe that changes within a second keeps its compiled form.
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

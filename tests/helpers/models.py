@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from processes import completed
 
 import onnxarchive
 
@@ -366,14 +366,11 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
     """Runs a Python program in a new process; requires success and returns the output."""
     tests = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        status=0,
         env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

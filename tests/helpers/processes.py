@@ -48,6 +48,28 @@ def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Po
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def completed(
+    command: Iterable[object], *, status: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a process to its end; fails if it takes 280 seconds.
+
+    Args:
+        command: The program and its arguments.
+        status: The required exit status; None for any.
+        options: Further arguments of `subprocess.run`.
+    """
+    done = subprocess.run(
+        [str(it) for it in command],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        **options,
+    )
+    assert status in (None, done.returncode), done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Waits until a condition is true; fails after a minute, or if `process` ends first."""
     deadline = time.monotonic() + 60

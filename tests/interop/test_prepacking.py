@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ import onnx
 import pytest
 from models import break_local_header, entry_of, further_model, runnable_model
 from onnx import TensorProto, helper, numpy_helper
+from processes import completed
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -306,7 +306,7 @@ def test_processes_map_the_packed_weights(tmp_path: Path) -> None:
     taken, outputs = [], []
     for file in (plain, path):
         command = [sys.executable, "-c", PROGRAM, str(small), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = completed(command, status=0)
         nbytes, output = done.stdout.split()
         taken.append(int(nbytes))
         outputs.append(float(output))
@@ -383,8 +383,7 @@ def test_other_versions_give_the_outputs_of_the_model(packed: Path, is_damaged: 
     for directory in runtimes:
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *sys.path])}
         command = [sys.executable, "-W", "ignore", "-c", OTHER_RUNTIME, str(packed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-        assert done.returncode == 0, done.stderr
+        done = completed(command, status=0, env=variables)
         version, named = done.stdout.split()
         assert version.startswith(f"{directory.name}.")
         compares = tuple(map(int, version.split(".")[:2])) >= (1, 32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from models import (
 )
 from onnx import TensorProto
 from pages import needs_smaps, require_slice_to_read_its_pages_alone
+from processes import completed
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeatureError
@@ -353,9 +353,7 @@ with onnxarchive.open(sys.argv[1]) as archive:
     print("copied", flush=True)
     archived.tensor(archive, "FLOAT").zero_()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-    )
+    done = completed([sys.executable, "-c", code, str(path)])
     assert done.stdout == "copied\n"
     assert done.returncode == -signal.SIGSEGV
     assert path.read_bytes() == before

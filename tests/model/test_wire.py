@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from onnx import (
     numpy_helper,
 )
 from outcomes import came, requires
+from processes import completed
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import schema, weights, wire
@@ -1032,7 +1032,7 @@ def test_stripping_does_not_touch_the_weights(tmp_path: Path, field: str) -> Non
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
     root = Path(wire.__file__).parents[2]
-    grown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    grown = completed(command, status=0, cwd=root).stdout
     assert int(grown) < 20 << 20
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from models import model_of, raw_tensor
 from onnx import TensorProto
+from processes import completed
 from sparse_files import convert_sparsely, external, require_room, write_data, write_model
 
 import onnxarchive
@@ -85,14 +85,7 @@ BEGINNING = """
 def measure(program: str, *arguments: Path) -> dict[str, int]:
     """Runs a program in a process; returns its figures in MiB."""
     code = textwrap.dedent(BEGINNING) + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed([sys.executable, "-c", code, *map(str, arguments)], status=0)
     found = {name: round(size / MIB) for name, size in json.loads(done.stdout).items()}
     print(found)  # noqa: T201
     return found

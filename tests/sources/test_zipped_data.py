@@ -7,7 +7,6 @@ import lzma
 import os
 import random
 import struct
-import subprocess
 import sys
 import textwrap
 import zlib
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from hypothesis import given, settings, strategies as st
 from outcomes import came, requires
+from processes import completed
 
 from onnxarchive.errors import (
     ArchiveError,
@@ -327,15 +327,11 @@ def test_a_deflate64_distance_before_the_beginning_is_an_error() -> None:
 
 def run(script: str, *arguments: str) -> str:
     """Runs a script with the tests' import path; returns its output."""
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        status=0,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

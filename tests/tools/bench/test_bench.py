@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from processes import started
+from processes import completed, started
 
 import onnxarchive
 from tools.bench import cases, inputs, process, report, run as bench, server
@@ -64,11 +64,8 @@ def run(path: Path, *arguments: str, sitecustomize: str = "") -> subprocess.Comp
     extra.mkdir(exist_ok=True)
     (extra / "sitecustomize.py").write_text(sitecustomize)
     places = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
+    done = completed(
         [sys.executable, TOOL, "--scale", str(SCALE), "--directory", work, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": places},
     )
     assert list(work.iterdir()) == []
@@ -123,12 +120,7 @@ def test_a_first_step_is_a_part_of_its_process(folder: Path) -> None:
 
 def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
     program = f"import sys; sys.path[0] = {os.fspath(TOOL.parents[2])!r}; import tools.bench.ways"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = completed([sys.executable, "-c", f"{program}; print(*sys.modules)"], status=0)
     heavy = {"numpy", "onnx", "onnxarchive", "dataclasses", "inspect", "json", "subprocess"}
     found = set(done.stdout.split())
     assert "tools.bench.ways" in found

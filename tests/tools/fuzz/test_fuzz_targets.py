@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import completed
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import wire
@@ -103,14 +103,10 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = [tmp_path / "input", tmp_path / "temporary"]
     before[0].write_bytes(seeds.archives()[-1])
     before[1].mkdir()
-    done = subprocess.run(
+    done = completed(
         [sys.executable, fuzz.__file__, "archive", "--reproduce", before[0]],
         env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(before[1]))},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "accepted\n"), done.stderr
     assert list(before[1].iterdir()) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models import break_local_header, entry_of, further_model, runnable_model
+from processes import completed
 
 import onnxarchive
 
@@ -47,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(program: Path, *arguments: object) -> tuple[float, int]:
     """The sum that the program prints, and its anonymous memory in bytes."""
     command = [str(program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = completed(command, status=0)
     kinds = dict(line.split(":", 1) for line in done.stderr.splitlines())
     return float(done.stdout), int(kinds["RssAnon"].split()[0]) << 10
 
@@ -86,8 +87,7 @@ def test_the_recipe_names_file_and_fault(program: Path, path: Path, tmp_path: Pa
         ([os.devnull], f"{os.devnull}: no regular file"),
     ):
         command = [str(program), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
+        done = completed(command, status=1)
         assert done.stderr.startswith(message)
 
 

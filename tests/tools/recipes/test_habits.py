@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from models import flip_byte, runnable_model
 from onnx import TensorProto, helper
+from processes import completed
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -54,7 +55,7 @@ def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         options = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]
         command = ["git", *options, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        done = completed(command, status=0, cwd=tmp_path)
         return done.stdout
 
     git("init")

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from models import run_python
 from onnx import numpy_helper
+from processes import completed
 
 import onnxarchive
 
@@ -93,10 +94,7 @@ def test_transformers_js_gives_the_logits_of_onnx_runtime(source: Path, reposito
     if shutil.which("node") is None or not (RECIPE / "node_modules").exists():
         pytest.skip("npm install in the recipe's directory brings transformers.js")
     command = ["node", str(RECIPE / "run.mjs"), repository.name, "the cat sat"]
-    done = subprocess.run(
-        command, cwd=repository.parent, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed(command, status=0, cwd=repository.parent)
     expected = logits_of(ort.InferenceSession(source / "model.onnx"))
     np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import onnx
 import pytest
 from models import run_python
 from onnx import TensorProto, helper, numpy_helper
+from processes import completed
 
 import onnxarchive
 
@@ -27,13 +27,7 @@ def run_recipe(name: str, *arguments: object, needs: tuple[str, ...] = ()) -> st
     """Runs a recipe, which must succeed; returns its output."""
     for library in ("onnxruntime", *needs):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    done = subprocess.run(
-        [sys.executable, RECIPES / name, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed([sys.executable, RECIPES / name, *map(str, arguments)], status=0)
     return done.stdout
 
 
@@ -140,7 +134,6 @@ def test_a_tokenizer_comes_with_its_model(tmp_path: Path) -> None:
 def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -> None:
     pytest.importorskip(needs)
     command = [sys.executable, str(RECIPES / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    done = completed(command, status=1)
     assert f"\npython {Path(name).name} " in done.stderr
     assert "Traceback" not in done.stderr

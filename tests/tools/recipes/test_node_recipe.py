@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models import entry_of, flip_byte, further_model, runnable_model
+from processes import completed
 
 import onnxarchive
 
@@ -30,9 +31,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def run_node(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["node", *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    return completed(["node", *arguments], cwd=cwd)
 
 
 @pytest.mark.parametrize("model", ["", "further"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from models import weight_model
+from processes import completed
 
 import onnxarchive
 
@@ -39,9 +40,7 @@ def make_keys(directory: Path) -> tuple[Path, Path]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, RECIPE, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    return completed([sys.executable, RECIPE, *map(str, arguments)])
 
 
 def test_a_signature_is_of_these_bytes_by_this_key(tmp_path: Path) -> None:

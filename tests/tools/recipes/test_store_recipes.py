@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from models import weight_model
 from object_servers import S3Server, s3_server
+from processes import completed
 
 import onnxarchive
 
@@ -34,14 +34,11 @@ def run_recipe(server: S3Server, name: str, *arguments: str, status: int = 0) ->
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "SECRET",
     }
-    done = subprocess.run(
+    done = completed(
         [sys.executable, RECIPES / name, *arguments],
-        capture_output=True,
-        text=True,
+        status=status,
         env={**os.environ, **environment},
-        check=False,
     )
-    assert done.returncode == status, done.stderr
     assert "SECRET" not in done.stdout + done.stderr
     return done.stdout
 
