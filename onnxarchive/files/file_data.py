@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from onnxarchive.errors import ArchiveFormatError, naming, with_path
 from onnxarchive.files.beneath import Root
@@ -17,8 +16,6 @@ from onnxarchive.files.data import Data, Stored, pieces
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
-
-_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class FileData:
     def __iter__(self) -> Iterator[memoryview]:
         with self._opened() as file:
             if file.is_mapped:
-                return pieces(self._all_of(file.view(self.offset, self.nbytes), file))
+                return pieces(file.view(self.offset, self.nbytes))
         return self._read_pieces()
 
     def _read_pieces(self) -> Iterator[memoryview]:
@@ -100,14 +97,11 @@ class FileData:
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a view of a map, or of a copy if the system refuses to map the file.
-
-        Raises:
-            ArchiveFormatError: The file was truncated, or another file has its path.
-            OSError: The file cannot be opened any more.
-        """
+        """The bytes as a view of a map, or of a copy if the system refuses to map the file."""
         with self._opened() as file:
-            return self._all_of(file.view(self.offset, self.nbytes), file)
+            view = file.view(self.offset, self.nbytes)
+            self._require_all(view.nbytes, file)
+            return view
 
     def read(self) -> bytes:
         """The bytes as a copy, read without a map.
@@ -117,7 +111,7 @@ class FileData:
             OSError: The file cannot be opened or read any more.
         """
         with self._opened() as file:
-            return self._all_of(file.read(self.offset, self.nbytes), file)
+            return self.read_from(file)
 
     def head(self, nbytes: int) -> bytes:
         """The first `nbytes` bytes, or all if there are fewer; see `read`."""
@@ -140,10 +134,13 @@ class FileData:
                 whole = file.read(self.offset + begin, end - begin)
                 if len(whole) == end - begin:
                     return [whole[start - begin : start - begin + size] for start, size in ranges]
-            return [
-                self.part(start, size)._all_of(file.read(self.offset + start, size), file)
-                for start, size in ranges
-            ]
+            return [self.part(start, size).read_from(file) for start, size in ranges]
+
+    def read_from(self, file: MappedFile) -> bytes:
+        """As `read`, from the file that is open already."""
+        copy = file.read(self.offset, self.nbytes)
+        self._require_all(len(copy), file)
+        return copy
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
@@ -152,10 +149,6 @@ class FileData:
             if file.identity != self.identity:
                 raise ArchiveFormatError("the file was replaced after it was opened")
             yield file
-
-    def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
-        self._require_all(len(found), file)
-        return found
 
     def _require_all(self, nbytes: int, file: MappedFile) -> None:
         if nbytes != self.nbytes:

@@ -119,11 +119,7 @@ class MappedFile(File, Work):
             return os.fstat(self.fileno())
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets `path` and `absolute_path`.
-
-        For its temporary file, `Replacement` sets the path of the target, so that errors name the
-        target.
-        """
+        """Sets the paths, as `Replacement` does, so that errors name the target."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -164,11 +160,7 @@ class MappedFile(File, Work):
             yield
 
     def require_writable(self) -> None:
-        """Refuses a file without write permission.
-
-        Raises:
-            OSError: The file cannot be opened for writing, or is open only for reading.
-        """
+        """Refuses a file that cannot be opened for writing, or is open only for reading."""
         _Descriptor(_open(self.absolute_path, None, is_writable=True)[0])
         if not self._is_writable:
             raise PermissionError(
@@ -176,21 +168,14 @@ class MappedFile(File, Work):
             )
 
     def reopened(self) -> MappedFile:
-        """A new object for the same open file, with the file's present size and a new map.
-
-        Both objects share one lock.
-        """
+        """Another object for the open file, with its present size, a new map, and the same lock."""
         with naming(self.path):
             file = MappedFile(self.path, descriptor=os.dup(self.fileno()))
         file.absolute_path = self.absolute_path
         return file
 
     def read(self, offset: int, size: int) -> bytes:
-        """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
-
-        Raises:
-            OSError: The read failed; the error names the file.
-        """
+        """See `File.read`."""
         try:
             part = self._read_once(offset, min(size, _READ_SIZE))
             if len(part) == size:
@@ -246,11 +231,7 @@ class MappedFile(File, Work):
             del descriptor  # else the traceback of a kept error would keep the file open
 
     def flush(self) -> None:
-        """Reports writes that failed late, as NFS does when a descriptor is closed.
-
-        Raises:
-            OSError: Bytes were lost; the error names the file.
-        """
+        """Raises the OSError of writes that failed late, as on NFS when a descriptor is closed."""
         with naming(self.path):
             os.close(os.dup(self.fileno()))
 
@@ -276,14 +257,7 @@ class MappedFile(File, Work):
         return not self._is_refused
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """A read-only view of bytes of the mapped file; the map is closed with the last view.
-
-        If the system refuses to map the file, the view is of a copy of up to 2 GiB.
-
-        Raises:
-            ArchiveFormatError: The file was truncated after it was opened.
-            OSError: The file cannot be mapped, and the bytes are too many for a copy.
-        """
+        """See `File.view`; the map is closed with the last view, and a copy has up to 2 GiB."""
         end = self.size if nbytes is None else offset + nbytes
         if not self.is_mapped and end - offset <= _MAX_COPIED:
             return memoryview(self.read(offset, end - offset))
@@ -398,22 +372,10 @@ def opened(
     is_writable: bool | None = False,
     timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[MappedFile]:
-    """Opens a file and locks it during a block.
+    """Opens a file and locks it during a block; for arguments and errors see `MappedFile`.
 
     If another file gets the path during the wait for the lock, the new file is opened. If the block
     raises, the file is closed; otherwise it remains open.
-
-    Args:
-        path: The file.
-        rule: See `MappedFile`.
-        is_exclusive: See `MappedFile.locked`.
-        is_writable: See `MappedFile`.
-        timeout: See `MappedFile.locked`.
-
-    Raises:
-        ArchiveFormatError: The file is no regular file.
-        LockedError: See `MappedFile.locked`.
-        OSError: The file cannot be opened, or not locked exclusively.
     """
     while True:
         file = MappedFile(path, rule=rule, is_writable=is_writable)
@@ -450,16 +412,7 @@ def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, b
 
 
 def make_file(path: str, mode: int = 0o666) -> MappedFile:
-    """Creates a file and opens it for reading and writing.
-
-    Args:
-        path: The file.
-        mode: Permission bits of the file before the umask.
-
-    Raises:
-        FileExistsError: The path exists.
-        OSError: The file cannot be created.
-    """
+    """Creates a file and opens it for reading and writing; `mode` is that before the umask."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return MappedFile(path, descriptor=os.open(path, flags, mode))
 
@@ -517,11 +470,7 @@ class PositionalWriter:
 
 
 def kind_of(mode: int) -> str:
-    """The kind of a file that is not regular, for messages.
-
-    Args:
-        mode: The file's `st_mode`.
-    """
+    """The kind of a file that is not regular, by its `st_mode`, for messages."""
     return next((name for test, name in _KINDS if test(mode)), "another kind")
 
 

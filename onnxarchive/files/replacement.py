@@ -420,13 +420,7 @@ def replacing(
     *,
     timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[Replacement]:
-    """Commits a `Replacement` when the block ends, or discards it if the block raises.
-
-    Args:
-        path: The target.
-        require: See `Replacement.commit`.
-        timeout: See `Replacement`.
-    """
+    """Commits a `Replacement` when the block ends, or discards it if the block raises."""
     replacement = Replacement(path, timeout=timeout)
     try:
         yield replacement

@@ -96,10 +96,10 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
     copy_offset = position - (old_size - offset)
     if not (offset <= old_size <= copy_offset and old_size - offset <= MAX_END_NBYTES):
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in file.pieces(copy_offset, old_size - offset):
-        found.update(piece)
-    return UnfinishedEdit(offset, old_size, copy_offset) if found.digest() == checksum else None
+        digest.update(piece)
+    return UnfinishedEdit(offset, old_size, copy_offset) if digest.digest() == checksum else None
 
 
 def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
@@ -119,9 +119,11 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
     if not file.has_zeros_alone(old_size, position - old_size):
         return None
     for piece in _log(file, edit):
-        found = np.frombuffer(file.read(position, len(piece)), np.uint8)
+        read = np.frombuffer(file.read(position, len(piece)), np.uint8)
         expected = np.frombuffer(piece, np.uint8)
-        if len(found) != len(piece) or (found * (found != expected)).any():
+        # A byte that is neither the log's nor 0 was written by somebody else: what follows the
+        # archive is theirs, and not a log that may be cut off.
+        if len(read) != len(piece) or (read * (read != expected)).any():
             return None
         position += len(piece)
     return edit

@@ -298,19 +298,19 @@ class Archive(Closing):
                 "file object or at a URL; open it in the process that uses it"
             )
         file.fileno()  # raises if the file is closed
-        return type(self)._reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
-
-    @classmethod
-    def _reopened(cls, path: str, max_model_nbytes: int, model: str) -> Archive:
-        """Opens an archive that was pickled."""
-        with opened_archive(path, rule="FILE-1") as file:
-            return cls(file, max_model_nbytes, model)
+        return _reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
 
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
+
+
+def _reopened(path: str, max_model_nbytes: int, model: str) -> Archive:
+    """Opens an archive that was pickled."""
+    with opened_archive(path, rule="FILE-1") as file:
+        return Archive(file, max_model_nbytes, model)
 
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:

@@ -118,6 +118,7 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
         return EMPTY._replace(is_whole=is_whole)
+    # Some zip readers add the number of bytes before the first entry to each offset, others do not.
     if listed[0].header_offset not in (0, None):
         report.broken(
             "ZIP-1",
