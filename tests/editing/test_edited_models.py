@@ -133,16 +133,14 @@ def test_the_n_th_equal_tensor_of_an_added_model_takes_the_n_th_equal_entry(path
 
 
 def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> None:
-    before = pair.read_bytes()
     edits: list[Callable[..., None]] = [
         lambda **options: replace_model(pair, of(z=A), name="decoder", **options),
         lambda **options: remove_model(pair, "decoder", **options),
         lambda **options: change_model(pair, lambda _: of(z=A), name="decoder", **options),
     ]
     for edit in edits:
-        with pytest.raises(ValueError, match=r"would use 'c'; compact=True"):
+        with refused(pair, ValueError, r"would use 'c'; compact=True"):
             edit()
-        assert pair.read_bytes() == before
     edits[0](compact=True)
     assert pair.read_bytes() == saved(ENCODER, models={"decoder": of(z=A)}, assets={"x": b"y"})
     with pytest.raises(ValueError, match="would use 'b'"):
@@ -224,16 +222,14 @@ def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: dict[str, Any]) 
 
 
 def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
-    before = pair.read_bytes()
     error = "other than the default one, got .*; assign another model"
-    with pytest.raises(ValueError, match=error):
+    with refused(pair, ValueError, error):
         remove_model(pair, "")
-    with pytest.raises(ValueError, match=error):
+    with refused(pair, ValueError, error):
         rename_model(pair, "", "x")
     for new in ("", "decoder"):
-        with pytest.raises(ValueError, match="expected an id that no model has"):
+        with refused(pair, ValueError, "expected an id that no model has"):
             rename_model(pair, "decoder", new)
-    assert pair.read_bytes() == before
 
 
 def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:

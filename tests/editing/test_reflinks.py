@@ -29,6 +29,7 @@ from onnxarchive.errors import ArchiveError
 from onnxarchive.files import filesystem, undo
 from onnxarchive.files.filesystem import clone
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.model import tensors
 
 MIB = 1 << 20
 WEIGHTS = 16  # of 4 MiB each
@@ -83,13 +84,10 @@ def original(disk: Path) -> Path:
     """An archive of 64 MiB; tests take clones of it."""
     path = disk / "original"
     data = np.random.default_rng(0).bytes(WEIGHTS * ELEMENTS * 4)
-    filled = model_of()
-    filled.doc_string = "old"
-    for index in range(WEIGHTS):
+    filled = model()
+    for index, tensor in enumerate(filled.graph.initializer):
         raw_data = data[index * ELEMENTS * 4 : (index + 1) * ELEMENTS * 4]
-        filled.graph.initializer.add(
-            name=f"w{index}", data_type=TensorProto.FLOAT, dims=[ELEMENTS], raw_data=raw_data
-        )
+        tensors.set_raw_data(tensor, raw_data)
     onnxarchive.save(filled, path)
     return path
 
@@ -144,19 +142,14 @@ CHANGES: dict[str, Callable[[Path, bool], None]] = {
 changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 
 
-def in_place(path: Path, change: Callable[[Path, bool], None]) -> None:
-    """Makes a change as it is made where blocks cannot be shared."""
-    with patch.object(filesystem, "clone", return_value=False):
-        change(path, False)
-
-
 @pytest.mark.parametrize("copy", [False, True])
 @changes
 def test_a_change_makes_a_new_file_that_shares_its_blocks_with_the_old_one(
     archive: Path, change: Callable[[Path, bool], None], copy: bool
 ) -> None:
     expected = cloned(archive, archive.with_name("expected"))
-    in_place(expected, change)
+    with patch.object(filesystem, "clone", return_value=False):
+        change(expected, False)
     archive.chmod(0o640)
     before = archive.stat()
     content = archive.read_bytes()
