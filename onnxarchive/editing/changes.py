@@ -150,8 +150,9 @@ class Changes:
 
     def draft(self, id: str) -> Draft:
         """The model with this id; a ModelNotFoundError if there is none."""
-        with with_path(self.archive.path):
-            require_model(sorted(self.drafts), id)
+        if id not in self.drafts:
+            with with_path(self.archive.path):
+                require_model(sorted(self.drafts), id)
         return self.drafts[id]
 
     def data(self, ref: TensorRef) -> Data:
