@@ -116,63 +116,57 @@ def diff(
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
         ChecksumError: The bytes of a model do not match their CRC-32.
         ModelNotFoundError: An archive has no model of this id.
-        UnfinishedEditError: An edit of an archive was interrupted.
         OSError: A file cannot be opened or read.
 
     Example:
         for section, changes in onnxarchive.diff("model.onnxa", "other.onnxa").sections.items():
             print(section, [(change.kind, change.name) for change in changes])
     """
-    given = model or ""
-    one = _open(Location.of(path, **access), given, full)
-    with one as archive, _open(Location.of(other, **access), given, full) as other_archive:
-        pair = archive.models, other_archive.models
-        ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
-        ones, others = (
-            _contents(it, ids, it.assets if model is None else ())
-            for it in (archive, other_archive)
-        )
+    locations = Location.of(path, **access), Location.of(other, **access)
+    with _open(locations[0], model) as one, _open(locations[1], model) as two:
+        archives = one, two
+        ids = [id for id in one.models if id in two.models] if model is None else [model]
+        contents = [
+            _contents(archive, ids, archive.assets if model is None else ()) for archive in archives
+        ]
         if full:
-            _compare_bytes(ones.distinct(), others.distinct(), progress)
+            _compare_bytes(contents[0].distinct(), contents[1].distinct(), progress)
         sections: dict[str, tuple[Change, ...]] = {}
         for id in ids:
-            described = (
-                _described_model(models[id], contents.tensors[id], stack_traces)
-                for models, contents in zip(pair, (ones, others), strict=True)
-            )
+            described = [
+                _described_model(archive.models[id], each.tensors[id], stack_traces)
+                for archive, each in zip(archives, contents, strict=True)
+            ]
             prefix = f"{id}/" if id and model is None else ""
-            found = _model_changes(*described)
-            sections |= {prefix + section: changes for section, changes in found.items()}
+            changes = _model_changes(*described)
+            sections |= {prefix + section: changes[section] for section in changes}
         if model is None:
-            sections["models"] = _missing_models(*pair)
-            sections["assets"] = _asset_changes(ones.assets, others.assets)
-        return Difference(archive.path, other_archive.path, sections)
+            sections["models"] = _missing_models(one.models, two.models)
+            sections["assets"] = _asset_changes(*(each.assets for each in contents))
+        return Difference(one.path, two.path, sections)
 
 
-def _open(location: Location, model: str, full: bool) -> Archive:
-    """Opens an archive."""
+def _open(location: Location, model: str | None) -> Archive:
+    """Opens an archive, without downloading it into a cache."""
     with opened(location) as file:
-        return Archive(file, model=model)
+        return Archive(file, model=model or "")
 
 
 def _missing_models(
-    ones: Mapping[str, onnx.ModelProto], others: Mapping[str, onnx.ModelProto]
+    models: Mapping[str, onnx.ModelProto], others: Mapping[str, onnx.ModelProto]
 ) -> tuple[Change, ...]:
     """The models that only one of two archives has."""
-    texts = [{id: describe(model.graph) for id, model in it.items()} for it in (ones, others)]
-    return tuple(
-        Change(id, texts[0].get(id), texts[1].get(id))
-        for id in {**ones, **others}
-        if id not in ones or id not in others
-    )
+    removed = (Change(id, describe(models[id].graph), None) for id in models if id not in others)
+    added = (Change(id, None, describe(others[id].graph)) for id in others if id not in models)
+    return (*removed, *added)
 
 
 def _asset_changes(
-    ones: Mapping[str, _Content], others: Mapping[str, _Content]
+    assets: Mapping[str, _Content], others: Mapping[str, _Content]
 ) -> tuple[Change, ...]:
     changes: list[Change] = []
-    for path in {**ones, **others}:
-        texts = ([str(it[path])] if path in it else [] for it in (ones, others))
+    for path in {**assets, **others}:
+        texts = [[str(each[path])] if path in each else [] for each in (assets, others)]
         changes += value_changes(path, *texts)
     return tuple(changes)
 
@@ -208,29 +202,31 @@ class _Contents:
 
     def distinct(self) -> list[_Content]:
         """All contents, tensors first; contents that several models share occur once."""
-        found = [it for contents in self.tensors.values() for it in contents.values()]
-        found += self.assets.values()
-        return [*{id(content): content for content in found}.values()]
+        contents = [content for group in self.tensors.values() for content in group.values()]
+        contents += self.assets.values()
+        return [*{id(content): content for content in contents}.values()]
 
 
 def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
     """The contents of some models and assets of an archive."""
-    shared = cache(partial(_entry_content, archive))
-    found: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
-    for id, contents in found.items():
+
+    @cache
+    def entry_content(name: str) -> _Content:
+        entry = archive.entries[name]
+        return _Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
+
+    by_id: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
+    for id, contents in by_id.items():
         keys = {ref.path: key for key, ref in archive.contents.models[id].refs.items()}
         for ref in tensors.walk(archive.models[id]):
             if ref.path in keys:
-                contents[ref.path] = shared(keys[ref.path])
+                contents[ref.path] = entry_content(keys[ref.path])
             elif tensors.stored_type(ref.tensor) is not None:
                 with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
-                    contents[ref.path] = _inner_content(ref)
-    return _Contents(found, {path: _entry_content(archive, ASSET_PREFIX + path) for path in assets})
-
-
-def _entry_content(archive: Archive, name: str) -> _Content:
-    entry = archive.entries[name]
-    return _Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
+                    data = tensors.raw_data(ref)
+                    pieces = partial(_inner_pieces, ref)
+                    contents[ref.path] = _Content(data.nbytes, checksum(data), pieces)
+    return _Contents(by_id, {path: entry_content(ASSET_PREFIX + path) for path in assets})
 
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
@@ -251,11 +247,6 @@ def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
         yield piece
 
 
-def _inner_content(ref: TensorRef) -> _Content:
-    data = tensors.raw_data(ref)
-    return _Content(data.nbytes, checksum(data), partial(_inner_pieces, ref))
-
-
 def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
     data = tensors.raw_data(ref)
     for offset in range(0, data.nbytes, _PIECE_SIZE):
@@ -263,17 +254,18 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 
 
 def _compare_bytes(
-    ones: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
+    contents: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
 ) -> None:
     """Compares bytes where size and CRC-32 are equal.
 
     All contents of one size and CRC-32 are compared with the first such content. `sha256` is set
     for every content whose bytes differ from those of the first.
     """
-    common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
+    keys = ({(content.nbytes, content.crc32) for content in all} for all in (contents, others))
+    common = set.intersection(*keys)
     firsts: dict[tuple[int, int], _Content] = {}
     pairs = []
-    for content in (*ones, *others):
+    for content in (*contents, *others):
         key = content.nbytes, content.crc32
         if key in common and firsts.setdefault(key, content) is not content:
             pairs.append((firsts[key], content))
@@ -296,7 +288,7 @@ def _described_model(
         contents: The contents of tensors by path.
         stack_traces: False to leave out the stack traces in the metadata of nodes.
     """
-    copy = with_locations(model, {path: str(it) for path, it in contents.items()})
+    copy = with_locations(model, {path: str(content) for path, content in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):
         metadata = node.metadata_props  # type: ignore[attr-defined]
         tensors.remove(metadata, [text(pair.key).endswith(_STACK_TRACE) for pair in metadata])
@@ -308,7 +300,7 @@ def _model_changes(one: onnx.ModelProto, other: onnx.ModelProto) -> dict[str, tu
     sections = {}
     fields: list[Change] = []
     for kind in ("input", "output"):
-        names = [[value.name for value in getattr(it.graph, kind)] for it in (one, other)]
+        names = [[value.name for value in getattr(model.graph, kind)] for model in (one, other)]
         if Counter(names[0]) == Counter(names[1]):
             fields += value_changes(f"graph: order of {kind}s", *names)
     for lists, messages in ((_OF_GRAPH, (one.graph, other.graph)), (_OF_MODEL, (one, other))):

@@ -159,17 +159,17 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
 def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, int]:
     """Index of each message by name: `x`, a second `x` is `x[1]`, an unnamed node `node[0]`."""
     counts: Counter[str] = Counter()
-    found: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for index, message in enumerate(messages):
         name = "" if prefix and field in _POSITIONAL else _name(message)
         key = f"{prefix}{name}" if name else field
         if counts[name] or not name:
             key += f"[{counts[name]}]"
-        while key in found:  # another message has this name
+        while key in indices:  # another message has this name
             key += "'"
-        found[key] = index
+        indices[key] = index
         counts[name] += 1
-    return found
+    return indices
 
 
 def _name(message: Any) -> str:
