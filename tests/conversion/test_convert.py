@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from limits import limited
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -582,13 +583,8 @@ def test_progress_goes_up_to_all_bytes(path: Path, output: Callable[..., None]) 
 @pytest.mark.parametrize("limit", [0, 5000, 15_000])
 def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], limit: int) -> None:
     onnxarchive.save(model_of(*(raw_tensor(n, dims=(4000,)) for n in "abc")), path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            output(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match="File too large"):
+        output(path)
     assert _left(path) == {}
 
 
@@ -819,11 +815,7 @@ def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
         model.graph.node.append(node(attribute("value", t=located)))
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 75, limits[1]))
-    try:
+    with limited(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 75):
         onnxarchive.convert(path, tmp_path / "model.onnxa")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     found = onnxarchive.load(tmp_path / "model.onnxa")
     assert [it.attribute[0].t for it in found.graph.node] == tensors

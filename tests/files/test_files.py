@@ -7,15 +7,16 @@ import errno
 import os
 import socket
 import sys
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from models import open_below
+from processes import at_once
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
 from onnxarchive.files import file as file_module, filesystem, locking
@@ -169,11 +170,7 @@ def test_threads_that_read_at_once_get_their_own_bytes(source: Path, reading: st
                 wrong.append(offset)
 
     with MappedFile(source) as file:
-        threads = [threading.Thread(target=read, args=(file, start)) for start in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(partial(read, file, start) for start in range(8))
     assert wrong == []
 
 

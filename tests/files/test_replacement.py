@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import limited
 from models import model_of, open_below, raw_tensor
 from processes import completed
 
@@ -703,10 +704,8 @@ def test_without_descriptors_for_its_files_no_directory_is_left(
     target = tmp_path / "target"
     if is_there:
         target.mkdir()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        stack.enter_context(limited(resource.RLIMIT_NOFILE, 256))
         spare = [stack.enter_context(open(os.devnull)) for _ in range(free + is_there)]
         with contextlib.suppress(OSError):
             while True:

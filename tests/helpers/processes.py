@@ -1,4 +1,4 @@
-"""Starts processes for tests, and waits for them."""
+"""Starts processes and threads for tests, and waits for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -68,6 +69,15 @@ def completed(
     )
     assert status in (None, done.returncode), done.stdout[-4000:] + done.stderr[-4000:]
     return done
+
+
+def at_once(calls: Iterable[Callable[[], object]]) -> None:
+    """Makes calls in a thread each, and waits for all."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:

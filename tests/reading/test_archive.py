@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto, numpy_helper
+from processes import at_once
 
 import onnxarchive
 from onnxarchive import (
@@ -831,11 +833,7 @@ def test_threads_may_read_at_once(path: Path) -> None:
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(partial(read, seed) for seed in range(8))
     assert errors == []
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import onnx
 import pytest
 from findings import Findings
 from models import break_local_header, entry_of
+from processes import at_once
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
@@ -120,11 +120,7 @@ def test_threads_that_read_all_tensors_agree_on_the_broken_one(path: Path) -> No
                     found.append(name)
             refused.append(found)
 
-        threads = [threading.Thread(target=read) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(read for _ in range(4))
     assert refused == [["w77"]] * 4
 
 

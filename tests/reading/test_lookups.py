@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from processes import at_once
 from steps import steps
 
 import onnxarchive
@@ -52,11 +53,7 @@ def test_threads_that_look_up_in_order_get_the_same_arrays(path: Path) -> None:
     sys.setswitchinterval(1e-6)
     try:
         with onnxarchive.open(path) as archive:
-            threads = [threading.Thread(target=look_up, args=(archive,)) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            at_once(partial(look_up, archive) for _ in range(4))
     finally:
         sys.setswitchinterval(switch_interval)
     assert not wrong

@@ -8,9 +8,9 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from commands import run
 from models import entry_of, run_python, runnable_model
 from mounts import attempt, mounted
 from obstore.store import LocalStore, MemoryStore
-from processes import started
+from processes import at_once, started
 from remote_archives import PATH, a_model, an_archive, arrays_of, require_equal, with_byte_flipped
 from remote_files import DATA, PLACE, SIZE, STEM, URL, Remote, opened, require_right
 from web_server import WebServer
@@ -435,11 +435,7 @@ def test_threads_download_once(directory: Path) -> None:
         origin = SimpleNamespace(is_known=True, place=PLACE)
         patch.setattr(cache, "origin_of", lambda *_: origin)
         patch.setattr(cache, "open_origin", lambda *_: next(waiting))
-        threads = [threading.Thread(target=read, args=(it,)) for it in remotes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(partial(read, it) for it in remotes)
     assert found == [True] * 6
     assert sum(remote.nbytes_asked for remote in remotes) == SIZE
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
+from limits import limited
 from models import (
     attribute,
     entry_of,
@@ -286,12 +287,8 @@ def test_a_model_behind_a_link_to_its_directory_is_found(tmp_path: Path) -> None
 def test_many_more_data_files_than_may_be_open_are_read(tmp_path: Path) -> None:
     model = model_of(*(raw_tensor(f"w{index}", dims=(300,)) for index in range(150)))
     _a_file_a_tensor(tmp_path / "m.onnx", onnx.ModelProto.FromString(model.SerializeToString()))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-    try:
+    with limited(resource.RLIMIT_NOFILE, 100):
         onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert onnxarchive.load(tmp_path / "m.onnxa") == model
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -8,7 +7,7 @@ import os
 import resource
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from limits import limited
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -431,17 +431,6 @@ def _divide(done: int, total: int) -> None:
     _ = done // 0
 
 
-@contextlib.contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """No file gets larger than this; a write that would fails as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def _with_tensor(tensor: TensorProto) -> onnx.ModelProto:
     good = [raw_tensor(f"w{index}", dims=(1000,)) for index in range(4)]
     return model_of(*good[:2], tensor, *good[2:])
@@ -594,7 +583,7 @@ def test_a_full_disk_leaves_nothing_and_an_existing_target_alone(
     assert len(saved(_good)) > 20_000
     if existing is not None:
         target.write_bytes(existing)
-    with file_size_limit(limit), pytest.raises(OSError, match="File too large"):
+    with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match="File too large"):
         onnxarchive.save(_good, target)
     assert _good.SerializeToString(deterministic=True) == before
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [existing] * (existing is not None)
@@ -675,12 +664,8 @@ def test_assets_may_be_many_more_than_files_may_be_open(tmp_path: Path, target: 
     for index in range(150):
         paths[f"a{index}"] = tmp_path / f"a{index}"
         paths[f"a{index}"].write_bytes(b"%d" % index)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
-    try:
+    with limited(resource.RLIMIT_NOFILE, 100):
         onnxarchive.save(model_of(raw_tensor("w")), target, assets=paths)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     with onnxarchive.open(target) as archive:
         assert len(archive.assets) == 150
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from limits import limited
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -529,15 +530,10 @@ write()
 
 
 def test_a_full_disk_during_finish_leaves_nothing(path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                writer.finish(model_of(raw_tensor("v", dims=(5000,))))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with limited(resource.RLIMIT_FSIZE, 3000), pytest.raises(OSError, match="File too large"):
+            writer.finish(model_of(raw_tensor("v", dims=(5000,))))
     assert _left(path) == []
 
 
@@ -545,18 +541,13 @@ def test_a_full_disk_during_finish_leaves_nothing(path: Path) -> None:
 def test_a_full_disk_during_add_never_makes_a_broken_archive(path: Path, kind: str) -> None:
     # The caller catches the error, frees some space and goes on.
     big = np.zeros(100_000, np.float32)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):  # noqa: PT012
-                if kind == "tensor":
-                    writer.add("big", big)
-                else:
-                    writer.add_asset("big", big.data)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with limited(resource.RLIMIT_FSIZE, 50_000), pytest.raises(OSError, match="File too large"):  # noqa: PT012
+            if kind == "tensor":
+                writer.add("big", big)
+            else:
+                writer.add_asset("big", big.data)
         try:
             writer.add("v", WEIGHT)
             writer.finish(model_of())
