@@ -178,20 +178,11 @@ def pairs(
 
 
 def add_model(command: argparse.ArgumentParser, action: str, *, default: str | None = "") -> None:
-    """Adds the option that chooses a model."""
     help = f"{action}; 'onnxarchive models' lists the ids"
     add_arguments(command, {"--model ID": help}, default=default)
 
 
-def add_bytes(
-    command: argparse.ArgumentParser, name: str, help: str, *, default: int | None = None
-) -> None:
-    """Adds an option for a number of bytes."""
-    add_arguments(command, {f"{name} BYTES": help}, type=int, default=default)
-
-
 def add_jobs(command: argparse.ArgumentParser) -> None:
-    """Adds the option for the number of threads or processes."""
     add_arguments(command, {"--jobs N": "use N cores (default: all)"}, type=_positive)
 
 
@@ -203,14 +194,12 @@ def _positive(text: str) -> int:
 
 
 def add_copy(command: argparse.ArgumentParser) -> None:
-    """Adds the options of commands that edit an archive."""
     help = "write a new file; needed if ARCHIVE is a symbolic link or has further hard links"
     add_arguments(command, {"--copy": help})
     add_timeout(command)
 
 
 def add_timeout(command: argparse.ArgumentParser) -> None:
-    """Adds the option for the longest wait for a lock."""
     help = (
         "wait at most this long while other processes open or edit the archive (default: "
         "%(default)s; inf: without limit)"

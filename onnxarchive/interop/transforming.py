@@ -20,16 +20,15 @@ from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, tensors, walking
+from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive, complete_model, open
 from onnxarchive.reading.linked_models import is_unread, linked_model
-from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
 from onnxarchive.writing.stored_entries import archive_options, save_referring
-from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]
 
@@ -117,24 +116,17 @@ def transform(
     """
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
-    options = WriteOptions(
-        size_threshold=DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold,
-        alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
-        assets=assets,
-        progress=progress,
-    )
-    require_no_input(destination, options.asset_files)
-    # The function may take long, so the destination and assets are checked first.
-    open_assets(assets)
-    Replacement(destination).discard()
     with open(path, model=model) as archive, with_path(path):
-        own = archive_options(archive, archive.models, size_threshold, convert_attribute)
         options = replace(
-            options,
-            size_threshold=own.size_threshold,
-            alignment=own.alignment if alignment is None else alignment,
-            convert_attribute=own.convert_attribute,
+            archive_options(archive, archive.models, size_threshold, convert_attribute),
+            alignment=archive.alignment if alignment is None else alignment,
+            assets=assets,
+            progress=progress,
         )
+        require_no_input(destination, options.asset_files)
+        # The function may take long, so the destination and assets are checked first.
+        open_assets(assets)
+        Replacement(destination).discard()
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 

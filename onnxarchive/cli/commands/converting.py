@@ -30,7 +30,6 @@ from onnxarchive.cli.parser import (
     REPEATED,
     access,
     add_arguments,
-    add_bytes,
     add_command,
     add_force,
     add_jobs,
@@ -65,12 +64,13 @@ def add_convert(commands: Any) -> None:
     add_arguments(command, {"--output-dir DIR": help})
     add_jobs(command)
     help = "store initializers of this size or more outside the model (default %(default)s)"
-    add_bytes(command, "--size-threshold", help, default=DEFAULT_SIZE_THRESHOLD)
+    threshold = {"--size-threshold BYTES": help}
+    add_arguments(command, threshold, type=int, default=DEFAULT_SIZE_THRESHOLD)
     help = (
         "begin the data of every entry at a multiple of BYTES, a power of two from 64 to 32768 "
         "(default %(default)s)"
     )
-    add_bytes(command, "--alignment", help, default=layout.MIN_ALIGNMENT)
+    add_arguments(command, {"--alignment BYTES": help}, type=int, default=layout.MIN_ALIGNMENT)
     add_arguments(
         command,
         {

@@ -13,7 +13,6 @@ from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     REPEATED,
     add_arguments,
-    add_bytes,
     add_command,
     add_copy,
     add_model,
@@ -67,7 +66,7 @@ def add_replace_model(commands: Any) -> None:
     help = "the id of the model to replace; an unknown id adds a model"
     add_arguments(command, {"--name ID": help}, default="")
     help = "store initializers of this size or more outside the model (default: as in the archive)"
-    add_bytes(command, "--size-threshold", help)
+    add_arguments(command, {"--size-threshold BYTES": help}, type=int)
     _add_edit_options(command)
 
 
