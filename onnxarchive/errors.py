@@ -8,6 +8,7 @@ missing library is an `ImportError` that says how to install it.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -47,6 +48,7 @@ __all__ = [
     "ModelNotFoundError",
     "ObjectChangedError",
     "Report",
+    "Strict",
     "TensorNotFoundError",
     "UnfinishedEditError",
     "UnsupportedFeatureError",
@@ -309,9 +311,10 @@ def _shown_numbers(numbers: Iterable[int]) -> str:
     return f"[{text}]"
 
 
-class Report:
-    """Receives broken rules. `Report` raises the first as an error; subclasses may collect all."""
+class Report(ABC):
+    """Receives broken rules: `Strict` raises the first as an error, others collect all."""
 
+    @abstractmethod
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Reports a broken rule.
 
@@ -319,11 +322,14 @@ class Report:
             rule: Id of the rule in `spec/rules.toml`.
             message: The expected and the found value.
             entry: Name of the entry at fault, or None.
-
-        Raises:
-            ChecksumError: The rule is about a checksum.
-            ArchiveFormatError: The rule is about anything else.
         """
+
+
+class Strict(Report):
+    """Raises a broken rule as an error."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        """Raises a ChecksumError for a rule about checksums, else an ArchiveFormatError."""
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
         raise kind(subject + message, rule=rule, entry=entry)

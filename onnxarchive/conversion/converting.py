@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from typing import Literal, Unpack
 
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
+from onnxarchive.errors import Strict, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import Data, SupportsWrite, crc32, pieces
 from onnxarchive.files.file_data import FileData, spool
@@ -437,7 +437,7 @@ def _export_single(
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive.tensors.refs:
         data = read(key)
-        check_crc32(archive.entries[key], data.nbytes, crc32(data), Report())
+        check_crc32(archive.entries[key], data.nbytes, crc32(data), Strict())
         counter.add(data.nbytes)
     with replacing(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))

@@ -27,7 +27,7 @@ from onnxarchive.editing.models import (
     in_memory,
     packed_changes,
 )
-from onnxarchive.errors import ChecksumError, Report, naming, shown
+from onnxarchive.errors import ChecksumError, Strict, naming, shown
 from onnxarchive.files import attributes, filesystem, locking, undo
 from onnxarchive.files.data import Crc32, Stored
 from onnxarchive.files.filesystem import directory_of
@@ -134,7 +134,7 @@ def _changed_assets(changes: Changes, models: _Models) -> dict[str, Item | None]
 def _require_valid(archive: Archive, plan: _Plan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
     model_sizes = {name: data.nbytes for name, data in plan.models}
-    check_model_sizes(model_sizes, archive.max_model_nbytes, Report())
+    check_model_sizes(model_sizes, archive.max_model_nbytes, Strict())
     sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
     sizes |= {name: data.nbytes for name, data in plan.items}
     sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
@@ -209,7 +209,7 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
                 model.set_apart(ref, data, uses)
             else:
                 stored = in_memory(data)
-                checked = tensors.checked(ref, stored, Report(), entry=key)
+                checked = tensors.checked(ref, stored, Strict(), entry=key)
                 replaced[key] = Stored(stored.view, Crc32.of(checked).value)
     return replaced
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
-    Report,
+    Strict,
     with_path,
 )
 from onnxarchive.files import local_file, locking, undo
@@ -121,9 +121,9 @@ def roll_back(file: MappedFile) -> bool:
 
 def _require_whole(file: MappedFile) -> None:
     """Checks all of an archive except the data of tensors and assets."""
-    contents = read_contents(file, Report(), undo.MAX_END_NBYTES)
+    contents = read_contents(file, Strict(), undo.MAX_END_NBYTES)
     for number in range(len(contents.directory.entries)):
-        contents.check_header(number, Report())
+        contents.check_header(number, Strict())
 
 
 def _is_leftover(file: MappedFile) -> bool:

@@ -10,7 +10,14 @@ from typing import Unpack
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, Report, shown, with_path
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    Report,
+    Strict,
+    shown,
+    with_path,
+)
 from onnxarchive.files.filesystem import is_below, leads_out, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import replacing
@@ -307,11 +314,11 @@ def _faults(
             if ref.tensor.data_location != tensors.EXTERNAL:
                 continue
             try:
-                data = tensors.external_data(ref, Report())
+                data = tensors.external_data(ref, Strict())
             except ArchiveFormatError as error:
                 yield error.message
                 continue
-            assert data is not None  # else `Report` has raised an error
+            assert data is not None  # else `Strict` has raised an error
             if not _packed_places(ref.tensor) <= positions:
                 yield (
                     f"{ref}: expected packed weights at entries of the archive, which has others "

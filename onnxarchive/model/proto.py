@@ -13,6 +13,7 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
     Report,
+    Strict,
     UnsupportedFeatureError,
     shown,
 )
@@ -40,7 +41,7 @@ def serialize(model: onnx.ModelProto) -> bytes:
     """
     data = encode(model)
     # protobuf writes messages nested more than 100 deep, but refuses to parse them.
-    parse(data, Report())
+    parse(data, Strict())
     return data
 
 
@@ -52,7 +53,7 @@ def encode(model: onnx.ModelProto) -> bytes:
     Raises:
         ArchiveFormatError: The model has no ir_version or graph, or is too large for protobuf.
     """
-    _check_required(model, Report())
+    _check_required(model, Strict())
     try:
         data = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:

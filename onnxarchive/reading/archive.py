@@ -19,7 +19,7 @@ import onnx
 
 from onnxarchive.errors import (
     ArchiveFormatError,
-    Report,
+    Strict,
     shown,
     with_path,
 )
@@ -91,11 +91,11 @@ class Archive(Closing):
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
         with with_path(self._path):
-            contents = read_contents(file, Report(), max_model_nbytes)
+            contents = read_contents(file, Strict(), max_model_nbytes)
             require_model(contents.models, model)
             for number in range(contents.first_model, len(contents.entries)):
-                alignment = contents.check_header(number, Report())
-        assert alignment is not None  # else `Report` has raised an error
+                alignment = contents.check_header(number, Strict())
+        assert alignment is not None  # else `Strict` has raised an error
         self._alignment = alignment
         self.contents = contents  # for other modules of this library
         self.entries = contents.entries
@@ -256,8 +256,8 @@ class Archive(Closing):
         jobs = threads.require_jobs(jobs) if contents.file.is_mapped else 1
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            contents.check_header(number, Report())
-            contents.check_data(number, Report(), counter)
+            contents.check_header(number, Strict())
+            contents.check_data(number, Strict(), counter)
 
         models = range(first_model, len(entries))
         with with_path(self.path):

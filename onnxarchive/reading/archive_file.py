@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from onnxarchive.errors import (
     ArchiveFormatError,
     LockedError,
-    Report,
+    Strict,
     UnfinishedEditError,
     with_path,
     without_traceback,
@@ -148,7 +148,7 @@ def _end(file: MappedFile) -> tuple[int, bytes]:
     file.size = file.status().st_size
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     with contextlib.suppress(ArchiveFormatError):
-        bounds = locate(end, file.size, Report())
+        bounds = locate(end, file.size, Strict())
         if bounds is not None:
             end = file.read(bounds.offset, file.size - bounds.offset)
     return file.size, end

@@ -18,6 +18,7 @@ from onnxarchive.errors import (
     ArchiveError,
     LockedError,
     Report,
+    Strict,
     TensorNotFoundError,
     UnfinishedEditError,
     UnsupportedFeatureError,
@@ -211,7 +212,7 @@ class Contents:
         number = self.entries.index_of[name]
         if not self._verified[number]:
             with with_path(self.file.path):
-                self.check_header(number, Report())
+                self.check_header(number, Strict())
             self._verified[number] = 1
 
     def require_headers(self, names: Iterable[str]) -> None:
@@ -263,7 +264,7 @@ class Contents:
         for name, data in zip(names, self.views(names), strict=True):
             if self.file.is_mapped:  # else `views` has compared them
                 with with_path(self.file.path):
-                    check_crc32(self.entries[name], len(data), crc32(data), Report())
+                    check_crc32(self.entries[name], len(data), crc32(data), Strict())
             yield data
 
     def pieces(self, name: str) -> Iterator[memoryview]:
@@ -275,8 +276,8 @@ class Contents:
             ValueError: The archive is closed.
         """
         with with_path(self.file.path):
-            self.check_header(self.entries.index_of[name], Report())
-            yield from self._checked_pieces(self.entries[name], Report())
+            self.check_header(self.entries.index_of[name], Strict())
+            yield from self._checked_pieces(self.entries[name], Strict())
 
     def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -296,8 +297,8 @@ class Contents:
             for number, entry, begin, copy in zip(numbers, entries, paddings, copies, strict=True):
                 end = begin + entry.data_offset - entry.header_offset
                 data, record = copy[end:].toreadonly(), self.directory.records[number]
-                check_local_header(bytes(copy[begin:end]), entry, record, Report())
-                check_crc32(entry, data.nbytes, crc32(data), Report())
+                check_local_header(bytes(copy[begin:end]), entry, record, Strict())
+                check_crc32(entry, data.nbytes, crc32(data), Strict())
                 yield data
 
     def not_found(self, message: str) -> TensorNotFoundError:
@@ -477,7 +478,7 @@ def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
         ArchiveFormatError: A model breaks a rule, or does not fit the entries.
     """
     names, nbytes = list(sizes), list(sizes.values())
-    _models(data, EMPTY._replace(names=names, sizes=nbytes), names, Report())
+    _models(data, EMPTY._replace(names=names, sizes=nbytes), names, Strict())
 
 
 def _models(

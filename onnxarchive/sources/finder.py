@@ -9,7 +9,13 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown, without_traceback
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ChecksumError,
+    Strict,
+    shown,
+    without_traceback,
+)
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data
@@ -134,8 +140,8 @@ class Finder:
             return serialized.data(ref, location)
         if tensor.data_location == tensors.EXTERNAL:
             data_type = tensors.external_type(ref)
-            reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
-            assert reference is not None  # else `Report()` would have raised an error
+            reference = tensors.external_data(ref, Strict(), also_allowed=_BASEPATH)
+            assert reference is not None  # else `Strict()` would have raised an error
             return self._in_file(ref, data_type, reference)
         fault = tensors.misplaced(tensor)
         if fault is not None:

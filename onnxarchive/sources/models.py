@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from onnxarchive.errors import (
     ArchiveFormatError,
-    Report,
+    Strict,
     with_path,
 )
 from onnxarchive.files.beneath import OutsideError, Root
@@ -232,7 +232,7 @@ class _Opening:
         used = self._locations() | {name, *others}
         rest = [other for other in names if other not in used]
         named = [other for other in rest if other.startswith(ASSET_PREFIX)]
-        keys.check_names([*named, MODEL_PROTO], Report())
+        keys.check_names([*named, MODEL_PROTO], Strict())
         assets: dict[str, Data] = {}
         for other in named:
             asset = _listed(place, other)
@@ -274,7 +274,7 @@ class _Opening:
             file = _listed(place, name)
             others[path] = file.part(0, file.nbytes)
         names = [ASSET_PREFIX + path for path in (*assets, *others)]
-        keys.check_names([*names, MODEL_PROTO], Report())
+        keys.check_names([*names, MODEL_PROTO], Strict())
         return others, tuple(left_out)
 
     def _locations(self) -> set[str]:
@@ -430,7 +430,7 @@ def _further_models(names: list[str], default: str) -> list[str]:
                 )
         return []
     own = sorted(name for name in names if name.startswith(MODEL_PROTO[:2]) and name != MODEL_PROTO)
-    keys.check_names([*own, MODEL_PROTO], Report())
+    keys.check_names([*own, MODEL_PROTO], Strict())
     return own
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown
 from onnxarchive.files.data import Crc32, Data, Pieces, Stored, as_bytes
 from onnxarchive.files.file_data import FileData, read_all, spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
@@ -120,7 +120,7 @@ class PlannedModel:
         """
         data = proto.encode(self.model)
         del self.model
-        proto.parse(data, Report())
+        proto.parse(data, Strict())
         return data, self.held
 
 
@@ -134,7 +134,7 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
         ArchiveFormatError: A model is too large, or the models have too many messages (MODEL-3).
     """
     if len(models) > 1:
-        proto.check_messages_together([data for data, _ in models.values()], Report())
+        proto.check_messages_together([data for data, _ in models.values()], Strict())
     return tuple(
         Item(keys.model_entry(id), Pieces(proto.filled(*models[id])))
         for id in (*sorted(models.keys() - {""}), "")
@@ -483,6 +483,6 @@ def require_names(names: Iterable[str]) -> None:
             a name breaks another rule.
     """
     try:
-        keys.check_names([*names, MODEL_PROTO], Report())
+        keys.check_names([*names, MODEL_PROTO], Strict())
     except ArchiveFormatError as error:
         raise ValueError(error.message) from error

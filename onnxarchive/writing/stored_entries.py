@@ -10,7 +10,7 @@ from itertools import chain
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import locking
 from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
@@ -107,8 +107,8 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
             not use the whole entry (by offset and length, or by type and shape).
     """
     nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
-    reference = tensors.external_data(ref, Report())
-    assert reference is not None  # else `Report` has raised an error
+    reference = tensors.external_data(ref, Strict())
+    assert reference is not None  # else `Strict` has raised an error
     key = reference.location
     if not (is_key(key) and key in archive.entries):
         raise ArchiveFormatError(

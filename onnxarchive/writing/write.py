@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias, cast
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Data, Pieces, Stored, SupportsWrite, copied, crc32
 from onnxarchive.files.file import READ_SIZE
@@ -199,7 +199,7 @@ def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) 
     pieces = [*data] if isinstance(data, Stored | Pieces) else data
     checked: Iterable[memoryview] = pieces
     if ref is not None and ref.tensor.data_type in tensors.CHECKED_TYPES:
-        checked = tensors.checked(ref, pieces, Report(), entry=item.name)
+        checked = tensors.checked(ref, pieces, Strict(), entry=item.name)
     if stated is not None and not is_constant:  # compared while it is written
         return nbytes, stated, checked, False
     found_crc32 = found_nbytes = 0

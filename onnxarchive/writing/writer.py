@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, with_path
+from onnxarchive.errors import ArchiveFormatError, Strict, with_path
 from onnxarchive.files.file import Closing
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
@@ -259,7 +259,7 @@ class Writer(Closing):
         planned[""].model.graph.initializer.extend(unused.values())
         sizes = self._nbytes | {name: data.nbytes for name, data in items}
         by_entry = {model_entry(id): found.model for id, found in planned.items()}
-        proto.check_all_references(by_entry, sizes, Report())
+        proto.check_all_references(by_entry, sizes, Strict())
         return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))
 
     @contextlib.contextmanager
@@ -308,8 +308,8 @@ class Writer(Closing):
         fault = tensors.misplaced(ref.tensor)
         if fault is not None:
             raise ArchiveFormatError(f"{ref}: {fault}")
-        reference = tensors.external_data(ref, Report())
-        assert reference is not None  # else `Report` has raised an error
+        reference = tensors.external_data(ref, Strict())
+        assert reference is not None  # else `Strict` has raised an error
         key = reference.location
         if reference.offset or reference.length not in (None, self._nbytes.get(key)):
             raise ArchiveFormatError(

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, crc32, pieces
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.layout import Placement
@@ -157,7 +157,7 @@ class ZipWriter:
             directory_end,
             [*self._named[0], *self.names],
             array("q", self._named[1]) + self.header_offsets,
-            Report(),
+            Strict(),
         )
         return self._offset
 

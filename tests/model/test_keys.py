@@ -9,7 +9,7 @@ from findings import Findings
 from hypothesis import given, settings, strategies as st
 from steps import steps
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.model.keys import (
     MODEL_PROTO,
     Keys,
@@ -160,7 +160,7 @@ def test_any_names_get_different_keys_that_every_file_system_takes(names: list[s
         *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)),
     }
     assert _assign(*names) == keys == _with_lowest_numbers(names)
-    check_names([*keys, MODEL_PROTO], Report())
+    check_names([*keys, MODEL_PROTO], Strict())
 
 
 @pytest.mark.parametrize("kind", AWKWARD)
@@ -350,7 +350,7 @@ def test_names_of_entries_are_checked(
     assert all(len(message) < 600 for message in collected.messages)
     if broken:
         with pytest.raises(ArchiveFormatError) as caught:
-            check_names(names, Report())
+            check_names(names, Strict())
         assert (caught.value.rule, caught.value.entry) == broken[0]
 
 
@@ -360,17 +360,17 @@ def test_a_name_that_is_no_key_is_refused_with_the_names_that_are_allowed() -> N
         "most 255 bytes, not 'assets' in upper, lower or mixed case), found 'Assets'"
     )
     with pytest.raises(ArchiveFormatError, match=re.escape(expected)):
-        check_names(["Assets", MODEL_PROTO], Report())
+        check_names(["Assets", MODEL_PROTO], Strict())
 
 
 def test_a_last_name_that_may_not_be_the_last_is_not_judged() -> None:
-    check_names(["a"], Report(), are_all=False)
-    check_names([], Report(), are_all=False)
+    check_names(["a"], Strict(), are_all=False)
+    check_names([], Strict(), are_all=False)
 
 
 def test_an_asset_that_is_not_composed_is_said_in_letters_that_differ() -> None:
     with pytest.raises(ArchiveFormatError, match=r"Form C.*found 'assets/e\\u0301'"):
-        check_names(["assets/e\u0301", MODEL_PROTO], Report())
+        check_names(["assets/e\u0301", MODEL_PROTO], Strict())
 
 
 def test_the_folders_of_names_are_not_compared_one_by_one() -> None:

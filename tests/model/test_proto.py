@@ -23,7 +23,7 @@ from models import (
 from onnx import TensorProto
 from outcomes import came, requires
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, Strict
 from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
@@ -37,7 +37,7 @@ from onnxarchive.model.tensors import TensorRefs
 @given(model_protos())
 def test_a_model_comes_back_equal(model: onnx.ModelProto) -> None:
     data = proto.serialize(model)
-    assert proto.parse(data, Report()) == model
+    assert proto.parse(data, Strict()) == model
     assert proto.serialize(onnx.ModelProto.FromString(data)) == proto.encode(model) == data
 
 
@@ -68,7 +68,7 @@ def test_two_graphs_are_refused_and_the_entry_is_named() -> None:
 
 def test_an_empty_graph_is_a_graph() -> None:
     model = onnx.ModelProto(ir_version=10, graph=onnx.GraphProto())
-    assert proto.parse(proto.serialize(model), Report()) == model
+    assert proto.parse(proto.serialize(model), Strict()) == model
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_empty_graph_is_a_graph() -> None:
 )
 def test_other_bytes_are_no_model(data: bytes) -> None:
     with pytest.raises(ArchiveFormatError) as caught:
-        proto.parse(data, Report())
+        proto.parse(data, Strict())
     assert caught.value.rule == "MODEL-3"
     collected = Findings()
     assert proto.parse(data, collected) is None
@@ -164,7 +164,7 @@ def test_every_tensor_finds_its_entry() -> None:
         f"k{i}": nbytes[ref.tensor.data_type == TensorProto.INT64]
         for i, ref in enumerate(tensors.walk(model))
     }
-    found = _check(located, sizes, Report())
+    found = _check(located, sizes, Strict())
     assert list(found) == list(sizes)
     assert all(tensors.location(ref.tensor) == key for key, ref in found.items())
     assert all(walking.at(located, ref.path) is ref.tensor for ref in found.values())
@@ -230,7 +230,7 @@ def test_a_tensor_that_does_not_fit_its_entry_breaks_a_rule(
 ) -> None:
     assert _references(model, {"w": 16}) == rules
     with pytest.raises(ArchiveFormatError) as caught:
-        _check(model, {"w": 16}, Report())
+        _check(model, {"w": 16}, Strict())
     assert caught.value.rule == rules[0]
 
 
@@ -302,7 +302,7 @@ def test_a_key_of_unknown_size_is_a_key() -> None:
 
 def test_a_key_among_those_that_are_not_known_is_not_missed() -> None:
     model = model_of(external(raw_tensor("w"), "w"))
-    assert _check(model, {}, Report(), are_all=False) == {}
+    assert _check(model, {}, Strict(), are_all=False) == {}
 
 
 def test_two_locations_of_a_tensor_are_both_named() -> None:
@@ -358,7 +358,7 @@ def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
 def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
     model = model_of(external(raw_tensor("layer/w", TensorProto.INT4, (3, 5)), "w"))
     with pytest.raises(ArchiveFormatError) as caught:
-        _check(model, {"w": 9}, Report())
+        _check(model, {"w": 9}, Strict())
     assert str(caught.value) == (
         "entry 'w': tensor 'layer/w' (graph.initializer[0]): expected 8 bytes for INT4 of shape "
         "[3, 5], found an entry of 9 [TENSOR-3]"
@@ -377,7 +377,7 @@ def test_tensors_of_every_type_and_of_any_rank_fit_their_entries() -> None:
         it.external_data[0].value: dtypes.BY_NUMBER[it.data_type].nbytes(it.dims) for it in found
     }
     assert _references(model, sizes) == []
-    assert list(_check(model, sizes, Report())) == list(sizes)
+    assert list(_check(model, sizes, Strict())) == list(sizes)
 
 
 @pytest.mark.sweep

@@ -26,7 +26,7 @@ from models import (
 )
 from onnx import TensorProto
 
-from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, Strict, shown
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
@@ -302,9 +302,9 @@ def test_an_external_tensor_that_holds_data_is_refused_by_its_fields() -> None:
 
 def test_external_data_is_read() -> None:
     ref = _ref(external(raw_tensor("w"), "key", offset=0, length="16", checksum="abc"))
-    assert tensors.external_data(ref, Report()) == ExternalData("key", 0, 16, "abc")
+    assert tensors.external_data(ref, Strict()) == ExternalData("key", 0, 16, "abc")
     ref = _ref(external(raw_tensor("w"), "key"))
-    assert tensors.external_data(ref, Report()) == ExternalData("key", None, None, None)
+    assert tensors.external_data(ref, Strict()) == ExternalData("key", None, None, None)
     assert tensors.location(ref.tensor) == "key"
     assert tensors.checksum(ref.tensor) is None
 
@@ -315,7 +315,7 @@ def test_external_data_is_read() -> None:
 )
 def test_decimal_numbers_are_read(number: str, value: int) -> None:
     ref = _ref(external(raw_tensor("w"), "key", offset=number, length=number))
-    assert tensors.external_data(ref, Report()) == ExternalData("key", value, value, None)
+    assert tensors.external_data(ref, Strict()) == ExternalData("key", value, value, None)
 
 
 @pytest.mark.parametrize("field", ["offset", "length"])
@@ -351,7 +351,7 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
     ref = _ref(external(raw_tensor("w"), "key", **{field: number}))
     says = r"'w'.*in at most 19 decimal digits without leading zeros, found"
     with pytest.raises(ArchiveFormatError, match=says) as caught:
-        tensors.external_data(ref, Report())
+        tensors.external_data(ref, Strict())
     assert caught.value.rule == "DATA-5"
     assert field in str(caught.value)
     collected = Findings()
@@ -384,7 +384,7 @@ def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, st
         tensor.external_data.add(key=key, value=value)
     ref = _ref(tensor)
     with pytest.raises(ArchiveFormatError, match="'w'") as caught:
-        tensors.external_data(ref, Report())
+        tensors.external_data(ref, Strict())
     assert caught.value.rule == "DATA-4"
     collected = Findings()
     found = tensors.external_data(ref, collected)
@@ -414,11 +414,11 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
 def test_a_key_may_be_allowed_besides_and_then_once() -> None:
     also_allowed = frozenset({"basepath"})
     ref = _ref(external(raw_tensor("w"), "key", basepath="/tmp"))
-    found = tensors.external_data(ref, Report(), also_allowed=also_allowed)
+    found = tensors.external_data(ref, Strict(), also_allowed=also_allowed)
     assert found == ExternalData("key", None, None, None)
     ref.tensor.external_data.add(key="basepath", value="")
     with pytest.raises(ArchiveFormatError, match="'basepath' again"):
-        tensors.external_data(ref, Report(), also_allowed=also_allowed)
+        tensors.external_data(ref, Strict(), also_allowed=also_allowed)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_external_data_that_is_no_text_is_judged_by_its_bytes(
 def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     tensor.external_data.add().MergeFromString(b"\x0a\x08location\x12\x02k\xff")
-    found = tensors.external_data(_ref(tensor), Report())
+    found = tensors.external_data(_ref(tensor), Strict())
     assert found is not None
     assert found.location == tensors.location(tensor) == "k\udcff"
     assert found.location.encode(errors="surrogateescape") == b"k\xff"
@@ -535,7 +535,7 @@ def test_a_tensor_of_whole_bytes_has_no_unused_bits(data_type: str) -> None:
 def test_a_broken_value_names_tensor_and_entry() -> None:
     tensor = TensorProto(name="layer/mask", data_type=TensorProto.BOOL, dims=[1])
     with pytest.raises(ArchiveFormatError, match="layer/mask") as caught:
-        list(tensors.checked(_ref(tensor), [memoryview(b"\2")], Report(), entry="layer_mask"))
+        list(tensors.checked(_ref(tensor), [memoryview(b"\2")], Strict(), entry="layer_mask"))
     assert (caught.value.rule, caught.value.entry) == ("TENSOR-5", "layer_mask")
 
 

@@ -11,7 +11,7 @@ from onnxarchive.errors import (
     MENDED_RULES,
     ArchiveFormatError,
     ChecksumError,
-    Report,
+    Strict,
     TensorNotFoundError,
     shown,
     shown_names,
@@ -22,7 +22,7 @@ from onnxarchive.reading.rules import rules
 
 def test_a_report_raises_with_rule_entry_and_message() -> None:
     with pytest.raises(ArchiveFormatError) as caught:
-        Report().broken("ZIP-1", "expected this, found that", entry="w")
+        Strict().broken("ZIP-1", "expected this, found that", entry="w")
     assert (caught.value.rule, caught.value.entry) == ("ZIP-1", "w")
     assert str(caught.value) == "entry 'w': expected this, found that [ZIP-1]"
 
@@ -31,7 +31,7 @@ def test_a_report_raises_with_rule_entry_and_message() -> None:
 def test_rules_about_checksums_raise_checksum_errors(rule: str) -> None:
     assert rule in rules()
     with pytest.raises(ChecksumError):
-        Report().broken(rule, "expected this, found that")
+        Strict().broken(rule, "expected this, found that")
 
 
 def test_the_innermost_file_is_named() -> None:
@@ -48,20 +48,20 @@ def test_what_convert_can_mend_names_the_command(
     Path("a zip.onnxa").touch()
     assert {id for id, rule in rules().items() if rule.mended} == MENDED_RULES
     with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
-        Report().broken("ALIGN-1", "expected this, found that")
+        Strict().broken("ALIGN-1", "expected this, found that")
     assert "'onnxarchive convert 'a zip.onnxa' NEW.onnxa'" in str(caught.value)
     with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
-        Report().broken("ZIP-7", "expected this, found that")
+        Strict().broken("ZIP-7", "expected this, found that")
     assert "convert" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["archive in memory", "file object BytesIO", "key/in/a/store"])
 def test_a_command_is_named_for_files_and_urls_only(path: str) -> None:
     with pytest.raises(ArchiveFormatError) as caught, with_path("https://host/a.onnxa"):
-        Report().broken("ALIGN-1", "expected this, found that")
+        Strict().broken("ALIGN-1", "expected this, found that")
     assert "'onnxarchive convert https://host/a.onnxa NEW.onnxa'" in str(caught.value)
     with pytest.raises(ArchiveFormatError) as caught, with_path(path):
-        Report().broken("ALIGN-1", "expected this, found that")
+        Strict().broken("ALIGN-1", "expected this, found that")
     assert str(caught.value) == f"{path}: expected this, found that [ALIGN-1]"
 
 
@@ -111,6 +111,6 @@ def test_letters_can_be_shown_by_their_numbers() -> None:
 
 def test_a_long_entry_is_named_by_its_beginning() -> None:
     with pytest.raises(ArchiveFormatError) as caught:
-        Report().broken("ZIP-1", "expected this, found that", entry="x" * 60_000)
+        Strict().broken("ZIP-1", "expected this, found that", entry="x" * 60_000)
     assert caught.value.entry == "x" * 60_000
     assert len(str(caught.value)) < 200

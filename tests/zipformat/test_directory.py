@@ -29,7 +29,7 @@ from zip_image import (
     unpacked_record,
 )
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Directory, Entry
@@ -75,10 +75,10 @@ def broken_rules(file: Sparse) -> list[str]:
     inspect(file, findings)
     if findings.rules:
         with pytest.raises(ArchiveFormatError) as caught:
-            inspect(file, Report())
+            inspect(file, Strict())
         assert (caught.value.rule, caught.value.entry) == (findings.rules[0], findings.entries[0])
     else:
-        assert inspect(file, Report()) is not None
+        assert inspect(file, Strict()) is not None
     return findings.rules
 
 
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None
     placements = [zip_writer.add(f"k{index}", data) for index, data in enumerate(datas)]
     zip_writer.finish()
     archive = target.getvalue()
-    found = inspect(Sparse([(0, archive)]), Report())
+    found = inspect(Sparse([(0, archive)]), Strict())
     assert found is not None
     for entry, placement, data in zip(found.entries, placements, datas, strict=True):
         assert entry.name == placement.name.decode()
@@ -127,7 +127,7 @@ def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None
 def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: int) -> None:
     named = [(f"k{index}", nbytes) for index, nbytes in enumerate(sizes)]
     image = Image.of(named, alignment=alignment)
-    found = inspect(image.file(), Report())
+    found = inspect(image.file(), Strict())
     assert found is not None
     assert [(entry.name, entry.nbytes) for entry in found.entries] == named
     assert [entry.header_offset for entry in found.entries] == image.offsets
@@ -138,7 +138,7 @@ def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: i
 
 
 def test_an_archive_without_entries_is_located() -> None:
-    found = inspect(Image.of([]).file(), Report())
+    found = inspect(Image.of([]).file(), Strict())
     assert found is not None
     assert (list(found.entries), len(found.records), found.is_whole) == ([], 0, True)
 
@@ -153,7 +153,7 @@ def test_no_more_than_the_tail_is_needed_to_locate_the_directory(
     tail = file.read(file.size - TAIL_SIZE, TAIL_SIZE)
     size = sum(record.packed_size for record in image.records)
     expected = Bounds(image.directory_offset, size, len(image.records))
-    assert locate(tail, file.size, Report()) == expected
+    assert locate(tail, file.size, Strict()) == expected
 
 
 def test_the_large_archive_has_zip64_fields_of_every_kind() -> None:
@@ -695,7 +695,7 @@ def test_what_was_expected_and_what_was_found_is_said(
     image = base()
     change(image)
     with pytest.raises(ArchiveFormatError, match=message):
-        inspect(image.file(), Report())
+        inspect(image.file(), Strict())
 
 
 def test_a_long_name_or_field_is_not_said_as_a_whole() -> None:
@@ -1024,11 +1024,11 @@ def test_changed_bytes_are_reported_or_harmless_and_never_a_crash(
         assert entry.data_offset + entry.nbytes <= file.size
     if findings.rules:
         with pytest.raises(ArchiveFormatError) as caught:
-            inspect(file, Report())
+            inspect(file, Strict())
         assert caught.value.rule == findings.rules[0]
     else:
         assert found is not None
-        assert inspect(file, Report()) == found
+        assert inspect(file, Strict()) == found
         require_one_encoding(file, found)
 
 

@@ -11,7 +11,7 @@ import pytest
 from findings import Findings
 from zip_image import Image
 
-from onnxarchive.errors import Report
+from onnxarchive.errors import Strict
 from onnxarchive.zipformat import directory, local_header, records
 from onnxarchive.zipformat.directory import Directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
@@ -39,7 +39,7 @@ def archive_of(alignment: int) -> bytes:
 
 
 def directory_of(archive: bytes) -> tuple[bytes, Bounds]:
-    bounds = locate(archive[-TAIL_SIZE:], len(archive), Report())
+    bounds = locate(archive[-TAIL_SIZE:], len(archive), Strict())
     assert bounds is not None
     return archive[bounds.offset : bounds.offset + bounds.size], bounds
 
@@ -77,7 +77,7 @@ def with_changed_field(record: DirectoryRecord) -> Iterator[tuple[str, Any]]:
 
 
 def with_changed_records(data: bytes, bounds: Bounds) -> Iterator[bytes]:
-    packed = directory.read_directory(data, bounds, Report()).records
+    packed = directory.read_directory(data, bounds, Strict()).records
     for index, each in enumerate(packed):
         record = DirectoryRecord.unpack(each)
         assert record is not None
@@ -165,7 +165,7 @@ def rules_of(headers: list[bytes], found: Directory) -> list[str]:
 @pytest.mark.parametrize("alignment", [64, 128])
 def test_a_changed_byte_of_a_local_header_breaks_a_rule(alignment: int) -> None:
     archive = archive_of(alignment)
-    found = directory.read_directory(*directory_of(archive), Report())
+    found = directory.read_directory(*directory_of(archive), Strict())
     headers = headers_of(archive, found)
     assert rules_of(headers, found) == []
     tried = 0
@@ -181,7 +181,7 @@ def test_a_changed_byte_of_a_local_header_breaks_a_rule(alignment: int) -> None:
 def test_headers_that_change_with_their_records_are_compared_alike(alignment: int) -> None:
     archive = archive_of(alignment)
     data, bounds = directory_of(archive)
-    sound = directory.read_directory(data, bounds, Report())
+    sound = directory.read_directory(data, bounds, Strict())
     common = {*LocalHeader._fields} - {"extra"}
     tried = right = 0
     for index, packed in enumerate(sound.records):
@@ -214,7 +214,7 @@ def test_headers_that_change_with_their_records_are_compared_alike(alignment: in
 def found_in(image: Image) -> tuple[Directory, list[bytes], Findings]:
     file = image.file()
     findings = Findings()
-    bounds = locate(file.read(file.size - TAIL_SIZE, TAIL_SIZE), file.size, Report())
+    bounds = locate(file.read(file.size - TAIL_SIZE, TAIL_SIZE), file.size, Strict())
     assert bounds is not None
     found = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, findings)
     headers = [

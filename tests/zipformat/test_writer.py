@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, crc32, pieces
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
@@ -251,10 +251,10 @@ def test_as_many_entries_as_16_bits_do_not_count_are_read_back(count: int) -> No
 
 def read_back(archive: bytes) -> Entries:
     """The entries that the library reads."""
-    bounds = locate(archive[-TAIL_SIZE:], len(archive), Report())
+    bounds = locate(archive[-TAIL_SIZE:], len(archive), Strict())
     assert bounds is not None
     data = archive[bounds.offset : bounds.offset + bounds.size]
-    entries = directory.read_directory(data, bounds, Report()).entries
+    entries = directory.read_directory(data, bounds, Strict()).entries
     return [
         (entry.name, archive[entry.data_offset : entry.data_offset + entry.nbytes])
         for entry in entries

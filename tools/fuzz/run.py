@@ -40,7 +40,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
+from onnxarchive.errors import ArchiveError, Report, Strict, UnfinishedEditError
 from onnxarchive.model import weights, wire
 from onnxarchive.model.keys import ASSET_PREFIX, is_model
 from onnxarchive.model.weights import decode
@@ -120,7 +120,7 @@ def run_directory(data: bytes) -> bool:
     collected = Collected()
     _read_directory(data, collected)
     try:
-        entries = _read_directory(data, Report())
+        entries = _read_directory(data, Strict())
     except ArchiveError as error:
         require(error.rule in collected.rules, f"raised {error}, collected {collected.rules}")
         return False
