@@ -13,21 +13,6 @@ a directory of models with ONNX external data.
 
 The names in `__all__` are imported when they are first used. Other names need an import of their
 module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
-
-The rooms (subpackages), lowest first; each imports only from `errors` and the rooms before it:
-
-    files        files of this machine, and data: CRC-32, maps, locks, replacement, undo log
-    zipformat    zip records, the layout of an archive, zips of other tools
-    model        ONNX messages: tensors, keys, references, the wire format
-    remote       where a source or target is: paths, URLs, objects in stores
-    sources      models of other tools: .onnx, directories, zips
-    reading      archives are opened, viewed and checked
-    writing      archives are planned and written
-    editing      transactions over an archive, recovery
-    comparing    compares two archives
-    conversion   converts from and to archives
-    interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
-    cli          the command line
 """
 
 import os as _os

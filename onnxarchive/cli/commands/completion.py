@@ -27,7 +27,7 @@ def completion(arguments: argparse.Namespace) -> None:
 
 def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
     """Sets file-name completion for each argument that takes a value and has no choices."""
-    for action in command._actions:
+    for action in command._actions:  # noqa: SLF001 argparse has no public list of them
         if isinstance(action.choices, dict):  # of the commands, or of the actions of one
             for each in action.choices.values():
                 _complete_files(each, file)
