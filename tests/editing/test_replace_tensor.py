@@ -18,6 +18,7 @@ from edits import (
     require,
     weights,
     with_array,
+    write_two,
     written,
 )
 from models import (
@@ -34,7 +35,6 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import TensorNotFoundError
-from onnxarchive.zipformat.writer import ZipWriter
 
 
 def test_progress_counts_every_entry_that_is_written(
@@ -83,13 +83,7 @@ def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: dict[s
         tensor.CopyFrom(
             external(tensor, tensor.name, checksum=hashlib.sha1(tensor.raw_data).hexdigest())
         )
-    with path.open("wb") as file:
-        writer = ZipWriter(file)
-        for tensor in weights(2).graph.initializer:
-            writer.add(tensor.name, tensor.raw_data)
-        writer.add(MODEL, stated.SerializeToString())
-        writer.finish()
-    onnxarchive.open(path).verify()
+    write_two(path, stated.SerializeToString())
     replace_tensor(path, "w0", np.ones(300, np.float32), **way)
     assert onnxarchive.check(path, full=True) == []
     kept = [len(tensor.external_data) for tensor in referring(path).graph.initializer]

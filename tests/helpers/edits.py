@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive.files import local_file
+from onnxarchive.zipformat.writer import ZipWriter
 
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"
@@ -174,6 +175,17 @@ def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:
             writer.add_asset("labels", b"cat")
         writer.finish(model)
     return model
+
+
+def write_two(path: Path, model: bytes) -> None:
+    """Writes the entries of `weights(2)`, and this serialized model of them."""
+    with path.open("wb") as file:
+        writer = ZipWriter(file)
+        for tensor in weights(2).graph.initializer:
+            writer.add(tensor.name, tensor.raw_data)
+        writer.add(MODEL, model)
+        writer.finish()
+    assert onnxarchive.check(path, full=True) == []
 
 
 def referring(path: Path) -> onnx.ModelProto:
