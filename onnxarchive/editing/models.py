@@ -162,9 +162,15 @@ class EditedModel:
 
 def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
     """True if two models have equal tensors; then no tensor moves into or out of the model."""
-    if before is None or model.graph.initializer != before.graph.initializer:
+    if before is None:
         return False
-    return [*tensors.walk_others(model)] == [*tensors.walk_others(before)]
+    fields = [it.name for it in model.DESCRIPTOR.fields if it.message_type is not None]
+    fields.remove("metadata_props")  # most edits change nothing else
+    if all(getattr(model, name) == getattr(before, name) for name in fields):
+        return True
+    return model.graph.initializer == before.graph.initializer and (
+        [*tensors.walk_others(model)] == [*tensors.walk_others(before)]
+    )
 
 
 def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Item | None]:

@@ -130,11 +130,6 @@ NEXT: dict[str, Callable[[Path, bytes], object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits for no disk."""
-
-
 def content_of(path: Path, made: onnx.ModelProto) -> bytes:
     onnxarchive.save(made, path)
     content = path.read_bytes()
