@@ -8,7 +8,6 @@ from typing import Final
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Entry, hexadecimal
-from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 # "Version needed" to "file name length", which both headers have (APPNOTE 4.3.7 and 4.3.12).
@@ -119,9 +118,8 @@ def _check_alignment(
             f"{layout.MAX_ALIGNMENT}) that divides offset {entry.data_offset}, found {alignment}",
         )
         return None
-    expected = Placement(
-        record.name, entry.nbytes, entry.crc32, entry.header_offset, alignment
-    ).padding
+    least = layout.header_size(len(record.name), entry.nbytes)
+    expected = -(entry.header_offset + least) % alignment
     if padding != bytes(expected):
         broken(
             "ALIGN-3",

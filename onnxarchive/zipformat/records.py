@@ -64,49 +64,47 @@ _UINT64_SIZE = 8
 
 
 class _Record:
-    """Base of all records. Records are named tuples: dataclasses would slow down the import."""
+    """Base of all records. Records are named tuples: dataclasses would slow down the import.
+
+    A record may end with texts: a name and further fields of variable size.
+    """
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]
     STRUCT: ClassVar[struct.Struct]
-    SIZE: ClassVar[int]
-
-    @classmethod
-    def _unpack_numbers(cls, buffer: bytes | memoryview, offset: int) -> list[Any] | None:
-        if offset < 0 or len(buffer) - offset < cls.SIZE:
-            return None
-        signature, *numbers = cls.STRUCT.unpack_from(buffer, offset)
-        return numbers if signature == cls.SIGNATURE else None
-
-    @classmethod
-    def _unpack_texts(
-        cls, buffer: bytes | memoryview, offset: int, sizes: list[int]
-    ) -> list[Any] | None:
-        """The fields of variable size, which follow the numbers."""
-        texts = []
-        end = offset + cls.SIZE
-        for size in sizes:
-            texts.append(bytes(buffer[end : end + size]))
-            end += size
-        return texts if end <= len(buffer) else None
-
-
-class _FixedSizeRecord(_Record):
-    """A record that holds only numbers."""
-
-    __slots__ = ()
+    SIZE: ClassVar[int]  # without texts
+    TEXT_SIZES: ClassVar[slice] = slice(0, 0)  # where the sizes of the texts are among the numbers
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> Self | None:
-        """The record at `offset`, or None if there is none."""
+        """The record at `offset` with its texts, or None if there is none."""
+        if offset < 0 or len(buffer) - offset < cls.SIZE:
+            return None
+        signature, *numbers = cls.STRUCT.unpack_from(buffer, offset)
+        end = offset + cls.SIZE
+        texts = []
+        for size in numbers[cls.TEXT_SIZES]:
+            texts.append(bytes(buffer[end : end + size]))
+            end += size
+        if signature != cls.SIGNATURE or end > len(buffer):
+            return None
+        del numbers[cls.TEXT_SIZES]
         make: Callable[..., Self] = cls
-        numbers = cls._unpack_numbers(buffer, offset)
-        return None if numbers is None else make(*numbers)
+        return make(*numbers, *texts)
 
     def pack(self: Any) -> bytes:
-        """The bytes of the record."""
-        packed: bytes = self.STRUCT.pack(self.SIGNATURE, *self)
-        return packed
+        """The bytes of the record, with its texts."""
+        begin, end = self.TEXT_SIZES.start, self.TEXT_SIZES.stop
+        count = len(self) - (end - begin)
+        numbers, texts = self[:count], self[count:]
+        sizes = map(len, texts)
+        packed = self.STRUCT.pack(self.SIGNATURE, *numbers[:begin], *sizes, *numbers[begin:])
+        return b"".join((packed, *texts))
+
+    @property
+    def packed_size(self) -> int:
+        """Size of the record with its texts, in bytes."""
+        return len(self.pack())
 
 
 class _LocalHeaderFields(NamedTuple):
@@ -130,27 +128,7 @@ class LocalHeader(_LocalHeaderFields, _Record):
     STRUCT = struct.Struct("<4s5H3I2H")
     SIZE = STRUCT.size  # 30, without name and extra fields
     MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with name and extra fields
-
-    @classmethod
-    def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> LocalHeader | None:
-        """The record at `offset` with name and extra fields, or None if there is none."""
-        numbers = cls._unpack_numbers(buffer, offset)
-        if numbers is None:
-            return None
-        *numbers, name_size, extra_size = numbers
-        texts = cls._unpack_texts(buffer, offset, [name_size, extra_size])
-        return None if texts is None else cls(*numbers, *texts)
-
-    def pack(self) -> bytes:
-        """The bytes of the record, with its name and extra fields."""
-        *numbers, name, extra = self
-        sizes = len(name), len(extra)
-        return b"".join((self.STRUCT.pack(self.SIGNATURE, *numbers, *sizes), name, extra))
-
-    @property
-    def packed_size(self) -> int:
-        """Size of the record with its name and extra fields, in bytes."""
-        return self.SIZE + len(self.name) + len(self.extra)
+    TEXT_SIZES = slice(8, 10)
 
 
 class _DirectoryRecordFields(NamedTuple):
@@ -181,27 +159,7 @@ class DirectoryRecord(_DirectoryRecordFields, _Record):
     SIGNATURE = b"PK\x01\x02"
     STRUCT = struct.Struct("<4s6H3I5H2I")
     SIZE = STRUCT.size  # 46, without name, extra fields and comment
-
-    @classmethod
-    def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> DirectoryRecord | None:
-        """The record at `offset` with name, extra fields and comment, or None if there is none."""
-        numbers = cls._unpack_numbers(buffer, offset)
-        if numbers is None:
-            return None
-        before, sizes, after = numbers[:9], numbers[9:12], numbers[12:]
-        texts = cls._unpack_texts(buffer, offset, sizes)
-        return None if texts is None else cls(*before, *after, *texts)
-
-    def pack(self) -> bytes:
-        """The bytes of the record, with its name, extra fields and comment."""
-        before, after, texts = self[:9], self[9:-3], self[-3:]
-        numbers = self.STRUCT.pack(self.SIGNATURE, *before, *map(len, texts), *after)
-        return b"".join((numbers, *texts))
-
-    @property
-    def packed_size(self) -> int:
-        """Size of the record with its name, extra fields and comment, in bytes."""
-        return self.SIZE + len(self.name) + len(self.extra) + len(self.comment)
+    TEXT_SIZES = slice(9, 12)
 
 
 class _Zip64EndRecordFields(NamedTuple):
@@ -216,7 +174,7 @@ class _Zip64EndRecordFields(NamedTuple):
     directory_offset: int
 
 
-class Zip64EndRecord(_Zip64EndRecordFields, _FixedSizeRecord):
+class Zip64EndRecord(_Zip64EndRecordFields, _Record):
     """Locates the directory if the end record cannot (APPNOTE 4.3.14)."""
 
     __slots__ = ()
@@ -233,7 +191,7 @@ class _Zip64LocatorFields(NamedTuple):
     disks: int
 
 
-class Zip64Locator(_Zip64LocatorFields, _FixedSizeRecord):
+class Zip64Locator(_Zip64LocatorFields, _Record):
     """Points to the Zip64 end record (APPNOTE 4.3.15)."""
 
     __slots__ = ()
@@ -252,7 +210,7 @@ class _EndRecordFields(NamedTuple):
     comment_size: int
 
 
-class EndRecord(_EndRecordFields, _FixedSizeRecord):
+class EndRecord(_EndRecordFields, _Record):
     """Ends the file and locates the directory (APPNOTE 4.3.16)."""
 
     __slots__ = ()
