@@ -69,6 +69,13 @@ def first_bytes(web: WebServer) -> list[int]:
     return [int(first) for first in firsts if first]
 
 
+def require_downloaded(url: str, target: Path) -> None:
+    """Downloads the archive; requires that the directory has it and nothing else."""
+    onnxarchive.download(url, target)
+    assert target.read_bytes() == ARCHIVE
+    assert list(target.parent.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("kind", ["web", "file URL", "memory URL", "store"])
 def test_a_download_is_the_object_and_verified(
     kind: str, folder: Path, tmp_path: Path, web: WebServer
@@ -164,29 +171,9 @@ def test_an_existing_file_is_replaced_and_a_link_is_followed(
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
 
 
-def put_link(path: Path, other: Path) -> None:
-    path.symlink_to(other / "file")
-
-
-def put_link_that_leads_nowhere(path: Path, other: Path) -> None:
-    path.symlink_to(other / "missing")
-
-
-def put_link_to_a_directory(path: Path, other: Path) -> None:
-    path.symlink_to(other)
-
-
-def put_another_name(path: Path, other: Path) -> None:
-    path.hardlink_to(other / "file")
-
-
 def put_directory(path: Path, _: Path) -> None:
     path.mkdir()
     (path / "file").write_bytes(b"kept")
-
-
-def put_pipe(path: Path, _: Path) -> None:
-    os.mkfifo(path)
 
 
 def put_file_of_another_user(path: Path, _: Path) -> None:
@@ -196,26 +183,27 @@ def put_file_of_another_user(path: Path, _: Path) -> None:
     os.chown(path, 12345, -1)
 
 
+# Puts something at a path; there is another directory with a file.
+OBSTACLES: dict[str, Callable[[Path, Path], None]] = {
+    "a link": lambda path, other: path.symlink_to(other / "file"),
+    "a link that leads nowhere": lambda path, other: path.symlink_to(other / "missing"),
+    "a link to a directory": lambda path, other: path.symlink_to(other),
+    "another name": lambda path, other: path.hardlink_to(other / "file"),
+    "a directory": put_directory,
+    "a pipe": lambda path, _: os.mkfifo(path),
+    "a file of another user": put_file_of_another_user,
+}
+
+
 @posix
-@pytest.mark.parametrize(
-    "put",
-    [
-        put_link,
-        put_link_that_leads_nowhere,
-        put_link_to_a_directory,
-        put_another_name,
-        put_directory,
-        put_pipe,
-        put_file_of_another_user,
-    ],
-)
+@pytest.mark.parametrize("obstacle", OBSTACLES)
 @pytest.mark.parametrize("has_dir_fd", [True, False])
 def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_touched(
     web: WebServer,
     url: str,
     folder: Path,
     tmp_path: Path,
-    put: Callable[[Path, Path], None],
+    obstacle: str,
     has_dir_fd: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,7 +212,7 @@ def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_t
     other.mkdir()
     (other / "file").write_bytes(b"kept")
     (folder / "m.onnxa").write_bytes(b"old")
-    put(folder / ".m.onnxa.download", other)
+    OBSTACLES[obstacle](folder / ".m.onnxa.download", other)
     before = files_below(tmp_path)
     with pytest.raises(FileExistsError, match=r"expected a regular file .* remove it") as caught:
         onnxarchive.download(url, folder / "m.onnxa")
@@ -266,11 +254,8 @@ def test_mode_and_owner_of_a_file_are_kept(
     before = target.stat()
     onnxarchive.download(url, target)
     after = target.stat()
-    assert (after.st_mode, after.st_uid, after.st_gid) == (
-        before.st_mode,
-        before.st_uid,
-        before.st_gid,
-    )
+    for field in ("st_mode", "st_uid", "st_gid"):
+        assert getattr(after, field) == getattr(before, field)
     assert target.read_bytes() == ARCHIVE
 
 
@@ -336,9 +321,7 @@ def test_an_object_without_a_validator_is_downloaded_at_once(
     web: WebServer, url: str, folder: Path
 ) -> None:
     without_etag(web)
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
-    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+    require_downloaded(url, folder / "m.onnxa")
 
 
 def test_what_is_no_archive_is_not_fetched(web: WebServer, folder: Path) -> None:
@@ -381,33 +364,23 @@ def test_an_interrupted_download_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("size", [0, 400_000, len(ARCHIVE) + 31])
-@pytest.mark.parametrize("rest", [b"", b"[" * 20_000])
-def test_a_damaged_partial_file_begins_anew(
-    web: WebServer, url: str, folder: Path, size: int, rest: bytes
+@pytest.mark.parametrize("rest", [b"", bytes(100), b"[" * 20_000])
+@pytest.mark.parametrize(
+    ("size", "begins_anew"),  # the mark is damaged, or only the log
+    [
+        *((size, True) for size in (0, 400_000, len(ARCHIVE) + 31)),
+        *((size, False) for size in (len(ARCHIVE) + 32, len(ARCHIVE) + 100, -3)),
+    ],
+)
+def test_a_damaged_partial_file_is_continued_as_far_as_it_is_right(
+    web: WebServer, url: str, folder: Path, size: int, begins_anew: bool, rest: bytes
 ) -> None:
     interrupt(url, folder / "m.onnxa")
     unfinished = folder / ".m.onnxa.download"
     unfinished.write_bytes(unfinished.read_bytes()[:size] + rest)
     web.requests.clear()
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert asked(web) >= len(ARCHIVE) - objects.END_SIZE
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
-    assert list(folder.iterdir()) == [folder / "m.onnxa"]
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("size", [len(ARCHIVE) + 32, len(ARCHIVE) + 100, -3])
-@pytest.mark.parametrize("rest", [b"", bytes(100), b"[" * 20_000])
-def test_a_damaged_log_of_a_partial_file_is_read_as_far_as_it_is_right(
-    url: str, folder: Path, size: int, rest: bytes
-) -> None:
-    interrupt(url, folder / "m.onnxa")
-    unfinished = folder / ".m.onnxa.download"
-    unfinished.write_bytes(unfinished.read_bytes()[:size] + rest)
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
-    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+    require_downloaded(url, folder / "m.onnxa")
+    assert not begins_anew or asked(web) >= len(ARCHIVE) - objects.END_SIZE
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -428,8 +401,7 @@ def test_damaged_bytes_of_a_partial_file_are_an_error_and_the_next_download_begi
     with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'large"):
         onnxarchive.download(url, folder / "m.onnxa")
     assert files_below(folder) == set()
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    require_downloaded(url, folder / "m.onnxa")
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -479,9 +451,7 @@ def test_a_file_system_without_locks_has_downloads_that_begin_anew(
     lock_calls.refuse(monkeypatch, errno.ENOSYS)
     interrupt(url, folder / "m.onnxa")
     assert files_below(folder) == set()
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
-    assert files_below(folder) == {"m.onnxa"}
+    require_downloaded(url, folder / "m.onnxa")
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -557,9 +527,7 @@ def test_a_full_disk_is_an_error_and_the_download_goes_on(
     )
     assert set(folder.iterdir()) == {kept}
     monkeypatch.setattr(MappedFile, "write", whole)
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
-    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+    require_downloaded(url, folder / "m.onnxa")
 
 
 def test_a_download_that_does_not_fit_the_disk_does_not_begin(
@@ -592,8 +560,7 @@ def test_a_download_that_does_not_fit_the_disk_does_not_begin(
     )
     assert kept + needed == len(ARCHIVE)
     free(needed)
-    onnxarchive.download(url, folder / "m.onnxa")
-    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    require_downloaded(url, folder / "m.onnxa")
 
 
 SLOW = """
