@@ -116,7 +116,6 @@ class Case:
 
 _ONNX_IR: Final = ("onnx_ir",)
 _SAFETENSORS: Final = ("safetensors",)
-_ONNX_SAFETENSORS: Final = ("onnx_ir", "onnx_safetensors", "safetensors")
 _TORCH: Final = ("torch",)
 _ONNXRUNTIME: Final = ("onnxruntime",)
 _SERVED: Final = ("nginx", "obstore")
@@ -157,14 +156,12 @@ def _views(group: str, *, is_used: bool = False) -> tuple[Measure, ...]:
             return partial(ways.use, way=way, **options)
         return partial(getattr(ways, way), **options)
 
-    both = ("external", "safetensors")
     for_torch = opened("view_safetensors", framework="pt")
     return (
         Measure(OURS, group, opened("view_archive"), ("archive",)),
         _peer("onnx_ir", group, opened("view_onnx_ir"), ("external",), _ONNX_IR),
         _peer("safetensors", group, opened("view_safetensors"), ("safetensors",), _SAFETENSORS),
         _peer("safetensors pt", group, for_torch, ("safetensors",), (*_SAFETENSORS, *_TORCH)),
-        _peer("onnx-safetensors", group, opened("view_onnx_safetensors"), both, _ONNX_SAFETENSORS),
         _peer("torch.load mmap", group, opened("load_torch"), ("pickled",), _TORCH),
         _peer("onnx.load", group, opened("load_onnx"), ("external",)),
     )
@@ -177,7 +174,6 @@ def _saves(group: str) -> tuple[Measure, ...]:
         _peer("onnx", group, ways.save_onnx, writes=True),
         _peer("onnx_ir", group, ways.save_onnx_ir, (), _ONNX_IR, True),
         _peer("safetensors", group, ways.save_safetensors, (), _SAFETENSORS, True),
-        _peer("onnx-safetensors", group, ways.save_onnx_safetensors, (), _ONNX_SAFETENSORS, True),
         _peer("numpy.savez", group, ways.save_numpy, writes=True),
         _peer("torch.save", group, ways.save_torch, (), _TORCH, True),
     )
@@ -304,7 +300,7 @@ CASES: Final[Mapping[str, Case]] = {
         (*_saves("many"), _PARSED),
         (
             Target("at most", 1.5, "numpy.savez"),
-            *(Target("at most", 1, peer) for peer in ("onnx", "onnx_ir", "onnx-safetensors")),
+            *(Target("at most", 1, peer) for peer in ("onnx", "onnx_ir")),
             Target("at most", 128 * MIB, figure="anonymous"),
         ),
         moves_bytes=True,

@@ -54,7 +54,7 @@ _SETTINGS: Final[Any] = {
     "font.size": 8.0,
     "savefig.facecolor": _BACKGROUND,
     "svg.fonttype": "none",
-    "svg.hashsalt": "onnxarchive",
+    "svg.hashsalt": "onnxarchive",  # and nothing is clipped: ids of clip paths would vary
     "text.color": _TEXT,
     "xtick.color": _TEXT,
     "ytick.color": _TEXT,
@@ -132,7 +132,9 @@ def _bars(cases: Mapping[str, Any], title: str) -> Any:
             medians = {library: median(case, library, name) for library in LIBRARIES}
             measured = {library: it for library, it in medians.items() if it is not None}
             colors = [OURS if library == "onnxarchive" else PEER for library in measured]
-            drawn = panel.barh(list(measured), list(measured.values()), color=colors, height=0.7)
+            drawn = panel.barh(
+                list(measured), list(measured.values()), color=colors, height=0.7, clip_on=False
+            )
             panel.bar_label(drawn, [words(it) for it in measured.values()], padding=3)
             panel.set_title(heading.format(title_of(key, case)), loc="left", fontsize=9)
             panel.invert_yaxis()
@@ -181,7 +183,14 @@ def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
         middle = case["medians"][way]["seconds"]
         spread = [[middle - min(seconds)], [max(seconds) - middle]]
         panel.errorbar(
-            [middle], [place], xerr=spread, fmt="o", color=color, markersize=5, capsize=2
+            [middle],
+            [place],
+            xerr=spread,
+            fmt="o",
+            color=color,
+            markersize=5,
+            capsize=2,
+            clip_on=False,
         )
         panel.annotate(
             duration(middle),
@@ -204,7 +213,7 @@ def _scale(panel: Any) -> None:
     panel.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
     panel.xaxis.set_major_formatter(lambda value, _: _seconds(value))
     panel.xaxis.set_minor_formatter(lambda value, _: "")
-    panel.grid(axis="x", which="major", color=MACHINE, alpha=0.35)
+    panel.grid(axis="x", which="major", color=MACHINE, alpha=0.35, clip_on=False)
 
 
 def _growth(cases: Mapping[str, Any], title: str) -> Any:
@@ -220,9 +229,9 @@ def _growth(cases: Mapping[str, Any], title: str) -> Any:
             amounts = [it["amount"] for it in points]
             slope = "" if curve["slope"] is None else f", slope {curve['slope']:.2f}"
             seconds = [it["seconds"]["median"] for it in points]
-            times.plot(amounts, seconds, "o-", color=color, label=what + slope)
+            times.plot(amounts, seconds, "o-", color=color, label=what + slope, clip_on=False)
             memory = [max((it["anonymous"] or 0) / MIB, _LEAST) for it in points]
-            memories.plot(amounts, memory, "o-", color=color)
+            memories.plot(amounts, memory, "o-", color=color, clip_on=False)
         times.set_title(case["title"], loc="left", fontsize=8)
         times.set_xscale("log")
         times.legend(frameon=False)
@@ -233,7 +242,7 @@ def _growth(cases: Mapping[str, Any], title: str) -> Any:
             panel.yaxis.set_major_formatter(lambda value, _, words=words: words(value))
             panel.yaxis.set_minor_formatter(lambda value, _: "")
             panel.xaxis.set_major_formatter(lambda value, _, unit=unit: unit(value))
-            panel.grid(color=MACHINE, alpha=0.35)
+            panel.grid(color=MACHINE, alpha=0.35, clip_on=False)
     return figure
 
 

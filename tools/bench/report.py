@@ -31,7 +31,6 @@ LIBRARIES: Final = (
     "onnxruntime",
     "onnx-ir",
     "safetensors",
-    "onnx-safetensors",
     "torch",
 )
 

@@ -31,9 +31,8 @@ CPU is the CPU time of all threads of the process. Memory is peak growth. Anonym
 RssAnon of /proc/PID/status; this tool samples RssAnon every 5 ms from another process. Resident
 memory is the kernel's VmHWM, and includes mapped files.
 
-Optional packages and programs: safetensors, onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch,
-obstore, nginx (serves remote archives), curl. The report names the missing ones and leaves their
-rows out.
+Optional packages and programs: safetensors, onnx-ir, ONNX Runtime, PyTorch, obstore, nginx (serves
+remote archives), curl. The report names the missing ones and leaves their rows out.
 Three rows show limits of the machine: "pwrite" writes the bytes of the tensors from memory,
 "copy" copies a file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and
 "map" sums all bytes of a file through a memory map.

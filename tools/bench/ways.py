@@ -176,21 +176,12 @@ def view_onnx_ir(place: Place) -> Step:
     """Loads the `.onnx` and makes an array over a memory map for every tensor."""
     import onnx_ir
 
-    return lambda: _arrays_of(onnx_ir.load(place.file("external")))
+    def step() -> tuple[object, list[Any]]:
+        model = onnx_ir.load(place.file("external"))
+        values: Iterable[Any] = model.graph.initializers.values()
+        return model, [value.const_value.numpy() for value in values]
 
-
-def view_onnx_safetensors(place: Place) -> Step:
-    """Does the same as `view_onnx_ir`, with the tensors of the safetensors file."""
-    import onnx_ir
-
-    load = importlib.import_module("onnx_safetensors").load_file_as_external_data
-    path = place.file("safetensors")
-    return lambda: _arrays_of(load(onnx_ir.load(place.file("external")), path.name, path.parent))
-
-
-def _arrays_of(model: Any) -> tuple[object, list[Any]]:
-    arrays = [value.const_value.numpy() for value in model.graph.initializers.values()]
-    return model, arrays
+    return step
 
 
 def load_torch(place: Place) -> Step:
@@ -301,14 +292,6 @@ def save_safetensors(place: Place) -> Step:
     save_file = importlib.import_module("safetensors.numpy").save_file
     tensors = dict(place.arrays())
     return _synced(place, lambda: save_file(tensors, place.output / "tensors.safetensors"))
-
-
-def save_onnx_safetensors(place: Place) -> Step:
-    """Saves a ModelProto from memory as a `.onnx` and a safetensors file."""
-    save_model = importlib.import_module("onnx_safetensors").save_model
-    model = place.model()
-    path = place.output / "model.onnx"
-    return _synced(place, lambda: save_model(model, path, external_data="tensors.safetensors"))
 
 
 def save_numpy(place: Place) -> Step:
