@@ -32,11 +32,7 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def first_mode(old: os.stat_result | None) -> int:
-    """Permission bits for creating a file; for a replacement, the owner's without execution.
-
-    Args:
-        old: Status of the file to replace, or None.
-    """
+    """Permission bits of a new file; if it replaces `old`, the owner's without execution."""
     return 0o666 if old is None else old.st_mode & 0o600
 
 
@@ -78,10 +74,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
 def set_mode(descriptor: int, path: str, mode: int) -> None:
     """Sets the permission bits of a file; does nothing on file systems without them.
 
-    Args:
-        descriptor: The file.
-        path: Its path, for systems that set the bits only by it.
-        mode: The bits.
+    Systems that cannot set them by the descriptor take the path.
     """
     try:
         os.chmod(descriptor if os.chmod in os.supports_fd else path, mode)
@@ -95,14 +88,9 @@ def keep_owner(descriptor: int, target: int | str, old: os.stat_result) -> list[
 
     Removes the access control list that the replacement has from its directory's default list.
 
-    Args:
-        descriptor: The new file.
-        target: The old file.
-        old: Status of the old file.
-
     Returns:
-        Descriptions of the owner, group, access control list and extended attributes that are
-        lost; none on Windows, where nothing is copied.
+        Descriptions of the owner, group, access control list and extended attributes of `target`
+        that are lost; none on Windows, where nothing is copied.
     """
     if hasattr(os, "fchown"):
         try:

@@ -55,12 +55,7 @@ class Data(Protocol):
 
 
 class Stored:
-    """Bytes in memory or mapped.
-
-    Attributes:
-        view: The bytes.
-        crc32: CRC-32 of the bytes, or None if unknown.
-    """
+    """Bytes in memory or mapped, and their CRC-32 if it is known."""
 
     __slots__ = ("crc32", "view")
 
@@ -118,12 +113,7 @@ def copied(data: Data) -> bytes | None:
 
 
 class Pieces:
-    """The concatenation of several buffers.
-
-    Attributes:
-        parts: The buffers, in order.
-        crc32: CRC-32 of the bytes, or None if unknown.
-    """
+    """The concatenation of several buffers, and their CRC-32 if it is known."""
 
     __slots__ = ("crc32", "parts")
 
@@ -180,9 +170,9 @@ class Crc32:
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview]) -> Crc32:
         """CRC-32 and size of all pieces; exhausts the iterable."""
-        found = cls()
-        deque(found(pieces), maxlen=0)
-        return found
+        checksum = cls()
+        deque(checksum(pieces), maxlen=0)
+        return checksum
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
         """Yields the pieces; `value` and `nbytes` include a piece before it is yielded."""

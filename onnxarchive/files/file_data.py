@@ -22,6 +22,9 @@ from onnxarchive.files.local_file import MappedFile, PositionalWriter
 class FileData:
     """A range of bytes of a file, which is opened on access unless it is open already.
 
+    Each access raises ArchiveFormatError if the file is not regular or not beneath `root`, if it
+    was truncated, or if another file has its path.
+
     Attributes:
         path: The path of the file, relative to `root` if there is one.
         identity: The identity of the file; see `MappedFile`.
@@ -42,16 +45,7 @@ class FileData:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], root: Root | None = None) -> FileData:
-        """All bytes of a file, which is opened on access.
-
-        Args:
-            path: The path of the file, relative to `root` if there is one.
-            root: The directory that must contain the file; None for no restriction.
-
-        Raises:
-            ArchiveFormatError: The file is not regular, or not beneath `root`.
-            OSError: The file cannot be opened.
-        """
+        """All bytes of a file, which is opened on access; see the class."""
         with _open_file(path, root) as file:
             return cls(os.fsdecode(path), file.identity, 0, file.size, root=root)
 
@@ -64,12 +58,7 @@ class FileData:
         return cls(path, file.identity, 0, file.size, file, root)
 
     def state(self) -> tuple[int, int]:
-        """Size in bytes and time of the last write (ns) of the file; they tell whether it changed.
-
-        Raises:
-            ArchiveFormatError: Another file has the path.
-            OSError: The file cannot be opened any more.
-        """
+        """Size in bytes and time of the last write (ns), which tell whether the file changed."""
         with self._opened() as file:
             status = file.status()
             return status.st_size, status.st_mtime_ns
@@ -104,12 +93,7 @@ class FileData:
             return view
 
     def read(self) -> bytes:
-        """The bytes as a copy, read without a map.
-
-        Raises:
-            ArchiveFormatError: The file was truncated, or another file has its path.
-            OSError: The file cannot be opened or read any more.
-        """
+        """The bytes as a copy, read without a map."""
         with self._opened() as file:
             return self.read_from(file)
 
@@ -163,10 +147,6 @@ def read_all(parts: Sequence[FileData]) -> list[bytes]:
     """Reads parts into copies, in order.
 
     Successive parts of a file are read together; see `FileData.read_parts`.
-
-    Raises:
-        ArchiveFormatError: A file was truncated, or another file has its path.
-        OSError: A file cannot be opened or read any more.
     """
     contents: list[bytes] = []
     for _, same in itertools.groupby(
@@ -250,12 +230,12 @@ class RandomAccessData:
         return memoryview(self.file.read(self.offset, self.nbytes))
 
     def __iter__(self) -> Iterator[memoryview]:
-        found = 0
+        nbytes = 0
         for piece in self.file.pieces(self.offset, self.nbytes):
-            found += len(piece)
+            nbytes += len(piece)
             yield memoryview(piece)
-        if found != self.nbytes:
-            with with_path(self.file.path):
-                raise ArchiveFormatError(
-                    f"expected {self.nbytes} bytes at offset {self.offset}, found {found}"
-                )
+        if nbytes != self.nbytes:
+            raise ArchiveFormatError(
+                f"expected {self.nbytes} bytes at offset {self.offset}, found {nbytes}",
+                path=self.file.path,
+            )

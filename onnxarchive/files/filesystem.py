@@ -23,11 +23,7 @@ _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 
 def clone(source: MappedFile, target: int) -> bool:
-    """Clones a file into a new file that shares all blocks (reflinks), if the file system can.
-
-    Args:
-        source: The file.
-        target: Descriptor of the new file.
+    """Makes the new file `target` share all blocks of a file (reflinks), if the file system can.
 
     Returns:
         True if the file was cloned; else the new file is unchanged.
@@ -93,11 +89,7 @@ def sync(file: MappedFile, remedy: str | None = None) -> None:
 
 
 def sync_directory(directory: str) -> None:
-    """Syncs the entries of a directory, if the system can.
-
-    Raises:
-        OSError: The disk failed.
-    """
+    """Syncs the entries of a directory, if the system can."""
     if os.name == "nt":
         return
     try:

@@ -186,11 +186,7 @@ def keep_exclusive(descriptor: int, timeout: float | None = _BRIEFLY) -> bool:
 
 
 def try_exclusive(descriptor: int) -> bool:
-    """Takes the exclusive lock until the file is closed, unless the file is locked.
-
-    Returns:
-        True if the lock was taken; False if the file is locked, or its file system has no locks.
-    """
+    """Takes the exclusive lock until the file is closed; False if it is locked or has no locks."""
     try:
         return _lock(descriptor, is_shared=False, timeout=0)
     except LockedError:  # by this thread
@@ -202,12 +198,9 @@ def try_exclusive(descriptor: int) -> bool:
 
 
 def is_held(identity: tuple[int, int]) -> bool:
-    """True if this thread has locked a file for an edit.
+    """True if this thread has locked the file of this device and inode for an edit.
 
     On CIFS without locks of open files, the file is then read only through the locked descriptor.
-
-    Args:
-        identity: Device and inode of the file.
     """
     work = _held.get((*identity, threading.get_ident()))
     return work is not None and work.is_own
@@ -224,12 +217,7 @@ def unlock(descriptor: int) -> None:
 
 
 def require_timeout(timeout: float | None) -> None:
-    """Refuses an invalid timeout.
-
-    Raises:
-        TypeError: The timeout is no number.
-        ValueError: The timeout is negative or NaN.
-    """
+    """Refuses a timeout that is no number (TypeError), or negative or NaN (ValueError)."""
     try:
         is_valid = timeout is None or timeout >= 0
     except TypeError:

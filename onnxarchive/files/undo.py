@@ -105,12 +105,7 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
 def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
     """The edit with an incomplete log at the end of the file; None if there is none.
 
-    Bytes of the log that did not reach the disk are zeros.
-
-    Args:
-        file: The file.
-        offset: Offset of the old end's first byte in the file, in bytes.
-        old_size: Size of the old file in bytes.
+    Bytes of the log that did not reach the disk are zeros. For arguments see `UnfinishedEdit`.
     """
     edit = UnfinishedEdit(offset, old_size)
     position = file.size - TRAILER_SIZE - edit.end_nbytes
@@ -200,9 +195,7 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
 def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
     """Restores the old end and size of a file; an interrupted restore can be repeated.
 
-    Args:
-        file: The file, open for writing and locked.
-        edit: The edit, as returned by `find` or `find_torn`.
+    The file must be open for writing and locked.
 
     Raises:
         ArchiveError: Another process has truncated the file meanwhile.

@@ -58,12 +58,7 @@ def local_zip64_values(nbytes: int) -> tuple[int, ...]:
 
 
 def header_size(name_size: int, nbytes: int) -> int:
-    """Size of a local header without padding, in bytes.
-
-    Args:
-        name_size: Size of the entry's name in bytes.
-        nbytes: Size of the entry's data in bytes.
-    """
+    """Size of a local header without padding, in bytes, by the sizes of the name and the data."""
     zip64_size = _LOCAL_ZIP64_SIZE if nbytes >= records.SATURATED_32 else 0
     return LocalHeader.SIZE + name_size + zip64_size + records.ALIGNMENT_EXTRA_SIZE
 

@@ -23,11 +23,7 @@ _WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are as many
 
 
 def require_entries(count: int) -> None:
-    """Refuses too many entries (rule ZIP-4).
-
-    Raises:
-        UnsupportedFeatureError: `count` exceeds the limit.
-    """
+    """Refuses too many entries with an UnsupportedFeatureError (rule ZIP-4)."""
     if count > layout.MAX_ENTRIES:
         raise UnsupportedFeatureError(
             f"expected at most {layout.MAX_ENTRIES} entries, found {count}; keep more tensors in "
