@@ -32,9 +32,10 @@ def test_the_walks_name_the_rooms_that_they_pass() -> None:
 
 
 def test_the_table_has_each_room() -> None:
-    assert sorted(re.findall(r"^\| `(\w+)/` \|", TEXT, re.MULTILINE)) == ROOMS
+    rooms = TEXT.partition("| beside the package |")[0]
+    assert sorted(re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE)) == ROOMS
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z_]+/[\w/.]*)`", TEXT))))
 def test_each_path_exists(path: str) -> None:
-    assert (ROOT / path).exists() or (ROOT / "onnxarchive" / path).exists()
+    assert any((ROOT / above / path).exists() for above in ("", "onnxarchive", "tests"))

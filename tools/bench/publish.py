@@ -94,14 +94,14 @@ def _figures(run: _Run) -> str:
     source = _paragraph(
         f"One run of [the benchmark](tools/bench/README.md) on {cores} ({processor}) with "
         f"{machine['memory']} of memory: medians of {run['settings']['rounds']} rounds, files in "
-        "the page cache, output synced. Memory is private memory; saving starts with the model in "
-        "memory."
+        "the page cache, output synced. Memory is private memory: pages of a mapped file are in "
+        "the page cache, and shared by all processes. Saving starts with the model in memory."
     )
     rows = (
         (plot.title_of("use-large", cases["use-large"]), "use-large", True),
         (plot.title_of("save-large", cases["save-large"]), "save-large", True),
         (f"convert {_size(cases['convert-large'])} (others: load and save)", "convert-large", True),
-        (f"open {cases['view-small']['size']}, a view of each", "view-small", False),
+        (f"open {cases['view-small']['size']}, get each (onnx: load)", "view-small", False),
     )
     table = _table(
         ["", *_COLUMNS],
