@@ -109,7 +109,7 @@ def is_asset_name(name: str) -> bool:
         and unicodedata.is_normalized("NFC", name)
         and is_plain_path(path)
         and {":", ";"}.isdisjoint(path)
-        and all(len(it.encode()) <= MAX_ASSET_COMPONENT_SIZE for it in path.split("/"))
+        and all(len(part.encode()) <= MAX_ASSET_COMPONENT_SIZE for part in path.split("/"))
         and (name.isascii() or _UNASSIGNED not in map(unicodedata.category, name))
     )
 
@@ -268,8 +268,8 @@ def _check_models(
                 entry=name,
             )
     last = len(names) - (1 if names and names[-1] == MODEL_PROTO else 0)
-    found = list(names[last - len(further) : last])
-    if are_all and found != sorted(further):
+    before = list(names[last - len(further) : last])
+    if are_all and before != sorted(further):
         report.broken(
             "MODEL-4",
             f"expected the further models in ascending order directly before {MODEL_PROTO}, found "

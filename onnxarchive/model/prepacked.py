@@ -81,8 +81,8 @@ class PackedSet:
         """The index."""
         weights = {
             identifier: {
-                name: {"nbytes": it.nbytes, "crc32": it.crc32, "packed": it.buffers}
-                for name, it in sorted(named.items())
+                name: {"nbytes": weight.nbytes, "crc32": weight.crc32, "packed": weight.buffers}
+                for name, weight in sorted(named.items())
             }
             for identifier, named in sorted(self.weights.items())
         }

@@ -170,12 +170,12 @@ def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_P
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
     """Removes the fingerprint of a link from the metadata; returns the fingerprint, or None."""
-    are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
-    if True not in are_found:
+    are_fingerprints = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
+    if True not in are_fingerprints:
         return None
-    found = tensors.text(model.metadata_props[are_found.index(True)].value)
-    tensors.remove(model.metadata_props, are_found)
-    return found
+    fingerprint = tensors.text(model.metadata_props[are_fingerprints.index(True)].value)
+    tensors.remove(model.metadata_props, are_fingerprints)
+    return fingerprint
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:

@@ -22,16 +22,16 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
         shorter path to `kind` come first.
     """
     distances = {kind: 0}
-    found = messages()
+    descriptors = messages()
     nearest = [kind]
     while nearest:
         distance = distances[nearest[0]] + 1
-        farther = (name for name in found if name not in distances)
-        nearest = [name for name in farther if _leading(found[name], distances)]
+        farther = (name for name in descriptors if name not in distances)
+        nearest = [name for name in farther if _leading(descriptors[name], distances)]
         distances.update(dict.fromkeys(nearest, distance))
     return {
         name: sorted(
-            _leading(found[name], distances),
+            _leading(descriptors[name], distances),
             key=lambda field: (distances[_below(field)], field.number),
         )
         for name in distances
@@ -48,14 +48,14 @@ def is_repeated(field: Any) -> bool:
 @cache
 def messages() -> dict[str, Any]:
     """The descriptors of ModelProto and of every message below it, by full name."""
-    found: dict[str, Any] = {}
+    descriptors: dict[str, Any] = {}
     pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
     while pending:
         message = pending.pop()
-        if message.full_name not in found:
-            found[message.full_name] = message
+        if message.full_name not in descriptors:
+            descriptors[message.full_name] = message
             pending += [field.message_type for field in message.fields if field.message_type]
-    return found
+    return descriptors
 
 
 def _leading(message: Any, known: dict[str, int]) -> list[Any]:

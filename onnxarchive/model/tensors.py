@@ -9,22 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files.data import Data, Stored
-from onnxarchive.model import dtypes, schema
+from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.walking import MAIN_GRAPH, Path, below
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
     from numpy.typing import NDArray
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
@@ -97,6 +96,7 @@ class TensorRef(NamedTuple):
         return f"tensor {shown(self.name)} ({self.where})"
 
 
+@dataclass(slots=True, eq=False)
 class TensorRefs(Mapping[str, TensorRef]):
     """The external tensors of a model by key.
 
@@ -108,15 +108,9 @@ class TensorRefs(Mapping[str, TensorRef]):
         others: The refs of other tensors by key.
     """
 
-    def __init__(
-        self,
-        initializers: Sequence[onnx.TensorProto] = (),
-        index_of: Mapping[str, int] | None = None,
-        others: Mapping[str, TensorRef] | None = None,
-    ) -> None:
-        self.initializers = initializers
-        self.index_of = {} if index_of is None else index_of
-        self.others = {} if others is None else others
+    initializers: Sequence[onnx.TensorProto] = ()
+    index_of: Mapping[str, int] = field(default_factory=dict)
+    others: Mapping[str, TensorRef] = field(default_factory=dict)
 
     def keep(self) -> None:
         """Makes these refs refer to the present initializers, even if the model gets others."""
@@ -149,10 +143,9 @@ def text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def names(found: Iterable[onnx.TensorProto]) -> list[str]:
+def names(tensors: Iterable[onnx.TensorProto]) -> list[str]:
     """The names of tensors, each equal to `TensorRef.name`."""
-    given = [tensor.name for tensor in found]
-    return given if {*map(type, given)} <= {str} else list(map(text, given))
+    return [text(tensor.name) for tensor in tensors]
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
@@ -174,11 +167,11 @@ def external(model: onnx.ModelProto) -> Iterator[TensorRef]:
 
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Yields the ref of every tensor except the initializers of the main graph."""
-    found = chain(
+    messages = chain(
         below(model.graph, MAIN_GRAPH, _TENSOR, without=INITIALIZER),
         below(model, (), _TENSOR, without="graph"),
     )
-    return (TensorRef(path, tensor) for path, tensor in found)  # type: ignore[arg-type]
+    return (TensorRef(path, tensor) for path, tensor in messages)  # type: ignore[arg-type]
 
 
 _TENSOR = onnx.TensorProto.DESCRIPTOR
@@ -214,33 +207,45 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     return data
 
 
+class MadeData:
+    """Data that is made when it is read."""
+
+    __slots__ = ()
+    crc32: Final = None
+
+    def resolve(self) -> tuple[TensorRef | None, Data]:
+        """The data, and the tensor whose elements it holds; called in any thread, or repeatedly.
+
+        A copy in memory holds only this data: the writer frees the copy after writing it.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(self.resolve()[1])
+
+
 @dataclass(slots=True, eq=False)
-class LazyData:
-    """Data that is made when it is read.
+class LazyData(MadeData):
+    """Data that a function makes.
 
     Attributes:
         nbytes: Its size in bytes; of a tensor, as shape and data type need.
-        make: Gives the data; called in any thread, perhaps several times. A copy in memory must
-            hold only this data: the writer frees the copy after writing it.
+        make: The function.
         ref: The tensor whose elements it holds; None for other data.
     """
 
     nbytes: int
     make: Callable[[], Data]
     ref: TensorRef | None = None
-    crc32: ClassVar[None] = None
 
     def resolve(self) -> tuple[TensorRef | None, Data]:
-        """The tensor and the data."""
+        """As `MadeData.resolve`."""
         return self.ref, self.make()
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.make())
 
 
 @dataclass(slots=True, eq=False)
-class InitializerData:
-    """The bytes of an initializer of the main graph, copied out of the model when they are read.
+class InitializerData(MadeData):
+    """The bytes of an initializer of the main graph, copied out of the model; see `raw_data`.
 
     It refers to the initializer by its index: protobuf's Python object of a message, once one of
     its absent fields was asked for, takes 300 bytes.
@@ -249,25 +254,16 @@ class InitializerData:
     nbytes: int
     initializers: Sequence[onnx.TensorProto]
     index: int
-    crc32: ClassVar[None] = None
-
-    @property
-    def ref(self) -> TensorRef:
-        """The tensor."""
-        return main_initializer(self.initializers[self.index], self.index)
 
     def resolve(self) -> tuple[TensorRef, Data]:
-        """The tensor and its data; see `raw_data`."""
+        """As `MadeData.resolve`."""
         ref = main_initializer(self.initializers[self.index], self.index)
         return ref, Stored(raw_data(ref, self.nbytes))
 
-    def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.resolve()[1])
-
 
 def resolved(data: Data) -> Data:
-    """The data that `LazyData` and `InitializerData` make; other data is returned."""
-    return data.resolve()[1] if isinstance(data, LazyData | InitializerData) else data
+    """The data that `MadeData` makes; other data is returned."""
+    return data.resolve()[1] if isinstance(data, MadeData) else data
 
 
 def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
@@ -283,16 +279,11 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
     return np.array(elements, dtype=object).reshape(tuple(tensor.dims))
 
 
-def has_field(message: Message, name: str) -> bool:
-    """True if a field is set, or if a repeated field is not empty; the value is not read."""
-    if schema.is_repeated(message.DESCRIPTOR.fields_by_name[name]):
-        return len(getattr(message, name)) > 0
-    return message.HasField(name)
-
-
 def held_fields(tensor: onnx.TensorProto) -> list[str]:
     """The data fields that a tensor has; their values are not read."""
-    return [field for field in DATA_FIELDS if has_field(tensor, field)]
+    raw, *repeated = DATA_FIELDS
+    lists = [field for field in repeated if len(getattr(tensor, field)) > 0]
+    return [raw, *lists] if tensor.HasField(raw) else lists
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:
@@ -579,8 +570,8 @@ def set_location(
     length: int | None = None,
 ) -> None:
     """Makes a tensor external: clears its data fields and replaces `external_data`."""
-    for field in (*DATA_FIELDS, "external_data"):
-        tensor.ClearField(field)
+    for name in (*DATA_FIELDS, "external_data"):
+        tensor.ClearField(name)
     tensor.data_location = EXTERNAL
     for key, value in ((LOCATION, location), (OFFSET, offset), (LENGTH, length)):
         if value is not None:

@@ -65,7 +65,7 @@ def below(
     """
     fields = _fields_to(kind)
     steps = list(path)
-    entered = [it for it in fields[message.DESCRIPTOR] if it[0] != without]
+    entered = [field for field in fields[message.DESCRIPTOR] if field[0] != without]
     stack = [_children(message, _present(message, entered))]
     while stack:
         for step, child in stack[-1]:
@@ -108,9 +108,9 @@ def _fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
 
     Each field is a pair: the field's name, and True if the field is repeated.
     """
-    found = schema.messages()
+    descriptors = schema.messages()
     return {
-        found[name]: [(field.name, schema.is_repeated(field)) for field in fields]
+        descriptors[name]: [(field.name, schema.is_repeated(field)) for field in fields]
         for name, fields in schema.fields_to(kind.full_name).items()
     }
 

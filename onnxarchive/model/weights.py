@@ -128,11 +128,11 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         for tensor in _tensors(wire, size_threshold):
             if tensor.depth == MAX_DEPTH:
                 continue  # external_data would be nested too deep
-            found = _sole_data_field(wire, tensor)
-            span = _span(*found) if found else None
-            if found is None or span is None or span.nbytes < size_threshold:
+            sole = _sole_data_field(wire, tensor)
+            span = _span(*sole) if sole else None
+            if sole is None or span is None or span.nbytes < size_threshold:
                 continue
-            (_, begin, _, _, end), _ = found
+            (_, begin, _, _, end), _ = sole
             location = f"{SPAN_LOCATION}{len(spans)}"
             edits.replace(tensor, begin, end, _external_data(_LOCATION_KEY, location))
             # At the end of the tensor: of several `data_location` fields, protobuf takes the last.
@@ -300,19 +300,19 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
 
     None for an external tensor, or if the number of data fields is not 1.
     """
-    found: Field | None = None
+    sole: Field | None = None
     data_type = 0
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
         tag, _, _, value, end = field
         if tag in _DATA_TAGS:
-            if found is not None:
+            if sole is not None:
                 return None
-            found = field
+            sole = field
         elif tag == _DATA_TYPE:
             data_type = read_int32(wire, value, end)
         elif tag == _EXTERNAL_DATA or (tag == _DATA_LOCATION and _is_external(wire, value, end)):
             return None
-    return None if found is None else (found, data_type)
+    return None if sole is None else (sole, data_type)
 
 
 def _span(field: Field, data_type: int) -> Span | None:
@@ -423,16 +423,16 @@ class _Edits:
     def pieces(self) -> list[_Piece]:
         """The edited model: views of the original, and the inserted contents."""
         self._mend_lengths()
-        found: list[_Piece] = []
+        pieces: list[_Piece] = []
         position = 0
         for begin, end, contents in sorted(self._edits, key=itemgetter(0)):
             if position < begin:
-                found.append(self._wire[position:begin])
-            found += contents
+                pieces.append(self._wire[position:begin])
+            pieces += contents
             position = end
         if position < len(self._wire):
-            found.append(self._wire[position:])
-        return found
+            pieces.append(self._wire[position:])
+        return pieces
 
     def _mend_lengths(self) -> None:
         inner_first = sorted(self._frames.values(), key=attrgetter("start"), reverse=True)

@@ -52,7 +52,8 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
         ArchiveFormatError: The message is malformed.
     """
     groups: list[int] = []
-    _require_depth(depth, start)
+    if depth > MAX_DEPTH:
+        raise _too_deep(start)
     position = start
     while position < stop:
         begin = position
@@ -98,9 +99,8 @@ def _read_tag(wire: bytes | memoryview, begin: int, stop: int) -> tuple[int, int
     return tag, end
 
 
-def _require_depth(depth: int, offset: int) -> None:
-    if depth > MAX_DEPTH:
-        raise malformed(offset, f"at most {MAX_DEPTH} nested messages and groups", "one more")
+def _too_deep(offset: int) -> ArchiveFormatError:
+    return malformed(offset, f"at most {MAX_DEPTH} nested messages and groups", "one more")
 
 
 def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -> None:
@@ -108,7 +108,8 @@ def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -
     wire_type = tag & WIRE_TYPE_MASK
     if wire_type == START_GROUP:
         groups.append(number)
-        _require_depth(depth + len(groups), begin)
+        if depth + len(groups) > MAX_DEPTH:
+            raise _too_deep(begin)
     elif wire_type != END_GROUP:
         raise malformed(begin, "a wire type from 0 to 5", f"{wire_type}")
     elif not groups:
@@ -186,8 +187,8 @@ def occurrences(data: Buffer, field: str) -> int:
     """
     wanted = tag_of(onnx.ModelProto.DESCRIPTOR, field, LEN)
     count = 0
-    for found in fields_of(data):
-        count += found[0] == wanted
+    for tag, *_ in fields_of(data):
+        count += tag == wanted
     return count
 
 

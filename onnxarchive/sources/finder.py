@@ -108,16 +108,16 @@ class Finder:
             if len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
                 packed.append(ref)
             try:
-                found = self._data(ref, serialized)
+                tensor_data = self._data(ref, serialized)
             except OutsideError as error:  # one remedy helps all tensors
                 raise OutsideError(f"{ref}: {error.message}", rule=error.rule) from None
             except ArchiveFormatError as error:
                 faults.add(ref, error)
             else:
-                if found is not None:
+                if tensor_data is not None:
                     if ref.tensor.data_type in tensors.CHECKED_TYPES:
-                        found = with_cleared_tail(found, ref, cleared)
-                    data.append(found)
+                        tensor_data = with_cleared_tail(tensor_data, ref, cleared)
+                    data.append(tensor_data)
                 elif _clear_tail(ref.tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
@@ -282,7 +282,7 @@ class _Faults:
         earlier, refs = self._faults.setdefault(key, (error, []))
         refs.append(ref)
         if isinstance(earlier, _FileError) and isinstance(error, _FileError):
-            self._faults[key] = max(earlier, error, key=lambda it: it.end), refs
+            self._faults[key] = max(earlier, error, key=lambda fault: fault.end), refs
 
     def require_none(self) -> None:
         """Raises all faults in one error.
@@ -332,12 +332,11 @@ def _drop_idle_pairs(tensor: onnx.TensorProto, has_spans: bool) -> bool:
         return is_idle
     if not has_spans or len(tensor.external_data) == 1:
         return False
-    locations = (it for it in tensors.locations(tensor) if it.startswith(weights.SPAN_LOCATION))
-    span = next(locations, None)
-    if span is None:
-        return False
-    tensors.set_location(tensor, span)
-    return True
+    for location in tensors.locations(tensor):
+        if location.startswith(weights.SPAN_LOCATION):
+            tensors.set_location(tensor, location)
+            return True
+    return False
 
 
 def _clear_tail(tensor: onnx.TensorProto) -> bool:

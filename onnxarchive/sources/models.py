@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final, TypeAlias
@@ -122,7 +122,9 @@ def open_copy(
     """
     with contextlib.ExitStack() as resources:
         opening = _Opening("", resources, verify_checksum, temporary, other_files)
-        yield replace(opening.remote_copy(copy, place), files=())
+        source = opening.remote_copy(copy, place)
+        source.files = ()
+        yield source
 
 
 @dataclass(slots=True)
@@ -156,15 +158,18 @@ class _Opening:
             )
         place = DirectoryPlace(root)
         source = self._read(model, place)
-        others, left_out = self._others(place, {os.path.basename(self.path)}, {})
-        return replace(source, files=(self.path, *place.paths), others=others, left_out=left_out)
+        names = {os.path.basename(self.path)}
+        source.others, source.left_out = self._others(place, names, {})
+        source.files = (self.path, *place.paths)
+        return source
 
     def remote_copy(self, view: memoryview, place: Place) -> Source:
         """The source in a copy of a remote file: a zip, or a `.onnx` with data files in `place`."""
         if is_zip(view):
             return self._zip(view)
         source = self._read(Stored(view), place)
-        return replace(source, warnings=source.warnings + (_NOT_SEARCHED,) * self.other_files)
+        source.warnings += (_NOT_SEARCHED,) * self.other_files
+        return source
 
     def directory(self) -> Source:
         """The source in a directory: the files of one model or of an unpacked archive."""
@@ -175,7 +180,8 @@ class _Opening:
         if not models:
             raise _no_model(_models_below(root))
         source = self._whole(place, _only(models), names)
-        return replace(source, files=tuple(place.paths))
+        source.files = tuple(place.paths)
+        return source
 
     def others(self) -> tuple[dict[str, Data], tuple[str, ...]]:
         """The files of a directory to include, by path, and the names of those to leave out."""
@@ -207,47 +213,43 @@ class _Opening:
 
     def _zip(self, view: memoryview) -> Source:
         """The source in a zip, whose files may all be in one folder; see `directory`."""
-        files, dropped = read_zip(view, self.temporary)
-        kept = {name: file for name, file in files.items() if not is_litter(name)}
-        model = _only([name for name in kept if is_model_name(name)])
+        files, notes = read_zip(view, self.temporary)
+        names = [name for name in files if not is_litter(name)]
+        model = _only([name for name in names if is_model_name(name)])
         folder = model[: model.rfind("/") + 1]
-        inside = [name for name in kept if name.startswith(folder)]
-        place = ZipPlace({name.removeprefix(folder): kept[name] for name in inside})
+        inside = [name for name in names if name.startswith(folder)]
+        place = ZipPlace({name.removeprefix(folder): files[name] for name in inside})
         source = self._whole(place, model.removeprefix(folder), place.names)
-        outside = sorted(files.keys() - set(inside))
-        left_out = source.left_out
+        outside = sorted(files.keys() - {*inside})
         if self.other_files:
-            left_out += tuple(outside)
-            outside = []
-        warnings = (*dropped, *_left_out(outside), *source.warnings)
-        return replace(source, files=(self.path,), warnings=warnings, left_out=left_out)
+            source.left_out += (*outside,)
+        else:
+            notes += _left_out(outside)
+        source.files = (self.path,)
+        source.warnings = (*notes, *source.warnings)
+        return source
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """The source of the model `name`; assets and further models are found in `names`."""
-        others = _further_models(names, name)
-        if others:
-            require_messages(_listed(place, model) for model in (name, *others))
+        further_names = _further_models(names, name)
+        if further_names:
+            require_messages(_listed(place, model) for model in (name, *further_names))
         source = self._read_in(place, name)
-        further = {keys.model_id(other): self._read_in(place, other) for other in others}
-        used = self._locations() | {name, *others}
-        rest = [other for other in names if other not in used]
-        named = [other for other in rest if other.startswith(ASSET_PREFIX)]
-        keys.check_names([*named, MODEL_PROTO], Strict())
-        assets: dict[str, Data] = {}
-        for other in named:
-            asset = _listed(place, other)
-            assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
-        unnamed = [other for other in rest if not other.startswith(ASSET_PREFIX)]
-        warnings = () if self.other_files else _left_out(unnamed, _REMEDY)
-        taken, left_out = self._others(place, {name, *others, *named}, assets)
-        return replace(
-            source,
-            assets=assets,
-            others=taken,
-            left_out=left_out,
-            warnings=(*source.warnings, *warnings),
-            further=further,
-        )
+        further = {keys.model_id(other): self._read_in(place, other) for other in further_names}
+        used = self._locations() | {name, *further_names}
+        asset_names = [other for other in names if other.startswith(ASSET_PREFIX)]
+        asset_names = [other for other in asset_names if other not in used]
+        keys.check_names([*asset_names, MODEL_PROTO], Strict())
+        source.further = further
+        source.assets = {
+            other.removeprefix(ASSET_PREFIX): _whole_file(place, other) for other in asset_names
+        }
+        used.update(asset_names)
+        if not self.other_files:
+            unused = [other for other in names if other not in used]
+            source.warnings += _left_out(unused, _REMEDY)
+        source.others, source.left_out = self._others(place, used, source.assets)
+        return source
 
     def _others(
         self, place: Place, used: Collection[str], assets: Collection[str]
@@ -262,19 +264,18 @@ class _Opening:
         if not self.other_files:
             return {}, ()
         used = self._locations() | set(used)
-        taken, left_out = divided(name for name in place.all_names if name not in used)
+        names, left_out = divided(name for name in place.all_names if name not in used)
         others: dict[str, Data] = {}
-        for name in taken:
+        for name in names:
             path = name.removeprefix(ASSET_PREFIX)
             if path in assets or path in others:
                 raise ArchiveFormatError(
                     f"expected one file for the asset {path!r}, found {path!r} and "
                     f"{ASSET_PREFIX + path!r}; remove one of them"
                 )
-            file = _listed(place, name)
-            others[path] = file.part(0, file.nbytes)
-        names = [ASSET_PREFIX + path for path in (*assets, *others)]
-        keys.check_names([*names, MODEL_PROTO], Strict())
+            others[path] = _whole_file(place, name)
+        asset_names = [ASSET_PREFIX + path for path in (*assets, *others)]
+        keys.check_names([*asset_names, MODEL_PROTO], Strict())
         return others, tuple(left_out)
 
     def _locations(self) -> set[str]:
@@ -302,6 +303,11 @@ def _listed(place: Place, name: str) -> DataFile:
             f"expected a file at {name!r}, found none: it is a broken link or was removed"
         )
     return file
+
+
+def _whole_file(place: Place, name: str) -> Data:
+    file = _listed(place, name)
+    return file.part(0, file.nbytes)
 
 
 def _only(names: list[str]) -> str:
@@ -362,15 +368,15 @@ def models_of_repository(
         ArchiveFormatError: There is no model.
     """
     below = _models_below(Root(os.fspath(directory)))
-    found = [name for name in below if name.endswith(_MODEL_SUFFIX)]
-    bases = {name: name[name.rfind("/") + 1 :] for name in found}
+    onnx_files = [name for name in below if name.endswith(_MODEL_SUFFIX)]
+    bases = {name: name[name.rfind("/") + 1 :] for name in onnx_files}
     stems = {name: base.removesuffix(_MODEL_SUFFIX) for name, base in bases.items()}
     if include is None:
-        names = [name for name in found if not _PRECISION.search(stems[name])]
+        names = [name for name in onnx_files if not _PRECISION.search(stems[name])]
     else:
-        names = [name for name in found if fnmatchcase(bases[name], include)]
+        names = [name for name in onnx_files if fnmatchcase(bases[name], include)]
     if not names:
-        hint = f"; {listing(found)} match no pattern of --include" if found else ""
+        hint = f"; {listing(onnx_files)} match no pattern of --include" if onnx_files else ""
         raise ArchiveFormatError(f"expected a file named *{_MODEL_SUFFIX}, found none{hint}")
     wanted = "model.onnx" if default is None else default
     defaults = [wanted] if wanted in names else []

@@ -42,7 +42,7 @@ def is_litter(name: str) -> bool:
 def is_hidden(name: str) -> bool:
     """True for litter, files in litter folders at any level, and paths with a hidden component."""
     parts = name.split("/")
-    return is_litter(name) or any(it.startswith(".") or it in _LITTER_FOLDERS for it in parts)
+    return is_litter(name) or any(part.startswith(".") or part in _LITTER_FOLDERS for part in parts)
 
 
 def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -55,13 +55,13 @@ def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
         names: Paths relative to the model's directory; a folder that was not read ends with a
             slash.
     """
-    taken: list[str] = []
+    others: list[str] = []
     left_out: list[str] = []
     for name in names:
         base = name[name.rfind("/") + 1 :].lower()
-        is_left_out = not base or is_hidden(name) or any(fnmatchcase(base, it) for it in _WEIGHTS)
-        (left_out if is_left_out else taken).append(name)
-    return taken, left_out
+        is_weights = any(fnmatchcase(base, pattern) for pattern in _WEIGHTS)
+        (left_out if not base or is_hidden(name) or is_weights else others).append(name)
+    return others, left_out
 
 
 def levels_of(path: str) -> int | None:

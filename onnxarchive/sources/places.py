@@ -76,7 +76,7 @@ def plain(location: str) -> str:
         raise ArchiveFormatError(
             f"expected a path of at most {MAX_PATH_SIZE} characters, found {shown(location)}"
         )
-    path = "/".join(it for it in location.split("/") if it != os.curdir)
+    path = "/".join(part for part in location.split("/") if part != os.curdir)
     if not is_plain_path(path):
         raise ArchiveFormatError(f"expected {PLAIN_PATH}, found {shown(location)}")
     return path
@@ -109,41 +109,41 @@ class DirectoryPlace:
 
         If `__MODEL_PROTO` exists, also folders with names reserved for later format versions.
         """
-        found, folders, reserved = [], [], []
+        files, folders, reserved = [], [], []
         for entry in self._root.scan(""):
             if _leads_to(entry.is_file):
-                found.append(entry.name)
+                files.append(entry.name)
             elif entry.name == _ASSETS and _leads_to(entry.is_dir):
                 folders.append(_ASSETS)
             elif entry.name.startswith(RESERVED_PREFIX):
                 reserved.append(f"{entry.name}/")
-        if MODEL_PROTO in found:
-            found += reserved
+        if MODEL_PROTO in files:
+            files += reserved
         while folders:
             folder = folders.pop()
             for entry in self._root.scan(folder):
                 name = f"{folder}/{entry.name}"
                 if not _leads_to(entry.is_dir):
-                    found.append(name)
+                    files.append(name)
                 elif not entry.is_symlink():
                     folders.append(name)
-        return sorted(found)
+        return sorted(files)
 
     @property
     def all_names(self) -> list[str]:
         """As `Place.all_names`; hidden folders and links to folders are not read."""
-        found, folders = [], [""]
+        paths, folders = [], [""]
         while folders:
             folder = folders.pop()
             for entry in self._root.scan(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if not _leads_to(entry.is_dir):
-                    found.append(name)
+                    paths.append(name)
                 elif entry.is_symlink() or is_hidden(f"{name}/"):
-                    found.append(f"{name}/")
+                    paths.append(f"{name}/")
                 else:
                     folders.append(name)
-        return sorted(found)
+        return sorted(paths)
 
     def find(self, location: str) -> DataFile | None:
         """As `Place.find`; symbolic links are followed if the directory's `Root` allows it."""
@@ -154,7 +154,7 @@ class DirectoryPlace:
     def _open(self, location: str) -> DataFile | None:
         path = plain(location)
         try:
-            found = FileData.of(path, self._root)
+            file = FileData.of(path, self._root)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OutsideError:
@@ -164,7 +164,7 @@ class DirectoryPlace:
         except OSError as error:
             raise ArchiveFormatError(f"cannot read {location!r}: {error.strerror}") from None
         self.paths.append(os.path.join(self._root.path, path))
-        return found
+        return file
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:

@@ -284,4 +284,4 @@ def _is_text(head: bytes) -> bool:
         if error.end < len(head):
             return False
         text = head[: error.start].decode()
-    return all(it.isprintable() or it in _WHITESPACE for it in text)
+    return all(character.isprintable() or character in _WHITESPACE for character in text)

@@ -77,9 +77,7 @@ def read_safetensors(
         start = _SIZE_NBYTES + _header_nbytes(whole)
         header = _parsed(whole.part(_SIZE_NBYTES, start - _SIZE_NBYTES).read())
         metadata = header.pop(_METADATA, {})
-        if not (
-            isinstance(metadata, dict) and all(isinstance(it, str) for it in metadata.values())
-        ):
+        if not (isinstance(metadata, dict) and {str}.issuperset(map(type, metadata.values()))):
             raise ArchiveFormatError(f"{_METADATA}: expected an object whose values are strings")
         ranges = {name: _range(name, fields) for name, fields in header.items()}
         stored = sorted(ranges, key=lambda name: (ranges[name], name))
@@ -176,4 +174,4 @@ def _range(name: str, fields: Any) -> tuple[int, int]:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(it) is int and it >= 0 for it in values)
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)

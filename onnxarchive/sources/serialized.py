@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.data import Data
-from onnxarchive.model import proto, tensors, weights, wire
+from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.tensors import LazyData, TensorRef
-from onnxarchive.model.weights import Span, decode
+from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
 from onnxarchive.sources.places import DataFile
 from onnxarchive.sources.recognition import recognised
 
@@ -42,7 +42,7 @@ class Serialized:
         None if type and shape do not determine the number of bytes. This method then puts the bytes
         into the tensor; the plan of the archive checks them.
         """
-        span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
+        span = self.spans[int(location.removeprefix(SPAN_LOCATION))]
         nbytes = tensors.stored_nbytes(ref.tensor)
         if nbytes is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
@@ -62,7 +62,7 @@ def require_messages(files: Iterable[DataFile]) -> None:
     Raises:
         ArchiveFormatError: The models have too many messages, or a model is malformed or too large.
     """
-    _require_messages([_strip(file).model for file in files])
+    _require_messages([_strip(file)[1].model for file in files])
 
 
 def _require_messages(models: Sequence[bytes]) -> None:
@@ -73,8 +73,8 @@ def _require_messages(models: Sequence[bytes]) -> None:
         )
 
 
-def _strip(file: DataFile) -> weights.Stripped:
-    """Removes the data of large tensors from a model; see `weights.strip_weights`."""
+def _strip(file: DataFile) -> tuple[memoryview, Stripped]:
+    """The bytes of a model, and the model without the data of large tensors."""
     if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
@@ -83,7 +83,7 @@ def _strip(file: DataFile) -> weights.Stripped:
         )
     view = file.view
     with recognised(view, expected="a model"):
-        return weights.strip_weights(view)
+        return view, strip_weights(view)
 
 
 def parse_file(file: DataFile) -> Serialized:
@@ -93,42 +93,38 @@ def parse_file(file: DataFile) -> Serialized:
         ArchiveFormatError: The file is no model, or the model is too large or has too many
             messages.
     """
-    stripped = _strip(file)
+    view, stripped = _strip(file)
     _require_messages([stripped.model])
-    with recognised(file.view, expected="a model"):
-        model = _parse(stripped.model, file.nbytes)
+    with recognised(view, expected="a model"):
+        if wire.occurrences(stripped.model, "graph") > 1:
+            raise ArchiveFormatError(
+                "expected one graph, found several, which protobuf would merge; the file is two "
+                "models in one"
+            )
+        try:
+            model = onnx.ModelProto.FromString(stripped.model)
+        except DecodeError as error:
+            raise ArchiveFormatError(
+                f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+                "damaged"
+            ) from None
+        if not model.HasField("graph"):
+            raise ArchiveFormatError(
+                f"expected a model with a graph, found none in {file.nbytes} bytes; the file is "
+                "not a .onnx"
+            )
     proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
-    return Serialized(model, file, file.view, stripped.spans)
+    return Serialized(model, file, view, stripped.spans)
 
 
-def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
-    if wire.occurrences(data, "graph") > 1:
-        raise ArchiveFormatError(
-            "expected one graph, found several, which protobuf would merge; the file is two models "
-            "in one"
-        )
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError as error:
-        raise ArchiveFormatError(
-            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
-            "damaged"
-        ) from None
-    if not model.HasField("graph"):
-        raise ArchiveFormatError(
-            f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
-        )
-    return model
-
-
+@dataclass(frozen=True, slots=True)
 class _Decoded:
     """The numbers of a tensor in a serialized model, decoded to bytes while they are read."""
 
-    def __init__(self, model: memoryview, span: Span, nbytes: int) -> None:
-        self._model = model
-        self._span = span
-        self.nbytes = nbytes
-        self.crc32 = None
+    model: memoryview
+    span: Span
+    nbytes: int
+    crc32: None = None
 
     def __iter__(self) -> Iterator[memoryview]:
-        return decode(self._model, self._span)
+        return decode(self.model, self.span)

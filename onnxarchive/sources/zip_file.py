@@ -32,6 +32,7 @@ from onnxarchive.errors import (
 from onnxarchive.files.data import Crc32, Data, Stored, pieces
 from onnxarchive.files.file_data import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
+from onnxarchive.model.tensors import LazyData
 from onnxarchive.sources.places import MAX_PATH_SIZE, plain
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
@@ -313,15 +314,15 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo, name: str) -> int:
             f"{len(before)}, found none",
             name,
         )
-    for field, expected, found in (
+    for field, expected, value in (
         ("name", entry.orig_filename.encode(), header.name),
         ("flags", entry.flag_bits, header.flags),
         ("method", entry.compress_type, header.method),
     ):
-        if found != expected:
+        if value != expected:
             raise _format_error(
                 f"expected {field} {expected!r} in its local header, as in the directory, found "
-                f"{found!r}",
+                f"{value!r}",
                 name,
             )
     return entry.header_offset + header.packed_size
@@ -382,7 +383,7 @@ class ZippedFile:
             return self
         if self._is_stored or self._whole is not None:
             return Stored(self.view[offset : offset + nbytes])
-        return _Part(self, offset, nbytes)
+        return LazyData(nbytes, lambda: Stored(self.view[offset : offset + nbytes]))
 
     def head(self, nbytes: int) -> bytes:
         """As `DataFile.head`; `nbytes` is less than that of a piece."""
@@ -436,20 +437,6 @@ class ZippedFile:
         return opened
 
 
-class _Part:
-    """A range of a compressed file, which is inflated as a whole for its first part."""
-
-    crc32 = None
-
-    def __init__(self, file: ZippedFile, offset: int, nbytes: int) -> None:
-        self._file = file
-        self._offset = offset
-        self.nbytes = nbytes
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return pieces(self._file.view[self._offset : self._offset + self.nbytes])
-
-
 class _Reader(io.RawIOBase):
     """Bytes as a file."""
 
@@ -476,12 +463,12 @@ class _Reader(io.RawIOBase):
 
 def _translated(error: Exception, name: str | None = None) -> ArchiveError:
     """The error for one of `_DAMAGE`."""
-    found = str(error) or type(error).__name__
+    reason = str(error) or type(error).__name__
     if isinstance(error, NotImplementedError):
-        return _unsupported(f"expected a zip that Python's zipfile reads, found: {found}", name)
+        return _unsupported(f"expected a zip that Python's zipfile reads, found: {reason}", name)
     is_name = isinstance(error, UnicodeDecodeError)
     expected = "names in UTF-8, as their flags state" if is_name else "an undamaged zip"
-    return _format_error(f"expected {expected}, found: {found}", name)
+    return _format_error(f"expected {expected}, found: {reason}", name)
 
 
 def _format_error(message: str, name: str | None = None) -> ArchiveFormatError:

@@ -242,8 +242,8 @@ class SplitModel:
     @property
     def origin(self) -> Archive | None:
         """The archive of the model, as in `_Origin`, or None."""
-        found = self.model.graph.meta.get(_ORIGIN)
-        return None if found is None else found.archive
+        origin = self.model.graph.meta.get(_ORIGIN)
+        return None if origin is None else origin.archive
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
         """Those of the model's archives that a save to `path` would replace."""

@@ -58,8 +58,8 @@ class WriteOptions:
     @property
     def asset_files(self) -> list[str]:
         """The paths of the files among `assets`."""
-        given = (self.assets or {}).values()
-        return [os.fspath(asset) for asset in given if isinstance(asset, str | os.PathLike)]
+        assets = (self.assets or {}).values()
+        return [os.fspath(asset) for asset in assets if isinstance(asset, str | os.PathLike)]
 
     @property
     def thread_count(self) -> int:

@@ -21,7 +21,7 @@ from onnxarchive.files.file_data import FileData, read_all, spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
-from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
+from onnxarchive.model.tensors import InitializerData, LazyData, MadeData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
@@ -219,32 +219,39 @@ def plan_archive(
         planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
         items += planned.items
         serialized[identifier] = planned.serialize()
-    if shared is not None and shared.crc32s:
-        items = [
-            Item(name, _compared(data, shared.crc32s[name])) if name in shared.crc32s else item
-            for item in items
-            for name, data in (item,)
-        ]
+    crc32s = shared.crc32s if shared else {}
+    for number, (name, data) in enumerate(items):
+        if name in crc32s:
+            items[number] = Item(name, _SharedData(data.nbytes, data, crc32s[name]))
     items.extend(asset_items[name] for name in sorted(asset_items))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 
 
-def _compared(data: Data, crc32: int) -> Data:
+@dataclass(slots=True, eq=False)
+class _SharedData(MadeData):
     """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
 
-    Args:
+    Attributes:
+        nbytes: Its size in bytes.
         data: The data. A CRC-32 that it already has is kept.
-        crc32: CRC-32 that the data had when models were searched for equal tensors.
+        earlier_crc32: CRC-32 that the data had when models were searched for equal tensors.
     """
-    if isinstance(data, LazyData | InitializerData):
-        unread = data
-        return LazyData(data.nbytes, lambda: _compared(tensors.resolved(unread), crc32), unread.ref)
-    if data.crc32 is None and isinstance(data, Stored):
-        return Stored(data.view, crc32)
-    if data.crc32 is None and isinstance(data, FileData):
-        return replace(data, crc32=crc32)
-    return data
+
+    nbytes: int
+    data: Data
+    earlier_crc32: int
+
+    def resolve(self) -> tuple[TensorRef | None, Data]:
+        """As `MadeData.resolve`."""
+        ref, data = None, self.data
+        if isinstance(data, MadeData):
+            ref, data = data.resolve()
+        if data.crc32 is None and isinstance(data, Stored):
+            data = Stored(data.view, self.earlier_crc32)
+        elif data.crc32 is None and isinstance(data, FileData):
+            data = replace(data, crc32=self.earlier_crc32)
+        return ref, data
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -409,16 +416,16 @@ def _verified(ref: TensorRef, data: Data) -> Data:
     """
     is_viewed = isinstance(data, Stored | EntryData) and data.view is not None
     if is_viewed and data.crc32 is not None:
-        found = Crc32.of(data).value
-        if found != data.crc32:
+        crc32 = Crc32.of(data).value
+        if crc32 != data.crc32:
             raise ChecksumError(
                 f"{ref}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
-                f"{found:#010x}; its source is damaged"
+                f"{crc32:#010x}; its source is damaged"
             )
     return data
 
 
-def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
+def _views(data_of: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
     """A view of the data of each tensor, mapped from its file or from a temporary file.
 
     Data that is in no file is first copied to the temporary file, and so is the data of further
@@ -427,7 +434,7 @@ def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memo
     maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
     views: dict[Path, memoryview] = {}
     sizes: dict[Path, int] = {}  # of data in the temporary file
-    for path, data in given.items():
+    for path, data in data_of.items():
         view = _mapped(data, maps)
         if view is None:
             sizes[path] = 0
@@ -438,11 +445,11 @@ def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memo
 
     def pieces() -> Iterator[memoryview]:
         for path in sizes:
-            for piece in given[path]:
+            for piece in data_of[path]:
                 sizes[path] += piece.nbytes
                 yield piece
 
-    rest = spool(pieces(), sum(given[path].nbytes for path in sizes), temporary)
+    rest = spool(pieces(), sum(data_of[path].nbytes for path in sizes), temporary)
     for path, size in sizes.items():
         views[path], rest = rest[:size], rest[size:]
     return views

@@ -121,13 +121,14 @@ def save(
         onnxarchive.save(model, "new.onnxa", assets={"labels.txt": "labels.txt"})
     """
     split_threshold = DEFAULT_SIZE_THRESHOLD if size_threshold is None else size_threshold
-    given = {
-        identifier: split(found, split_threshold)
-        for identifier, found in with_further_models(model, models).items()
+    parts = {
+        identifier: split(one, split_threshold)
+        for identifier, one in with_further_models(model, models).items()
     }
-    origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
+    default = parts[""]
+    origin = default.origin if keep and not isinstance(default, onnx.ModelProto) else None
     if origin is not None:
-        _move_to_own_id(given, origin.model_id)
+        _move_to_own_id(parts, origin.model_id)
         kept = archive_options(origin, origin.models, size_threshold, convert_attribute)
         size_threshold, convert_attribute = kept.size_threshold, kept.convert_attribute
         alignment = kept.alignment if alignment is None else alignment
@@ -145,12 +146,12 @@ def save(
         require_no_input(target.path, options.asset_files)
     sources = {} if origin is None else sources_of(origin, origin.models, verified_data)
     splits: dict[str, SplitModel] = {}
-    for identifier, parts in given.items():
-        if isinstance(parts, onnx.ModelProto):
-            sources[identifier] = Source(parts)
+    for identifier, part in parts.items():
+        if isinstance(part, onnx.ModelProto):
+            sources[identifier] = Source(part)
         else:
-            sources[identifier] = parts.source()
-            splits[identifier] = parts
+            sources[identifier] = part.source()
+            splits[identifier] = part
     if splits:
         options = replace(options, jobs=1)
     plan = plan_archive(
@@ -186,19 +187,19 @@ def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
     return split_model(cast("onnx_ir.Model", model), size_threshold=size_threshold)
 
 
-def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
+def _move_to_own_id(parts: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
     """Gives the saved model the id that it has in the archive from which it was loaded.
 
     Raises:
         ValueError: Another model is given for this id.
     """
-    model = given.pop("")
-    if identifier in given:
+    model = parts.pop("")
+    if identifier in parts:
         raise ValueError(
             f"models: {identifier!r} is also the id of `model`, which was loaded under this id; "
             "give another id, or keep=False to save `model` as the default model"
         )
-    given[identifier] = model
+    parts[identifier] = model
 
 
 def _write_split(

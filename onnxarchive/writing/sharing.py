@@ -61,7 +61,7 @@ class _Alike:
         """The CRC-32 of this data, and the `_Content` of equal data (None if there is none)."""
         data = resolved(data)
         crc32 = Crc32.of(data).value if data.crc32 is None else data.crc32
-        equal = (it for it in self._by_crc32[crc32] if _are_same(resolved(it.data), data))
+        equal = (one for one in self._by_crc32[crc32] if _are_same(resolved(one.data), data))
         return crc32, next(equal, None)
 
 

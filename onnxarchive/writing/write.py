@@ -19,7 +19,7 @@ from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
-from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
+from onnxarchive.model.tensors import MadeData, TensorRef
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, Plan
@@ -33,6 +33,7 @@ SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched w
 _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
 
+_InMemory: TypeAlias = Stored | Pieces
 # The size of an entry's data in bytes, its CRC-32, the data in pieces, and True if the data cannot
 # have changed since the CRC-32 was computed from it: the arguments of `ZipWriter.add_stream`.
 Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
@@ -160,10 +161,8 @@ def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
     """
     refs: list[TensorRef | None] = []
     resolved: list[Data] = []
-    for _, data in batch:
-        ref = None
-        if isinstance(data, LazyData | InitializerData):
-            ref, data = data.resolve()
+    for _, made in batch:
+        ref, data = made.resolve() if isinstance(made, MadeData) else (None, made)
         refs.append(ref)
         resolved.append(data)
     parts = [data for data in resolved if isinstance(data, FileData)]
@@ -189,14 +188,14 @@ def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) 
     copied to a temporary file.
     """
     nbytes, stated = item.data.nbytes, data.crc32
-    is_constant = isinstance(data, Stored | Pieces) and data.is_constant
+    is_constant = isinstance(data, _InMemory) and data.is_constant
     if not is_constant and data.nbytes <= copied_size:
         copy = data.read() if isinstance(data, FileData) else copied(data)
         if copy is not None:  # else the data has more bytes than it states
             data, is_constant = Stored(memoryview(copy)), True
     elif stated is None and isinstance(data, RandomAccessData):
         data = data.local()
-    pieces = [*data] if isinstance(data, Stored | Pieces) else data
+    pieces = [*data] if isinstance(data, _InMemory) else data
     checked: Iterable[memoryview] = pieces
     if ref is not None and ref.tensor.data_type in tensors.CHECKED_TYPES:
         checked = tensors.checked(ref, pieces, Strict(), entry=item.name)

@@ -228,10 +228,10 @@ class Writer(Closing):
                 writer.finish(model, {"decoder": decoder})
         """
         self._require_open()
-        given = with_further_models(model, models)
-        require_model_ids(given)
+        by_id = with_further_models(model, models)
+        require_model_ids(by_id)
         with self._closing_on_failure():
-            plan = self._plan(given)
+            plan = self._plan(by_id)
             write_entries(plan.entries, self._zip, ProgressCounter(None, plan.nbytes))
             self._zip.finish()
             self._is_open = False
@@ -258,9 +258,9 @@ class Writer(Closing):
             items += planned[identifier].items
         planned[""].model.graph.initializer.extend(unused.values())
         sizes = self._nbytes | {name: data.nbytes for name, data in items}
-        by_entry = {model_entry(id): found.model for id, found in planned.items()}
+        by_entry = {model_entry(id): plan.model for id, plan in planned.items()}
         proto.check_all_references(by_entry, sizes, Strict())
-        return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))
+        return Plan(items, model_items({id: plan.serialize() for id, plan in planned.items()}))
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
