@@ -26,7 +26,7 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened_archive
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import FollowLinks, open_copy, open_model
+from onnxarchive.sources.models import FollowLinks, open_model, read_copy
 from onnxarchive.sources.places import RemotePlace, sha1
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, with_cleared_tail
@@ -71,25 +71,25 @@ def open_source(
             with archive:  # closing it ends the stream of a remote file
                 yield _source(archive, verify_checksum)
             return
-        if file is None:
-            opened = open_model(
-                location.address,
-                verify_checksum=verify_checksum,
-                temporary=temporary,
-                other_files=other_files,
-                follow_links=follow_links,
-            )
-        else:
-            opened = open_copy(
-                _copy(file, temporary),
-                RemotePlace(location.open_beside, resources, temporary),
-                verify_checksum=verify_checksum,
-                temporary=temporary,
-                other_files=other_files,
-            )
         # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
         with recognised(path, expected="a model"), with_path(name):
-            source = resources.enter_context(opened)
+            if file is None:
+                opened = open_model(
+                    location.address,
+                    verify_checksum=verify_checksum,
+                    temporary=temporary,
+                    other_files=other_files,
+                    follow_links=follow_links,
+                )
+                source = resources.enter_context(opened)
+            else:
+                source = read_copy(
+                    _copy(file, temporary),
+                    RemotePlace(location.open_beside, resources, temporary),
+                    verify_checksum=verify_checksum,
+                    temporary=temporary,
+                    other_files=other_files,
+                )
         yield source
 
 

@@ -102,29 +102,32 @@ def open_model(
             raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
 
 
-@contextlib.contextmanager
-def open_copy(
+def read_copy(
     copy: memoryview,
     place: Place,
     *,
     verify_checksum: bool = False,
     temporary: str | None = None,
     other_files: bool = False,
-) -> Iterator[Source]:
-    """Opens a copy of a remote `.onnx` or zip; see `open_model`.
+) -> Source:
+    """The source in a copy of a remote `.onnx` or zip; see `open_model`.
 
     Args:
         copy: The bytes of the file.
         place: The files with the external data of a `.onnx`.
         verify_checksum: As for `open_model`.
         temporary: As for `open_model`.
-        other_files: As for `open_model`.
+        other_files: As for `open_model`; refused with a warning for a `.onnx`.
     """
-    with contextlib.ExitStack() as resources:
-        opening = _Opening("", resources, verify_checksum, temporary, other_files)
-        source = opening.remote_copy(copy, place)
+    nothing = contextlib.ExitStack()  # no file is kept open
+    opening = _Opening("", nothing, verify_checksum, temporary, other_files)
+    if is_zip(copy):
+        source = opening.zipped(copy)
         source.files = ()
-        yield source
+    else:
+        source = opening.model(Stored(copy), place)
+        source.warnings += (_NOT_SEARCHED,) * other_files
+    return source
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class _Opening:
                     "expected a .onnx or a directory, found a zip; 'onnxarchive export' makes a "
                     ".onnx of an archive"
                 )
-            return self._zip(model.view)
+            return self.zipped(model.view)
         root = self._root(os.path.dirname(self.path) or os.curdir)
         if not root.leads_to(os.path.basename(self.path), model.identity):
             raise ArchiveFormatError(
@@ -157,18 +160,10 @@ class _Opening:
                 "replaced while the model was opened"
             )
         place = DirectoryPlace(root)
-        source = self._read(model, place)
+        source = self.model(model, place)
         names = {os.path.basename(self.path)}
         source.others, source.left_out = self._others(place, names, {})
         source.files = (self.path, *place.paths)
-        return source
-
-    def remote_copy(self, view: memoryview, place: Place) -> Source:
-        """The source in a copy of a remote file: a zip, or a `.onnx` with data files in `place`."""
-        if is_zip(view):
-            return self._zip(view)
-        source = self._read(Stored(view), place)
-        source.warnings += (_NOT_SEARCHED,) * self.other_files
         return source
 
     def directory(self) -> Source:
@@ -211,7 +206,7 @@ class _Opening:
             root.linked = Root(os.fspath(self.follow_links)).path
         return root
 
-    def _zip(self, view: memoryview) -> Source:
+    def zipped(self, view: memoryview) -> Source:
         """The source in a zip, whose files may all be in one folder; see `directory`."""
         files, notes = read_zip(view, self.temporary)
         names = [name for name in files if not is_litter(name)]
@@ -287,9 +282,10 @@ class _Opening:
         file = _listed(place, name)
         if isinstance(file, FileData):
             file = FileData.kept_open(file.path, self.resources, file.root)
-        return self._read(file, place)
+        return self.model(file, place)
 
-    def _read(self, model: DataFile, place: Place) -> Source:
+    def model(self, model: DataFile, place: Place) -> Source:
+        """The model in a file, with the data of its tensors in files of `place`."""
         if self.finder is None:
             self.finder = Finder(place, self.verify_checksum, self.elsewhere)
         return self.finder.find(parse_file(model))
