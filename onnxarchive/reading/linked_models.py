@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
-from onnxarchive.model import prepacked, proto, tensors, walking, weights
+from onnxarchive.model import prepacked, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import PackedSet
@@ -126,7 +126,6 @@ def linked_model(
         ValueError: The archive is closed.
     """
     model = archive.model if in_place else copied(archive.model)
-    encoded_external_data = None if location is None else weights.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for entry in archive.entries.values():
@@ -138,13 +137,11 @@ def linked_model(
             held.append((entry.name, tensor))
             nbytes += entry.nbytes
             continue
-        if encoded_external_data is not None:
+        if location is not None:
             if offsets is None:
                 archive.contents.require_header(entry.name)
             offset = entry.data_offset if offsets is None else offsets[entry.name]
-            # Opening the archive has checked that the tensor holds no data of its own.
-            tensor.ClearField("external_data")
-            tensor.MergeFromString(encoded_external_data(offset, entry.nbytes))
+            tensors.set_location(tensor, location, offset=offset, length=entry.nbytes)
             for name, value in pairs.get(entry.name, ()) if pairs else ():
                 tensor.external_data.add(key=name, value=value)
     if nbytes >= proto.SIZE_LIMIT:

@@ -33,7 +33,6 @@ from processes import completed
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import schema, weights, wire
-from onnxarchive.model.tensors import set_location
 from onnxarchive.model.weights import (
     PIECE_BYTES,
     SPAN_LOCATION,
@@ -932,18 +931,6 @@ def test_a_tensor_without_an_external_location_is_not_filled(tensor: bytes) -> N
 def test_a_location_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(ArchiveFormatError, match="UTF-8"):
         fill(model_of(external_tensor(b"\xff")), lambda _: None)
-
-
-@pytest.mark.parametrize("location", ["m.onnxa", "ein Möbel 重み.onnxa", "d" * 255 + "/m"])
-@pytest.mark.parametrize("offset", [0, 9, 10, 2**31, 2**63 - 1])
-@pytest.mark.parametrize("length", [1, 2**32, 10**18])
-def test_external_data_is_that_of_protobuf(location: str, offset: int, length: int) -> None:
-    tensor = TensorProto()
-    tensor.MergeFromString(weights.external_data_encoder(location)(offset, length))
-    expected = TensorProto()
-    set_location(expected, location, offset=offset, length=length)
-    expected.ClearField("data_location")
-    assert tensor == expected
 
 
 def test_filling_views_large_buffers_and_never_copies_them() -> None:
