@@ -130,4 +130,4 @@ onnxarchive.convert(directory + "/empty.onnx", directory + "/empty")
 source, target = directory + "/m.onnx", directory + "/m.onnxa"
 print(growth(lambda: onnxarchive.convert(source, target, size_threshold=0)))
 """
-    assert int(run_python(code, tmp_path)) < 2048 * count
+    assert int(run_python(code, tmp_path)) < 1536 * count
