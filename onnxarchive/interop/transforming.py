@@ -228,19 +228,31 @@ class _HiddenWeights:
         """Copies the function's result, and turns inputs that replace weights into initializers."""
         result = copied(model)
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
-        weights = [(value, weight) for value, weight in inputs if weight is not None]
-        initializers = _initializers(result, weights)
-        keys = {weight.key for _, weight in weights}
-        missing = [weight for key, weight in self._by_key.items() if key not in keys]
-        new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
-        _require_dropped(missing, result, new)
-
-        # Initializers of the archive keep their order; new initializers follow.
-        end = len(self._positions)
-        positions = dict(self._positions)
-        for tensor, weight in initializers:
+        used, taken = _used_names(result), set(_initializer_names(result.graph))
+        positions, end = dict(self._positions), len(self._positions)
+        missing, restored = dict(self._by_key), []
+        for value, weight in inputs:
+            if weight is None:
+                continue
+            _require_unchanged(weight, value)
+            missing.pop(weight.key, None)
+            if weight.was_used and not (weight.was_input or value.name in used):
+                continue  # the result needs it no longer
+            if value.name in taken:
+                raise ArchiveFormatError(
+                    f"tensor {weight.name!r}: expected the function to return either one input or "
+                    f"one initializer {value.name!r} for the tensor, found several; keep one of "
+                    "them"
+                )
+            taken.add(value.name)
+            tensor = copied(weight.tensor)
+            tensor.name = value.name
+            restored.append(tensor)
             positions[tensor.name] = self._positions.get(weight.name, end)
-        result.graph.initializer.extend(tensor for tensor, _ in initializers)
+        new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
+        _require_dropped(missing.values(), result, new)
+        # Initializers of the archive keep their order; new initializers follow.
+        result.graph.initializer.extend(restored)
         result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
         are_weights = [it is not None and not it.was_input for _, it in inputs]
         tensors.remove(result.graph.input, are_weights)
@@ -305,33 +317,6 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
     """The key after `_MARK` in the doc_string of an input; None if the doc_string has no mark."""
     doc_string = tensors.text(value.doc_string)
     return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else None
-
-
-def _initializers(
-    model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
-) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """Makes initializers of inputs that replace weights; returns each initializer and its weight.
-
-    A weight that the function's result no longer uses is left out, unless the archive's graph also
-    has an input with the weight's name.
-    """
-    used = _used_names(model)
-    taken = set(_initializer_names(model.graph))
-    initializers = []
-    for value, weight in weights:
-        _require_unchanged(weight, value)
-        if not (weight.was_input or value.name in used or not weight.was_used):
-            continue
-        if value.name in taken:
-            raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to return either one input or one "
-                f"initializer {value.name!r} for the tensor, found several; keep one of them"
-            )
-        taken.add(value.name)
-        tensor = copied(weight.tensor)
-        tensor.name = value.name
-        initializers.append((tensor, weight))
-    return initializers
 
 
 def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import onnxarchive
@@ -186,19 +187,9 @@ def _require_paths(arguments: argparse.Namespace) -> None:
 
 
 def _as_json(conversion: Conversion) -> dict[str, Any]:
-    return {
-        "source": conversion.source,
-        "path": conversion.target,
-        "error": conversion.error,
-        "is_skipped": conversion.is_skipped,
-        "nbytes": conversion.nbytes,
-        "tensors": conversion.tensors,
-        "assets": conversion.assets,
-        "taken": list(conversion.taken),
-        "left_out": list(conversion.left_out),
-        "shared_nbytes": conversion.shared_nbytes,
-        "warnings": list(conversion.warnings),
-    }
+    fields = asdict(conversion)
+    del fields["error_type"]
+    return {"source": fields.pop("source"), "path": fields.pop("target"), **fields}
 
 
 def _other_files(conversion: Conversion) -> list[str]:
