@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing, closing, suppress
 from functools import partial
 from itertools import chain, islice, starmap
+from math import inf
 from threading import Lock
 from time import monotonic
 from typing import ClassVar
@@ -34,6 +35,7 @@ PART_SIZE = 8 << 20  # longer ranges are read in several requests
 GAP_SIZE = 256 << 10
 # Bytes of the pieces in which a part arrives: those of a fraction of a second, within limits.
 _LEAST_PIECE, _MOST_PIECE, _PIECE_SECONDS = 16 << 10, 2 << 20, 0.2
+_SLOW = 128 << 10  # bytes a second
 _MEASURED = 0.5  # seconds after which the rate of a transfer is known
 _PAUSE = 0.2  # seconds after an error before the rest of a part is asked for
 
@@ -80,7 +82,9 @@ def open_origin(
     """
     begin = monotonic()
     version, end = run(origin.name, partial(_open, origin, known))
+    # A small rate is that of the line; a larger one is mostly the line's latency.
     rate = len(end) / max(monotonic() - begin, 1e-6)
+    rate = rate if rate < _SLOW else inf
     return RemoteFile(origin, version, end, rate=rate, keeps_end=keeps_end)
 
 
@@ -291,7 +295,7 @@ class RemoteFile(File):
         def most() -> int:
             if (elapsed := monotonic() - begin) > _MEASURED:
                 self._rate = nbytes / elapsed
-            return min(max(2, int(self._rate * SECONDS_AHEAD / PART_SIZE)), IN_FLIGHT)
+            return int(max(2, min(self._rate * SECONDS_AHEAD / PART_SIZE, IN_FLIGHT)))
 
         streams = (partial(self._arriving, *it) for it in parts)
         with closing(as_arriving(self.path, streams, most)) as pieces:
