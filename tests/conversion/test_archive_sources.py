@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from models import entry_of, external, flip_byte, mixed_model, model_of, raw_tensor
-from written import converted
+from onnx import TensorProto
+from written import converted, saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
@@ -24,11 +26,6 @@ ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": 
 def archive(tmp_path: Path) -> Path:
     onnxarchive.save(mixed_model(), tmp_path / "m.onnxa", assets=ASSETS)
     return tmp_path / "m.onnxa"
-
-
-def _saved(directory: Path, **options: Any) -> bytes:
-    onnxarchive.save(mixed_model(), directory / "saved.onnxa", **{"assets": ASSETS, **options})
-    return (directory / "saved.onnxa").read_bytes()
 
 
 def test_converting_with_the_same_options_gives_the_same_bytes(archive: Path) -> None:
@@ -51,7 +48,7 @@ def test_converting_with_the_same_options_gives_the_same_bytes(archive: Path) ->
 def test_other_options_give_what_they_give_of_the_model(
     archive: Path, options: dict[str, Any]
 ) -> None:
-    expected = _saved(archive.parent, **options)
+    expected = saved(mixed_model(), assets=ASSETS, **options)
     assert expected != archive.read_bytes()
     assert converted(archive, **options) == expected
 
@@ -60,18 +57,6 @@ def test_the_way_there_and_back_leaves_nothing_changed(archive: Path) -> None:
     other = archive.parent / "other.onnxa"
     onnxarchive.convert(archive, other, alignment=4096, size_threshold=0, convert_attribute=True)
     assert converted(other) == archive.read_bytes()
-
-
-def test_assets_are_kept_and_given_ones_take_their_place(archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "new labels").write_bytes(b"dog\n")
-    given: dict[str, Any] = {"labels.txt": tmp_path / "new labels", "new": b"new"}
-    expected = _saved(tmp_path, assets={**ASSETS, **given})
-    assert converted(archive, assets=given) == expected
-
-
-def test_an_asset_may_be_a_model_itself(tmp_path: Path) -> None:
-    onnxarchive.save(mixed_model(), tmp_path / "m.onnxa", assets={"decoder.onnx": b"another model"})
-    assert converted(tmp_path / "m.onnxa") == (tmp_path / "m.onnxa").read_bytes()
 
 
 def test_an_archive_is_not_written_over_itself(archive: Path) -> None:
@@ -102,51 +87,48 @@ def test_damaged_bytes_are_not_passed_on(archive: Path, name: str) -> None:
 # Sound zips that break a rule of archives, which converting mends
 
 
-def _write(path: Path, entries: Sequence[tuple[str, bytes]]) -> Path:
+def _write(path: Path, entries: Mapping[str, bytes]) -> Path:
     with open(path, "wb") as file:
         writer = ZipWriter(file, alignment=64)
-        for name, content in entries:
+        for name, content in entries.items():
             data = Stored(memoryview(content))
             writer.add_stream(name, len(content), crc32(content), data)
         writer.finish()
     return path
 
 
-def test_an_entry_that_no_tensor_names_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    tensor = raw_tensor("w", dims=(600,))
-    model = model_of(external(tensor, "w")).SerializeToString()
-    entries = [("w", tensor.raw_data), ("orphan", b"data"), ("__MODEL_PROTO", model)]
+W, V = raw_tensor("w", dims=(600,)), raw_tensor("v", dims=(600,))
+
+
+def _entries(*tensors: TensorProto, **content: bytes) -> dict[str, bytes]:
+    return {**content, "__MODEL_PROTO": model_of(*tensors).SerializeToString()}
+
+
+BROKEN = {
+    "an entry that no tensor names": (
+        [W],
+        _entries(external(W, "w"), w=W.raw_data, orphan=b"data"),
+    ),
+    "an entry of two tensors": (
+        [W, V],
+        _entries(external(W, "w"), external(V, "w"), w=W.raw_data),
+    ),
+    "a model that is not last": ([W], {**_entries(external(W, "w")), "w": W.raw_data}),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_archive_that_breaks_a_rule_is_mended(tmp_path: Path, kind: str) -> None:
+    tensors, entries = BROKEN[kind]
     path = _write(tmp_path / "m.onnxa", entries)
     assert onnxarchive.check(path) != []
-    onnxarchive.save(model_of(tensor), tmp_path / "saved.onnxa")
-    with pytest.warns(UserWarning, match="orphan"):
-        found = converted(path)
-    assert found == (tmp_path / "saved.onnxa").read_bytes()
-
-
-def test_tensors_that_share_an_entry_get_entries_of_their_own(tmp_path: Path) -> None:
-    one, two = raw_tensor("one", dims=(600,)), raw_tensor("two", dims=(600,))
-    assert one.raw_data == two.raw_data
-    model = model_of(external(one, "one"), external(two, "one")).SerializeToString()
-    path = _write(tmp_path / "m.onnxa", [("one", one.raw_data), ("__MODEL_PROTO", model)])
-    assert onnxarchive.check(path) != []
-    onnxarchive.save(model_of(one, two), tmp_path / "saved.onnxa")
-    assert converted(path) == (tmp_path / "saved.onnxa").read_bytes()
-
-
-def test_a_model_that_is_not_last_is_put_last(tmp_path: Path) -> None:
-    tensor = raw_tensor("w", dims=(600,))
-    model = model_of(external(tensor, "w")).SerializeToString()
-    path = _write(tmp_path / "m.onnxa", [("__MODEL_PROTO", model), ("w", tensor.raw_data)])
-    assert onnxarchive.check(path) != []
-    onnxarchive.save(model_of(tensor), tmp_path / "saved.onnxa")
-    assert converted(path) == (tmp_path / "saved.onnxa").read_bytes()
+    is_told = kind == "an entry that no tensor names"
+    with pytest.warns(UserWarning, match="orphan") if is_told else nullcontext():
+        assert converted(path) == saved(model_of(*tensors))
 
 
 def test_an_archive_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
-    tensor = raw_tensor("w", dims=(600,))
-    model = model_of(tensor, external(raw_tensor("v", dims=(600,)), "v")).SerializeToString()
-    path = _write(tmp_path / "m.onnxa", [("__MODEL_PROTO", model)])
+    path = _write(tmp_path / "m.onnxa", _entries(W, external(V, "v")))
     with pytest.raises(ArchiveFormatError, match="'v'"):
         onnxarchive.convert(path, tmp_path / "new.onnxa")
     assert list(tmp_path.iterdir()) == [path]

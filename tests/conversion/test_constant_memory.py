@@ -10,7 +10,7 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import onnx
 import pytest
 from models import MEASURE_MEMORY, external, model_of, run_python
 from onnx import TensorProto
+from sparse_files import GIB, GRAPH, INITIALIZER, header, varint, write_sparse_model
 
 import onnxarchive
 from onnxarchive.model import proto
@@ -25,7 +26,6 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat.writer import ZipWriter
 
 MIB = 1 << 20
-GIB = 1 << 30
 BOUND = 150 * MIB
 NEEDED = 6 * GIB
 
@@ -37,11 +37,6 @@ pytestmark = [
     ),
 ]
 
-# The wire types of protobuf and the numbers of the fields that are written by hand.
-_VARINT, _LENGTH = 0, 2
-_MODEL_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
-_GRAPH_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
-_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 _INT64_DATA = TensorProto.INT64_DATA_FIELD_NUMBER
 
 
@@ -53,37 +48,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"6 GiB of free disk are needed, {free / GIB:.1f} GiB are free in {tmp_path}")
     yield tmp_path
     shutil.rmtree(tmp_path)
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def _header(field: int, nbytes: int) -> bytes:
-    return _varint(field << 3 | _LENGTH) + _varint(nbytes)
-
-
-def _write_sparse_model(path: Path, sizes: Sequence[int]) -> None:
-    """A single .onnx whose initializers have these many bytes of raw_data, which are holes."""
-    headers = []
-    for index, nbytes in enumerate(sizes):
-        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes])
-        head = tensor.SerializeToString() + _header(_RAW_DATA, nbytes)
-        headers.append(_header(_GRAPH_INITIALIZER, len(head) + nbytes) + head)
-    name = onnx.GraphProto(name="graph").SerializeToString()
-    graph_nbytes = len(name) + sum(map(len, headers)) + sum(sizes)
-    with open(path, "wb") as file:
-        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
-        file.write(_header(_MODEL_GRAPH, graph_nbytes) + name)
-        for header, nbytes in zip(headers, sizes, strict=True):
-            file.write(header)
-            file.seek(nbytes - 1, os.SEEK_CUR)
-            file.write(b"\x07")  # not all is zero
-        file.truncate()
 
 
 def _growth(call: str, *paths: Path) -> int:
@@ -132,7 +96,7 @@ print(growth(lambda: zlib.crc32(b"x" * (200 << 20))))
 )
 def test_a_model_of_1_5_gib_goes_there_and_back_in_150_mib(folder: Path, sizes: list[int]) -> None:
     source, archive, exported = folder / "m.onnx", folder / "m.onnxa", folder / "back.onnx"
-    _write_sparse_model(source, sizes)
+    write_sparse_model(source, sizes)
     assert source.stat().st_size > 3 * GIB // 2 - 2000
     assert _growth(_CONVERT, source, archive) < BOUND
     with onnxarchive.open(archive) as opened:
@@ -143,7 +107,7 @@ def test_a_model_of_1_5_gib_goes_there_and_back_in_150_mib(folder: Path, sizes: 
 
 
 def test_exporting_1_5_gib_beside_a_data_file_takes_less_than_150_mib(folder: Path) -> None:
-    _write_sparse_model(folder / "m.onnx", [500 * MIB] * 3)
+    write_sparse_model(folder / "m.onnx", [500 * MIB] * 3)
     onnxarchive.convert(folder / "m.onnx", folder / "m.onnxa")
     (folder / "m.onnx").unlink()
     (folder / "out").mkdir()
@@ -179,16 +143,16 @@ def test_models_with_equal_data_files_of_1_gib_become_one_archive_in_150_mib(fol
 def test_300_mb_of_varints_are_decoded_in_150_mib(folder: Path) -> None:
     # Numbers of one to five bytes on the wire, as shapes, indices and hashes have them.
     values = np.array([5, 300, 70_000, 9_000_000, 2**32 - 1, 0, 1, 127], np.int64)
-    pattern = b"".join(_varint(int(value)) for value in values)
+    pattern = b"".join(varint(int(value)) for value in values)
     repeats = 300_000_000 // len(pattern)
     payload = repeats * len(pattern)
     count = repeats * len(values)
     tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[count])
-    head = tensor.SerializeToString() + _header(_INT64_DATA, payload)
-    initializer = _header(_GRAPH_INITIALIZER, len(head) + payload) + head
+    head = tensor.SerializeToString() + header(_INT64_DATA, payload)
+    initializer = header(INITIALIZER, len(head) + payload) + head
     with open(folder / "m.onnx", "wb") as file:
         file.write(onnx.ModelProto(ir_version=10).SerializeToString())
-        file.write(_header(_MODEL_GRAPH, len(initializer) + payload) + initializer)
+        file.write(header(GRAPH, len(initializer) + payload) + initializer)
         file.write(pattern * (repeats % 1000))
         for _ in range(repeats // 1000):
             file.write(pattern * 1000)
@@ -206,7 +170,7 @@ def test_a_deflated_zip_of_300_mb_is_converted_in_150_mib(folder: Path, is_singl
     nbytes = 300_000_000
     path = folder / "m.zip"
     if is_single:  # inflated to a temporary file, which is no memory
-        _write_sparse_model(folder / "m.onnx", [nbytes])
+        write_sparse_model(folder / "m.onnx", [nbytes])
     else:
         tensor = TensorProto(
             name="w0",
@@ -288,10 +252,10 @@ def test_converting_with_threads_takes_memory_for_the_tensors_that_are_in_work(
 def test_more_numbers_than_a_shape_has_are_not_collected(folder: Path) -> None:
     count = 20_000_000  # bytes, each a number that takes eight
     tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[200]).SerializeToString()
-    tensor += _header(_INT64_DATA, count) + bytes(count)
-    graph = _header(_GRAPH_INITIALIZER, len(tensor)) + tensor
+    tensor += header(_INT64_DATA, count) + bytes(count)
+    graph = header(INITIALIZER, len(tensor)) + tensor
     model = onnx.ModelProto(ir_version=10).SerializeToString()
-    (folder / "m.onnx").write_bytes(model + _header(_MODEL_GRAPH, len(graph)) + graph)
+    (folder / "m.onnx").write_bytes(model + header(GRAPH, len(graph)) + graph)
     code = f"""
 {MEASURE_MEMORY}
 import onnx
@@ -316,7 +280,7 @@ def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(
     path = folder / "m"
     nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed
     model = onnx.ModelProto(ir_version=10).SerializeToString()
-    model += _header(_MODEL_GRAPH, len(nodes)) + nodes
+    model += header(GRAPH, len(nodes)) + nodes
     if kind == "archive":
         with open(path, "wb") as file:
             writer = ZipWriter(file)

@@ -43,6 +43,7 @@ from models import (
 )
 from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
+from sparse_files import write_sparse_model
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
@@ -713,30 +714,8 @@ def test_an_extracted_directory_has_the_permissions_of_any_new_one(path: Path) -
 def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A single .onnx of 600 MiB, its weights holes in the file."""
     path = tmp_path_factory.mktemp("large") / "large.onnx"
-    nbytes, count = 100 * MIB, 6
-    parts = []
-    for index in range(count):
-        head = TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes])
-        head_bytes = head.SerializeToString() + b"\x4a" + _varint(nbytes)  # raw_data
-        parts.append(b"\x2a" + _varint(len(head_bytes) + nbytes) + head_bytes)  # initializer
-    graph = onnx.GraphProto(name="large").SerializeToString()
-    graph_size = len(graph) + sum(map(len, parts)) + count * nbytes
-    with open(path, "wb") as file:
-        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
-        file.write(b"\x3a" + _varint(graph_size) + graph)
-        for part in parts:
-            file.write(part)
-            file.seek(nbytes, os.SEEK_CUR)
-        file.truncate()
+    write_sparse_model(path, [100 * MIB] * 6)
     return path
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
 
 
 @pytest.mark.large

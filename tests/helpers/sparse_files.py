@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import onnxarchive
 
 GIB = 1 << 30
+# The numbers of fields that are written by hand.
+GRAPH = ModelProto.GRAPH_FIELD_NUMBER
+INITIALIZER = GraphProto.INITIALIZER_FIELD_NUMBER
 NEEDED = 8 * GIB  # free disk for all files on a file system without sparse files
 
 
@@ -83,3 +86,35 @@ def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
     opset = helper.make_opsetid("", 21)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
     path.write_bytes(model.SerializeToString())
+
+
+def varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def header(field: int, nbytes: int) -> bytes:
+    """What stands before the bytes of a field of the wire type of lengths."""
+    return varint(field << 3 | 2) + varint(nbytes)
+
+
+def write_sparse_model(path: Path, sizes: Sequence[int]) -> None:
+    """A single .onnx whose initializers have these many bytes of raw_data, which are holes."""
+    headers = []
+    for index, nbytes in enumerate(sizes):
+        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes])
+        head = tensor.SerializeToString() + header(TensorProto.RAW_DATA_FIELD_NUMBER, nbytes)
+        headers.append(header(INITIALIZER, len(head) + nbytes) + head)
+    name = GraphProto(name="graph").SerializeToString()
+    graph_nbytes = len(name) + sum(map(len, headers)) + sum(sizes)
+    with open(path, "wb") as file:
+        file.write(ModelProto(ir_version=10).SerializeToString())
+        file.write(header(GRAPH, graph_nbytes) + name)
+        for start, nbytes in zip(headers, sizes, strict=True):
+            file.write(start)
+            file.seek(nbytes - 1, os.SEEK_CUR)
+            file.write(b"\x07")  # not all is zero
+        file.truncate()

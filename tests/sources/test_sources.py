@@ -4,15 +4,16 @@ import os
 import resource
 import shutil
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import pytest
 from limits import limited
 from models import (
     attribute,
-    entry_of,
     every_tensor,
     external,
     flip_byte,
@@ -26,7 +27,7 @@ from onnx import TensorProto
 from written import converted, write_model
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive import ArchiveFormatError
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.local_file import MappedFile
 
@@ -122,33 +123,15 @@ def test_text_that_is_not_utf_8_is_kept(tmp_path: Path, field: str, count: int) 
 # External data
 
 
-def _one_file(path: Path, model: onnx.ModelProto) -> None:
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+Layout: TypeAlias = Callable[[Path, onnx.ModelProto], object]
 
 
-def _one_file_with_everything(path: Path, model: onnx.ModelProto) -> None:
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+def _saved(**options: Any) -> Layout:
+    """Writes a model as `onnx.save` does."""
+    return lambda path, model: onnx.save(model, path, save_as_external_data=True, **options)
 
 
-def _a_file_a_tensor(path: Path, model: onnx.ModelProto) -> None:
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=True,
-        all_tensors_to_one_file=False,
-        size_threshold=0,
-    )
-
-
-def _with_attributes(path: Path, model: onnx.ModelProto) -> None:
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=0,
-        convert_attribute=True,
-    )
+_a_file_a_tensor = _saved(all_tensors_to_one_file=False, size_threshold=0)
 
 
 def _by_hand(
@@ -182,26 +165,6 @@ def _by_hand(
     write_model(path, copy)
 
 
-def _without_length(path: Path, model: onnx.ModelProto) -> None:
-    _by_hand(path, model, lengths=False)
-
-
-def _with_location_alone(path: Path, model: onnx.ModelProto) -> None:
-    _by_hand(path, model, lengths=False, offsets=False)
-
-
-def _in_folders(path: Path, model: onnx.ModelProto) -> None:
-    _by_hand(path, model, location="weights/of the/model.bin")
-
-
-def _in_dotted_folders(path: Path, model: onnx.ModelProto) -> None:
-    _by_hand(path, model, location="./weights/./model.bin")
-
-
-def _with_basepath(path: Path, model: onnx.ModelProto) -> None:
-    _by_hand(path, model, basepath=True)
-
-
 def _behind_a_link(path: Path, model: onnx.ModelProto) -> None:
     _by_hand(path, model, location="real.bin")
     (path.parent / "link").symlink_to("real.bin")
@@ -218,27 +181,27 @@ def _linked(path: Path, model: onnx.ModelProto) -> None:
     onnxarchive.link(path.with_suffix(".onnxa"), path)
 
 
-LAYOUTS = [
-    _one_file,
-    _one_file_with_everything,
-    _a_file_a_tensor,
-    _with_attributes,
-    _by_hand,
-    _without_length,
-    _with_location_alone,
-    _in_folders,
-    _in_dotted_folders,
-    _with_basepath,
-    _behind_a_link,
-    _linked,
-]
+LAYOUTS: dict[str, Layout] = {
+    "one file": _saved(location="weights.bin", size_threshold=1024),
+    "one file with everything": _saved(location="weights.bin", size_threshold=0),
+    "a file a tensor": _a_file_a_tensor,
+    "with attributes": _saved(location="w.bin", size_threshold=0, convert_attribute=True),
+    "by hand": _by_hand,
+    "without length": partial(_by_hand, lengths=False),
+    "with location alone": partial(_by_hand, lengths=False, offsets=False),
+    "in folders": partial(_by_hand, location="weights/of the/model.bin"),
+    "in dotted folders": partial(_by_hand, location="./weights/./model.bin"),
+    "with basepath": partial(_by_hand, basepath=True),
+    "behind a link": _behind_a_link,
+    "linked": _linked,
+}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size_threshold", [0, 1024])
 @pytest.mark.parametrize("convert_attribute", [False, True])
 def test_however_its_data_lies_a_model_gives_the_same_archive(
-    tmp_path: Path, layout: Any, size_threshold: int, convert_attribute: bool
+    tmp_path: Path, layout: str, size_threshold: int, convert_attribute: bool
 ) -> None:
     model = _weights()
     model.graph.node.append(node(attribute("t", t=raw_tensor("attribute", dims=(500,)))))
@@ -249,7 +212,7 @@ def test_however_its_data_lies_a_model_gives_the_same_archive(
     path = tmp_path / "other" / "m.onnx"
     copy = onnx.ModelProto()
     copy.CopyFrom(model)  # onnx.save changes what it is given
-    layout(path, copy)
+    LAYOUTS[layout](path, copy)
     assert onnx.load(path, load_external_data=False) != model
     assert _loaded(path) == model
     assert converted(path, **options) == expected
@@ -422,24 +385,19 @@ def test_an_absolute_path_is_refused_even_where_it_leads_inside(
     assert str(models / "data.bin") in message
 
 
-@pytest.mark.parametrize("target", ["../secret/data.bin", "/etc/hostname", "../secret"])
+@pytest.mark.parametrize(
+    "target", ["../secret/data.bin", "../models2/data.bin", "/etc/hostname", "../secret"]
+)
 def test_a_link_that_leaves_the_directory_is_refused_with_the_remedy(
     tmp_path: Path, models: Path, target: str
 ) -> None:
+    shutil.copytree(models, tmp_path / "models2")
     (models / "link").symlink_to(target)
     location = "link/data.bin" if target == "../secret" else "link"
     message = _problem(tmp_path, external(raw_tensor("layer/w"), location))
-    assert "'layer/w'" in message
-    assert repr(location) in message
-    assert os.path.realpath(models / location) in message
+    for part in ("'layer/w'", repr(location), os.path.realpath(models / location)):
+        assert part in message
     assert "a copy of its target" in message
-
-
-def test_a_link_to_a_directory_with_a_longer_name_is_outside(tmp_path: Path, models: Path) -> None:
-    (tmp_path / "models2").mkdir()
-    (tmp_path / "models2" / "data.bin").write_bytes(bytes(4096))
-    (models / "link").symlink_to("../models2/data.bin")
-    assert "models2" in _problem(tmp_path, external(raw_tensor("layer/w"), "link"))
 
 
 @pytest.mark.parametrize("location", [".", "folder", "pipe", "data.bin/x", "loop"])
@@ -604,16 +562,14 @@ def test_options_hold_for_every_source(tmp_path: Path, extracted: Path, kind: st
 
 @pytest.mark.parametrize("kind", ["directory", "zip"])
 @pytest.mark.parametrize(
-    "layout",
-    [_one_file, _a_file_a_tensor, _by_hand, _in_folders, _linked],
-    ids=lambda it: it.__name__,
+    "layout", ["one file", "a file a tensor", "by hand", "in folders", "linked"]
 )
 def test_a_model_and_its_data_convert_from_their_directory_or_zip(
-    tmp_path: Path, kind: str, layout: Any
+    tmp_path: Path, kind: str, layout: str
 ) -> None:
     expected = converted(write_model(tmp_path / "single" / "m.onnx", _weights()))
     (tmp_path / "source").mkdir()
-    layout(tmp_path / "source" / "any name.ONNX", _weights())
+    LAYOUTS[layout](tmp_path / "source" / "any name.ONNX", _weights())
     source = tmp_path / "source"
     if kind == "zip":
         source = _zip(source, tmp_path / "m.zip", folder="x/", method=zipfile.ZIP_DEFLATED)
@@ -688,13 +644,6 @@ def test_placeholders_of_torch_stand_for_files_of_their_name(tmp_path: Path, kin
     assert onnxarchive.load(tmp_path / "m.onnxa") == _weights()
 
 
-def test_ten_bytes_that_are_a_placeholder_by_chance_are_kept(tmp_path: Path) -> None:
-    model = model_of(
-        TensorProto(name="w", data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
-    )
-    assert _loaded(write_model(tmp_path / "m.onnx", model)) == model
-
-
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(_weights().SerializeToString() * 2)
@@ -714,14 +663,6 @@ def test_a_damaged_zip_is_refused(tmp_path: Path, extracted: Path) -> None:
         assert not (tmp_path / "m.onnxa").exists()
 
 
-def test_a_damaged_archive_is_not_converted(tmp_path: Path, extracted: Path) -> None:
-    source = tmp_path / "first.onnxa"
-    flip_byte(source, entry_of(source, "w4").data_offset + 100)
-    with pytest.raises(ChecksumError, match="w4"):
-        onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert not (tmp_path / "m.onnxa").exists()
-
-
 @pytest.mark.parametrize("location", ["../secret/data.bin", "/etc/hostname", "..", "w\\x"])
 @pytest.mark.parametrize("kind", ["directory", "zip"])
 def test_no_source_leads_out_of_itself(
@@ -736,29 +677,6 @@ def test_no_source_leads_out_of_itself(
     with pytest.raises(ArchiveFormatError, match="'layer/w'") as caught:
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     assert repr(location) in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["directory", "zip", "archive"])
-def test_a_source_of_any_kind_is_not_written_over(
-    tmp_path: Path, extracted: Path, kind: str
-) -> None:
-    source, target = {
-        "directory": lambda: (extracted, extracted / "w4"),
-        "zip": lambda: (_zip(extracted, tmp_path / "m.zip"), tmp_path / "m.zip"),
-        "archive": lambda: (tmp_path / "first.onnxa", tmp_path / "first.onnxa"),
-    }[kind]()
-    before = target.read_bytes()
-    with pytest.raises(ValueError, match="input"):
-        onnxarchive.convert(source, target)
-    assert target.read_bytes() == before
-
-
-def test_the_working_directory_may_be_the_source(
-    tmp_path: Path, extracted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(extracted)
-    onnxarchive.convert(".", "../again.onnxa")
-    assert (tmp_path / "again.onnxa").read_bytes() == (tmp_path / "first.onnxa").read_bytes()
 
 
 def test_a_data_file_that_was_replaced_after_it_was_found_is_refused(tmp_path: Path) -> None:

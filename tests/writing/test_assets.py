@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ import pytest
 from models import flip_byte, model_of, normalised, run_model, runnable_model
 
 import onnxarchive
-from onnxarchive.cli import main
-from onnxarchive.interop.onnx_functions import infer_shapes
 from onnxarchive.interop.transforming import transform
 
 ASSETS = {
@@ -74,45 +71,12 @@ def test_a_damaged_asset_is_refused_when_it_is_looked_up(archive: Path) -> None:
             opened.assets["tokenizer.json"]
 
 
-def test_the_command_line_takes_assets(source: Path, tmp_path: Path) -> None:
-    file, target = source.parent / "tokenizer.json", tmp_path / "m.onnxa"
-    file.write_bytes(TOKENIZER)
-    options = ["--asset", str(file), "--asset", f"deep/er/other.json={file}"]
-    assert main(["convert", str(source), str(target), *options]) == 0
-    assert _assets(target) == {"tokenizer.json": TOKENIZER, "deep/er/other.json": TOKENIZER}
-
-
-# Through: every rewrite keeps them
+# Through: see also conversion/test_archives_from_archives.py
 
 
 def _described(model: onnx.ModelProto) -> onnx.ModelProto:
     model.doc_string = "described"
     return model
-
-
-REWRITES: dict[str, Callable[[Path, Path], object]] = {
-    "convert": onnxarchive.convert,
-    "convert with other options": lambda one, other: onnxarchive.convert(
-        one, other, size_threshold=1 << 20, alignment=4096, convert_attribute=True
-    ),
-    "the command line": lambda one, other: main(["convert", str(one), str(other)]),
-    "transform hidden": lambda one, other: transform(one, other, _described),
-    "transform external": lambda one, other: transform(
-        one, other, lambda it: it, weights="external"
-    ),
-    "transform loaded": lambda one, other: transform(one, other, lambda it: it, weights="loaded"),
-    "infer_shapes": infer_shapes,
-}
-
-
-@pytest.mark.parametrize("rewrite", REWRITES)
-def test_a_rewrite_keeps_assets(archive: Path, tmp_path: Path, rewrite: str) -> None:
-    target = tmp_path / "rewritten.onnxa"
-    REWRITES[rewrite](archive, target)
-    assert _assets(target) == ASSETS
-    with onnxarchive.open(archive) as before, onnxarchive.open(target) as after:
-        order = [name for name in after.entries if name.startswith("assets/")]
-        assert order == [name for name in before.entries if name.startswith("assets/")]
 
 
 NEW = {"new": b"n", "tokenizer.json": b"{}"}
@@ -127,17 +91,6 @@ def test_given_assets_join_those_that_are_kept(archive: Path, tmp_path: Path, re
     target = tmp_path / "rewritten.onnxa"
     GIVEN[rewrite](archive, target)
     assert _assets(target) == {**ASSETS, **NEW}
-
-
-def test_many_models_keep_theirs(archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    shutil.copy(archive, tmp_path / "tree" / "one.onnxa")
-    arguments = ["convert", str(tmp_path / "tree"), "--output-dir", str(tmp_path / "out")]
-    assert main(arguments) == 0
-    assert _assets(tmp_path / "out" / "one.onnxa") == ASSETS
-
-
-# Out, and in again
 
 
 # A .onnx has no place for them: they stay in the archive
