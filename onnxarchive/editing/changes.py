@@ -166,7 +166,7 @@ class Changes:
         return self._data[location]
 
     def watch(self, data: Data) -> None:
-        """Remembers the state of a file that is read when the edit is written; else nothing."""
+        """Remembers the state of data that is in a file, for `require_unchanged_files`."""
         if isinstance(data, FileData) and data.identity not in self._states:
             self._states[data.identity] = data, data.state()
 
@@ -183,10 +183,10 @@ class Changes:
     # Assigned models
 
     def message(self, model: AssignedModel, *, is_new: bool) -> onnx.ModelProto:
-        """The message of an assigned model; a ModelProto, which is none of the edit's, is its own.
+        """The message of an assigned model; a ModelProto is its own message.
 
         Args:
-            model: The model.
+            model: The model; if it is a ModelProto, none of the edit's.
             is_new: True if it replaces no model. Then a ModelProto must have no external tensors,
                 or belong to the archive.
         """
