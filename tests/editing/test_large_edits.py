@@ -212,7 +212,7 @@ def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int
 MEASURED = """
     import json, os, sys
     import onnx, onnxarchive
-    from edits import replace_model
+    from edits import new_model, replace_model, weights
 
     path, model_path = sys.argv[1:]
 
@@ -229,13 +229,8 @@ MEASURED = """
     # Everything that is imported late has been, once a small archive was changed.
     largest = largest_size = 0
     path, archive = path + ".small", path
-    tensor = onnx.TensorProto(name="w", data_type=1, dims=[3000], raw_data=bytes(12000))
-    graph = onnx.GraphProto(name="graph", initializer=[tensor])
-    opset = onnx.OperatorSetIdProto(version=21)
-    model = onnx.ModelProto(ir_version=10, opset_import=[opset], graph=graph)
-    onnxarchive.save(model, path)
-    model.doc_string = "new"
-    replace_model(path, model, progress=progress)
+    onnxarchive.save(weights(2), path)
+    replace_model(path, new_model(), progress=progress)
     os.unlink(path)
     path = archive
 
