@@ -44,19 +44,6 @@ def archive(path: Path) -> Path:
 # Tensors of the edited model
 
 
-def test_tensors_are_those_of_an_assigned_model(archive: Path) -> None:
-    with onnxarchive.edit(archive, compact=True) as edit:
-        edit.model = model_with(w=C, new=A)
-        assert list(edit.tensors) == ["w", "new"]
-        assert "v" not in edit.tensors
-        changed_array = edit.tensors["w"].copy()
-        assert not edit.tensors["w"].flags.writeable
-        changed_array[0] = 9
-        edit.tensors["w"] = changed_array
-        np.testing.assert_array_equal(edit.tensors["w"], changed_array)
-    require_arrays(arrays_of(archive), w=changed_array, new=A)
-
-
 @pytest.mark.parametrize("kind", ["onnx", "onnxa", "open archive"])
 def test_tensors_of_a_model_from_elsewhere_are_shown(
     archive: Path, tmp_path: Path, kind: str

@@ -20,6 +20,7 @@ from edits import (
     weights,
 )
 from models import model_of
+from written import saved
 
 import onnxarchive
 from onnxarchive.editing.recovery import Recovery, recover
@@ -88,16 +89,11 @@ def test_a_function_that_fails_changes_nothing(path: Path) -> None:
 # Files left behind
 
 
-def test_there_is_nothing_to_recover(path: Path) -> None:
-    onnxarchive.save(weights(1), path)
-    before = path.read_bytes()
-    assert recover(path) == Recovery(is_rolled_back=False, removed=())
-    require(path, before)
-
-
 def test_what_killed_processes_left_is_removed_if_it_begins_as_an_archive(path: Path) -> None:
     onnxarchive.save(weights(1), path)
     half = path.read_bytes()[:700]
+    assert recover(path) == Recovery(is_rolled_back=False, removed=())
+    require(path, saved(weights(1)))
     left = [path.with_name(f".{path.name}.4242-{number}.tmp") for number in range(2)]
     kept = {
         path.with_name(f".{path.name}.tmp"): half,
