@@ -32,7 +32,7 @@ from onnxarchive.reading.archive import (
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
-from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.sources.models import FollowLinks, models_of_repository, other_files_of
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -341,7 +341,7 @@ def export(
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model or tensor do not match their CRC-32.
-        UnsupportedFeatureError: The `.onnx` would take 2 GiB or more.
+        UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
         LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
             while it was opened.
         ValueError: `external_data` is not a file name, or names `destination`; or a written file
@@ -353,6 +353,7 @@ def export(
         onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
     """
     locking.require_timeout(timeout)
+    require_local_target(destination)
     source = Location.of(path, **access)
     require_no_input(destination, [source.path])
     if external_data is None:
@@ -525,6 +526,7 @@ def extract(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
+        UnsupportedFeatureError: `directory` is a URL.
         OSError: The archive cannot be read, the directory is not empty, or a file or directory
             cannot be written.
 
@@ -532,6 +534,7 @@ def extract(
         onnxarchive.extract("model.onnxa", "unzipped")
         model = onnx.load("unzipped/__MODEL_PROTO")
     """
+    require_local_target(directory)
     source = Location.of(path, **access)
     with _opened(source, None) as (archive, models), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())

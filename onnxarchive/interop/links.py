@@ -32,7 +32,7 @@ from onnxarchive.reading.linked_models import (
     require_utf8,
 )
 from onnxarchive.reading.rules import Finding
-from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.location import Access, Location, require_local_target
 
 
 def link(
@@ -75,8 +75,8 @@ def link(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model, or of a tensor that is copied to the link, do not match
             their CRC-32.
-        UnsupportedFeatureError: The link would take 2 GiB or more, or `path` is a URL without
-            `cache`.
+        UnsupportedFeatureError: The link would take 2 GiB or more, `path` is a URL without
+            `cache`, or `destination` is a URL.
         ValueError: `destination` is the archive, a symbolic link, or in a directory that is not
             allowed; the archive's path is not allowed in external data; or the links of two
             models would have the same name.
@@ -102,6 +102,7 @@ def link_targets(
     **access: Unpack[Access],
 ) -> dict[str, str]:
     """The files that `link` writes, by model id; the arguments are those of `link`."""
+    require_local_target(destination)
     target = os.fspath(destination)
     if not os.path.isdir(target):
         return {model: target}

@@ -22,6 +22,7 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import open as open_archive
 from onnxarchive.reading.linked_models import is_unread, linked_model
 from onnxarchive.reading.rules import Finding
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.stored_entries import archive_options, save_referring
 
 __all__ = ["check_model", "infer_shapes"]
@@ -123,7 +124,8 @@ def infer_shapes(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
-        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
+        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors, or
+            `destination` is a URL.
         ValueError: `destination` is not allowed.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: A file cannot be read, or the archive cannot be written.
@@ -131,6 +133,8 @@ def infer_shapes(
     Example:
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
     """
+    if destination is not None:
+        require_local_target(destination)
     with open_archive(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),

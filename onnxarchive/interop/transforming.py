@@ -26,6 +26,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive, complete_model, open
 from onnxarchive.reading.linked_models import is_unread, linked_model
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
 from onnxarchive.writing.stored_entries import archive_options, save_referring
@@ -103,8 +104,8 @@ def transform(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
-        UnsupportedFeatureError: `weights` is `"hidden"`, and the model takes 2 GiB or more without
-            the hidden weights.
+        UnsupportedFeatureError: `destination` is a URL; or `weights` is `"hidden"`, and the model
+            takes 2 GiB or more without the hidden weights.
         TypeError: The function did not return a model.
         ValueError: An option is not allowed.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
@@ -116,6 +117,7 @@ def transform(
     """
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
+    require_local_target(destination)
     with open(path, model=model) as archive, with_path(path):
         options = replace(
             archive_options(archive, archive.models, size_threshold, convert_attribute),

@@ -47,6 +47,21 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
             raise TypeError(f"this function has no argument {name!r}{hint}")
 
 
+def require_local_target(target: str | os.PathLike[str]) -> None:
+    """Refuses a URL as the target of a function that writes local files only.
+
+    Raises:
+        UnsupportedFeatureError: `target` is a URL.
+    """
+    path = os.fspath(target)
+    if is_url(path):
+        raise UnsupportedFeatureError(
+            "expected a local path to write to, found a URL; write to a local path, then copy the "
+            "result to the store",
+            path=shown_url(path),
+        )
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Location:
     """A local path, a URL, a key in a store, bytes, or a file object.

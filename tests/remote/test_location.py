@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from models import run_python, weight_model
 
 import onnxarchive
 from onnxarchive import UnsupportedFeatureError
+from onnxarchive.cli import main
 from onnxarchive.remote.location import Location
 
 URL = "https://user:SECRET@example.com/a/m.onnxa?sig=SECRET"
@@ -48,6 +50,43 @@ def test_only_a_local_path_is_local(source: Any) -> None:
         Location.of(source).require_local()
     assert "SECRET" not in str(caught.value)
     assert Location.of("m.onnxa").require_local() == "m.onnxa"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        onnxarchive.export,
+        onnxarchive.extract,
+        onnxarchive.link,
+        onnxarchive.infer_shapes,
+        lambda path, target: onnxarchive.transform(path, target, lambda model: model),
+        lambda path, target: main(["export", str(path), target]),
+        lambda path, target: main(["link", str(path), target]),
+        lambda path, target: main(["extract", str(path), target]),
+    ],
+    ids=[
+        "export",
+        "extract",
+        "link",
+        "infer_shapes",
+        "transform",
+        "export command",
+        "link command",
+        "extract command",
+    ],
+)
+def test_a_url_is_refused_before_anything_where_only_local_files_are_written(
+    write: Callable[[Path, str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "m.onnxa"
+    onnxarchive.save(weight_model(seed=1), archive)
+    try:
+        status, message = write(archive, "s3://key:SECRET@bucket/m.onnx"), capsys.readouterr().err
+    except UnsupportedFeatureError as error:
+        status, message = 2, str(error)
+    assert status == 2
+    assert "s3://bucket/m.onnx: expected a local path to write to, found a URL" in message
+    assert os.listdir(tmp_path) == ["m.onnxa"]
 
 
 def test_what_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path) -> None:

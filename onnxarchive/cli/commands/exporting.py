@@ -19,6 +19,7 @@ from onnxarchive.cli.parser import (
 )
 from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.model.keys import is_model, model_id
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.urls import shown_url
 
 
@@ -39,6 +40,7 @@ def add_export(commands: Any) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
+    require_local_target(arguments.target)
     paths = [arguments.target]
     if arguments.external_data is not None:
         paths.append(os.path.join(os.path.dirname(arguments.target), arguments.external_data))
