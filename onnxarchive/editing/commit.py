@@ -110,7 +110,7 @@ def commit(changes: Changes) -> None:
         and all(has_bytes(archive, name, data) for name, data in plan.models)
     )
     if options.compact or options.copy or not is_same:
-        _require_valid(archive, plan)
+        _require_valid(changes, plan)
         _write(changes, plan)
 
 
@@ -131,10 +131,13 @@ def _changed_assets(changes: Changes, models: _Models) -> dict[str, Item | None]
     return assets
 
 
-def _require_valid(archive: Archive, plan: _Plan) -> None:
+def _require_valid(changes: Changes, plan: _Plan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
+    archive = changes.archive
     model_sizes = {name: data.nbytes for name, data in plan.models}
     check_model_sizes(model_sizes, archive.max_model_nbytes, Strict())
+    if changes.options.compact:  # all is new, as in `save`, and weights in a model are only mapped
+        return
     sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
     sizes |= {name: data.nbytes for name, data in plan.items}
     sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
