@@ -20,7 +20,7 @@ from onnxarchive.files.filesystem import is_below, leads_out
 from onnxarchive.files.local_file import kind_of
 
 # The flags of `MappedFile`, and one that takes no terminal.
-_FILE = os.O_RDONLY | sum(getattr(os, f"O_{it}", 0) for it in ("NONBLOCK", "NOCTTY", "BINARY"))
+_FILE = os.O_RDONLY | sum(getattr(os, f"O_{flag}", 0) for flag in ("NONBLOCK", "NOCTTY", "BINARY"))
 _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 # With O_PATH, the directory need not be readable.
 _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
@@ -114,13 +114,13 @@ class Root:
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, path)
 
-    def _require_inside(self, found: str, path: str) -> None:
-        """Refuses `found`, to which `path` leads, outside the allowed directories."""
+    def _require_inside(self, target: str, path: str) -> None:
+        """Refuses a target, to which `path` leads, outside the allowed directories."""
         allowed = [self.path] if self.linked is None else [self.path, self.linked]
-        if not any(is_below(_unprefixed(found), _unprefixed(it)) for it in allowed):
+        if not any(is_below(_unprefixed(target), _unprefixed(folder)) for folder in allowed):
             raise OutsideError(
                 f"expected a path inside {' or '.join(allowed)}, found {path!r}, a link to "
-                f"{found}; replace the link by a copy of its target"
+                f"{target}; replace the link by a copy of its target"
             )
 
 
@@ -201,8 +201,8 @@ def _final_path(descriptor: int, path: str) -> str:
     if sys.platform == "darwin":
         import fcntl
 
-        found = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(_MAX_PATH_NBYTES))
-        return os.fsdecode(found.rstrip(b"\0"))
+        final = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(_MAX_PATH_NBYTES))
+        return os.fsdecode(final.rstrip(b"\0"))
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     return os.path.realpath(path)

@@ -138,17 +138,17 @@ class Pieces:
 def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
     """True if the bytes are the same, even in different pieces."""
     end = memoryview(b"")
-    firsts, others = filter(len, first), filter(len, second)
-    piece, other = next(firsts, end), next(others, end)
-    while piece and other:
-        size = min(len(piece), len(other), _MAX_COMPARED)
+    firsts, seconds = filter(len, first), filter(len, second)
+    ours, theirs = next(firsts, end), next(seconds, end)
+    while ours and theirs:
+        size = min(len(ours), len(theirs), _MAX_COMPARED)
         if not np.array_equal(
-            np.frombuffer(piece[:size], np.uint8), np.frombuffer(other[:size], np.uint8)
+            np.frombuffer(ours[:size], np.uint8), np.frombuffer(theirs[:size], np.uint8)
         ):
             return False
-        piece = piece[size:] or next(firsts, end)
-        other = other[size:] or next(others, end)
-    return not piece and not other
+        ours = ours[size:] or next(firsts, end)
+        theirs = theirs[size:] or next(seconds, end)
+    return not ours and not theirs
 
 
 # `crc32(data, before=0)`: continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7).

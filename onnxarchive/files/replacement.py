@@ -185,10 +185,12 @@ def remove_abandoned(
         for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
                 continue
-            found = os.path.join(directory, name)
+            candidate = os.path.join(directory, name)
             with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
-                if stat.S_ISREG(os.lstat(found).st_mode) and remove_unlocked(found, is_leftover):
-                    removed.append(found)
+                if stat.S_ISREG(os.lstat(candidate).st_mode) and remove_unlocked(
+                    candidate, is_leftover
+                ):
+                    removed.append(candidate)
     return removed
 
 

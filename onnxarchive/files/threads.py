@@ -80,8 +80,8 @@ def for_each(
     with executor:
         try:
             runs = [executor.submit(run, *share) for share in pairwise(bounds)]
-            for each in runs:
-                each.result()
+            for one in runs:
+                one.result()
         except BaseException:
             has_failed.set()
             raise
@@ -111,7 +111,7 @@ def in_order(
         return
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of the items in `begun`
-    work_of_process = Work()
+    own_work = Work()
     try:
         for number, item in enumerate(items):
             due: Future[_Made] | None = None
@@ -125,7 +125,7 @@ def in_order(
                 nbytes += sizes[following]
                 begun.append((following, executor.submit(work, items[following])))
             yield work(item) if due is None else due.result()
-            work_of_process.require_own()  # a fork has no threads
+            own_work.require_own()  # a fork has no threads
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -149,15 +149,15 @@ class Contents:
     def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors with this key; at most one from each model."""
         if len(self.models) == 1:
-            (found,) = self.models.values()
-            return [found.refs[key]] if key in found.refs else []
+            (checked,) = self.models.values()
+            return [checked.refs[key]] if key in checked.refs else []
         return self._refs.get(key, [])
 
     @cached_property
     def _refs(self) -> Mapping[str, list[TensorRef]]:
         refs: defaultdict[str, list[TensorRef]] = defaultdict(list)
-        for found in self.models.values():
-            for key, ref in found.refs.items():
+        for checked in self.models.values():
+            for key, ref in checked.refs.items():
                 refs[key].append(ref)
         return refs
 
@@ -181,7 +181,8 @@ class Contents:
         # By DATA-8, the tensor has the same type in all models.
         if refs and tensors.array_nbytes(refs[0].tensor) is not None:
             stream = tensors.checked(refs[0], stream, report, entry=entry.name)
-        stated = [(ref, it) for ref in refs if (it := tensors.checksum(ref.tensor)) is not None]
+        checksums = [(ref, tensors.checksum(ref.tensor)) for ref in refs]
+        stated = [(ref, checksum) for ref, checksum in checksums if checksum is not None]
         import hashlib  # opening an archive does not need it
 
         sha1 = hashlib.sha1(usedforsecurity=False)
@@ -287,14 +288,17 @@ class Contents:
         """
         numbers = [self.entries.index_of[name] for name in names]
         entries = [self.directory.entries[number] for number in numbers]
-        paddings = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
+        begins = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
         ranges = (
-            (it.header_offset - padding, it.data_offset + it.nbytes - it.header_offset + padding)
-            for it, padding in zip(entries, paddings, strict=True)
+            (
+                entry.header_offset - begin,
+                entry.data_offset + entry.nbytes - entry.header_offset + begin,
+            )
+            for entry, begin in zip(entries, begins, strict=True)
         )
         with with_path(self.file.path):
             copies = self.file.read_ranges(ranges)
-            for number, entry, begin, copy in zip(numbers, entries, paddings, copies, strict=True):
+            for number, entry, begin, copy in zip(numbers, entries, begins, copies, strict=True):
                 end = begin + entry.data_offset - entry.header_offset
                 data, record = copy[end:].toreadonly(), self.directory.records[number]
                 check_local_header(bytes(copy[begin:end]), entry, record, Strict())
@@ -422,19 +426,19 @@ def _read_models(
     while first and keys.is_model(entries[first - 1].name):
         first -= 1
     # By name, so the default model is first: its name is a prefix of the others.
-    found = {entry.name: entry for entry in sorted(entries[first:])}
-    sizes = {name: entry.nbytes for name, entry in found.items()}
+    models = {entry.name: entry for entry in sorted(entries[first:])}
+    sizes = {name: entry.nbytes for name, entry in models.items()}
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
     # Read from the end, since a remote file keeps bytes that lead to its end.
     data = {
         entry.name: file.read(entry.data_offset, entry.nbytes)
         for entry in reversed(entries[first:])
-        if found[entry.name] is entry
+        if models[entry.name] is entry
     }
-    for name, entry in found.items():
+    for name, entry in models.items():
         check_crc32(entry, len(data[name]), crc32(data[name]), report)
-    return {name: data[name] for name in found}
+    return {name: data[name] for name in models}
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
@@ -503,7 +507,7 @@ def _models(
         are_all=listed.is_whole,
         are_all_models=len(models) == len(data) > 0,
     )
-    return {keys.model_id(name): found for name, found in checked.items()}
+    return {keys.model_id(name): model for name, model in checked.items()}
 
 
 def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:

@@ -126,7 +126,7 @@ def linked_model(
         ValueError: The archive is closed.
     """
     model = archive.model if in_place else copied(archive.model)
-    held: list[tuple[str, onnx.TensorProto]] = []
+    inner: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for entry in archive.entries.values():
         ref = archive.tensors.refs.get(entry.name)
@@ -134,7 +134,7 @@ def linked_model(
             continue
         tensor = ref.tensor if in_place else walking.at(model, ref.path)
         if not is_outside(ref, entry.nbytes):
-            held.append((entry.name, tensor))
+            inner.append((entry.name, tensor))
             nbytes += entry.nbytes
             continue
         if location is not None:
@@ -150,8 +150,8 @@ def linked_model(
             "model and the tensors that runtimes do not read from external data, found "
             f"{nbytes} bytes"
         )
-    read = archive.contents.verified([key for key, _ in held])
-    for (_, tensor), data in zip(held, read, strict=True):
+    read = archive.contents.verified([key for key, _ in inner])
+    for (_, tensor), data in zip(inner, read, strict=True):
         tensors.set_raw_data(tensor, bytes(data))
     return model
 
@@ -221,15 +221,15 @@ def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
     chosen = max(sets, key=lambda one: (one.onnxruntime == version, one.version))
     weights = chosen.weights[archive.model_id]
     pairs: dict[str, list[tuple[str, str]]] = {}
-    taken: set[str] = set()  # ONNX Runtime refuses a key that two weights have
+    used: set[str] = set()  # ONNX Runtime refuses a key that two weights have
     for entry_key, name, nbytes, crc32 in packable(archive):
         weight = weights.get(name)
         if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
             continue
         for key, buffers in weight.buffers.items():
             ranges = [_range(archive, chosen.folder + file, size) for file, size in buffers]
-            if key not in taken and None not in ranges:
-                taken.add(key)
+            if key not in used and None not in ranges:
+                used.add(key)
                 own = pairs.setdefault(entry_key, [])
                 value = prepacked.pair_value(key, filter(None, ranges))
                 own.append((f"prepacked_{len(own)}", value))

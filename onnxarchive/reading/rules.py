@@ -160,7 +160,9 @@ def check(
         if isinstance(file, MappedFile):
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
-        counter = ProgressCounter(progress, sum(it.nbytes for it in contents.directory.entries))
+        counter = ProgressCounter(
+            progress, sum(entry.nbytes for entry in contents.directory.entries)
+        )
         if full:
             _check_entries(contents, findings, counter, jobs)
         else:
@@ -172,7 +174,7 @@ def check(
 def _check_headers(contents: Contents, findings: _Findings) -> None:
     """Compares all local headers with their directory records."""
     entries, records = contents.directory.entries, contents.directory.records
-    ranges = ((it.header_offset, it.data_offset - it.header_offset) for it in entries)
+    ranges = ((entry.header_offset, entry.data_offset - entry.header_offset) for entry in entries)
     headers = contents.file.read_ranges(ranges)
     for header, entry, record in zip(headers, entries, records, strict=True):
         check_local_header(bytes(header), entry, record, findings)

@@ -95,16 +95,16 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def _why_not(self, name: str) -> str:
         """The message for the name of an initializer that is missing or ambiguous."""
         if name not in self._index.ambiguous:
-            given = shown(name) if isinstance(name, str) else repr(name)
-            return f"expected the name of an initializer, found {given}"
+            what = shown(name) if isinstance(name, str) else repr(name)
+            return f"expected the name of an initializer, found {what}"
         refs = tensors.walk(self._checked.model)
-        found = [ref for ref in refs if ref.is_initializer and ref.name == name]
+        named = [ref for ref in refs if ref.is_initializer and ref.name == name]
         keys = {ref.path: key for key, ref in self.refs.items()}
         owners = ", ".join(
             f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
-            for ref in found[:_MAX_SHOWN_OWNERS]
+            for ref in named[:_MAX_SHOWN_OWNERS]
         )
-        more = f" or another one of the {len(found)}" if len(found) > _MAX_SHOWN_OWNERS else ""
+        more = f" or another one of the {len(named)}" if len(named) > _MAX_SHOWN_OWNERS else ""
         return f"several initializers have the name {shown(name)}; take {owners}{more}"
 
     def array(self, key: str, data: memoryview) -> NDArray[Any]:

@@ -240,7 +240,7 @@ def check_false_ends(
 
 def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
     """Yields file offset and kind of each end record, both true and false ones."""
-    found = _RECORD.search(end)
-    while found is not None:
-        yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]
-        found = _RECORD.search(end, found.start() + 1)
+    match = _RECORD.search(end)
+    while match is not None:
+        yield file_size - len(end) + match.start(), _KINDS[match.group()[:4]]
+        match = _RECORD.search(end, match.start() + 1)  # it may begin within this one
