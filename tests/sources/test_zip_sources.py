@@ -690,23 +690,6 @@ def test_a_wrong_crc_is_a_checksum_error(
     assert "CRC-32" in message
 
 
-def test_a_zip_is_not_written_over(tmp_path: Path, apart: Path) -> None:
-    path = tmp_path / "m.zip"
-    _python()(apart, path)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="input"):
-        onnxarchive.convert(path, path)
-    assert path.read_bytes() == before
-
-
-def test_an_encrypted_zip_is_refused_as_such(
-    tmp_path: Path, apart: Path, refused: Callable[..., str]
-) -> None:
-    path = tmp_path / "m.zip"
-    _info_zip("-P", "secret")(apart, path)
-    assert "encrypted" in refused(path, UnsupportedFeatureError)
-
-
 def test_a_zip_with_one_encrypted_entry_is_refused(
     tmp_path: Path, apart: Path, refused: Callable[..., str]
 ) -> None:
