@@ -36,7 +36,9 @@ _URL: Final = re.compile(r"://[^\s'\"]+")
 _MAX_LINES: Final = 50  # of a message
 
 # A terminal sends these signals to all processes of a command; Windows lacks SIGHUP.
-TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
+TERMINAL_SIGNALS: Final = [
+    number for number in signal.Signals if number.name in ("SIGINT", "SIGHUP")
+]
 
 
 def status_of(error: type[BaseException] | None) -> int:

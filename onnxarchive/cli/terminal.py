@@ -24,10 +24,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[s
         rows: The cells; long ones are cut.
     """
     values = [*rows]
-    cells = [[cut(it) for it in header], *([*map(_cell, row)] for row in values)]
+    cells = [[cut(title) for title in header], *([*map(_cell, row)] for row in values)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     are_numbers = [{*map(type, column)} == {int} for column in zip(*values, strict=True)]
-    align = [str.rjust if it else str.ljust for it in are_numbers or [False] * len(widths)]
+    align = [
+        str.rjust if is_number else str.ljust for is_number in are_numbers or [False] * len(widths)
+    ]
     for row in cells:
         aligned = (to(cell, width) for to, cell, width in zip(align, row, widths, strict=True))
         yield "  ".join(aligned).rstrip()

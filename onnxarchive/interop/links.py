@@ -335,8 +335,8 @@ def _faults(
 def _packed_places(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
     """Offset and size of each buffer of packed weights that a link's tensor names."""
     return {
-        place
+        position
         for pair in tensor.external_data
         if tensors.names_packed(pair)
-        for place in places_of(tensors.text(pair.value))
+        for position in places_of(tensors.text(pair.value))
     }

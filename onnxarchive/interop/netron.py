@@ -135,7 +135,7 @@ def _netron_files() -> dict[str, Path]:
         if package is None or package.origin is None:
             raise ModuleNotFoundError("No module named 'netron'", name="netron")
     directory = Path(package.origin).parent
-    files = {it.name: it for it in directory.iterdir() if it.suffix in _SUFFIXES}
+    files = {file.name: file for file in directory.iterdir() if file.suffix in _SUFFIXES}
     if _INDEX not in files or _VERSION not in files[_INDEX].read_bytes():
         raise UnsupportedFeatureError(
             f"expected Netron's page {directory / _INDEX} with the tag {_VERSION.decode()} ...>, "

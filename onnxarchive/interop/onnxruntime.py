@@ -164,13 +164,13 @@ def session(
         inputs = session_inputs(
             path, model, sess_options, prepack, access, files, uses_packed=False
         )
-        made = inputs.make(sess_options, providers, kwargs)
+        ort_session = inputs.make(sess_options, providers, kwargs)
         warnings.warn(
             f"{inputs.path}: ONNX Runtime did not take the packed weights in the archive, and "
             f"packed the weights itself; onnxarchive.prepack replaces them ({reason})",
             stacklevel=2,
         )
-        return made
+        return ort_session
 
 
 def session_options(
@@ -251,9 +251,9 @@ class SessionInputs:
             options, entries = sess_options, dict(self.entries)
         make = partial(archive_session_class(), self.path, entries)
         try:
-            made = make(self.model, options, providers, **kwargs)
-            made.packed_weights = self.packed
-            return made
+            ort_session = make(self.model, options, providers, **kwargs)
+            ort_session.packed_weights = self.packed
+            return ort_session
         finally:
             self.require_same_file()  # ONNX Runtime has opened the file by name
 

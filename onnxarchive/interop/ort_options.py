@@ -89,7 +89,7 @@ def machine() -> str:
             if name.strip().lower() in ("flags", "features"):
                 words = {*value.split()}
                 break
-    instructions = [it for it in _INSTRUCTIONS if it in words]
+    instructions = [name for name in _INSTRUCTIONS if name in words]
     return "-".join([platform.machine().lower() or "unknown", *instructions])
 
 
@@ -175,9 +175,9 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     Nodes may use domains that the model does not import: ONNX Runtime imports the domains of
     registered libraries.
     """
-    functions = {(text(it.domain), text(it.name)) for it in model.functions}
+    functions = {(text(function.domain), text(function.name)) for function in model.functions}
     own = _OWN_DOMAINS | {domain for domain, _ in functions}
-    if not {text(it.domain) for it in model.opset_import} <= own:
+    if not {text(opset.domain) for opset in model.opset_import} <= own:
         return True
     lists = chain(
         (ref.graph.node for ref in graphs(model) if ref.root != "training_info"),

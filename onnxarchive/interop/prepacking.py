@@ -182,8 +182,9 @@ def remove_prepacked(
 ) -> None:
     """Removes all packed weights from an archive; see `onnxarchive.edit` for errors."""
     with edit(path, copy=copy, timeout=timeout, progress=progress) as changes:
-        for asset in [it for it in changes.assets if f"{ASSET_PREFIX}{it}".startswith(PREFIX)]:
-            del changes.assets[asset]
+        for asset in [*changes.assets]:
+            if f"{ASSET_PREFIX}{asset}".startswith(PREFIX):
+                del changes.assets[asset]
 
 
 def _pack(

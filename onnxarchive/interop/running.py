@@ -167,8 +167,8 @@ def _make_session(
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, full_names = require_onnxruntime(), None
     if providers is not None:
-        known = {it.lower().removesuffix(_SUFFIX): it for it in ort.get_available_providers()}
-        full_names = [known.get(it.lower().removesuffix(_SUFFIX), "") for it in providers]
+        known = {_brief(name): name for name in ort.get_available_providers()}
+        full_names = [known.get(_brief(name), "") for name in providers]
         if not all(full_names):
             raise ValueError(
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
@@ -197,6 +197,10 @@ def _make_session(
             f"ONNX Runtime cannot use {', '.join(sorted(missing))}; its log has the reason"
         )
     return ort_session
+
+
+def _brief(provider: str) -> str:
+    return provider.lower().removesuffix(_SUFFIX)
 
 
 def _prepare(

@@ -230,7 +230,7 @@ class _HiddenWeights:
         """Copies the function's result, and turns inputs that replace weights into initializers."""
         result = copied(model)
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
-        used, taken = _used_names(result), set(_initializer_names(result.graph))
+        used, names = _used_names(result), set(_initializer_names(result.graph))
         positions, end = dict(self._positions), len(self._positions)
         missing, restored = dict(self._by_key), []
         for value, weight in inputs:
@@ -240,23 +240,25 @@ class _HiddenWeights:
             missing.pop(weight.key, None)
             if weight.was_used and not (weight.was_input or value.name in used):
                 continue  # the result needs it no longer
-            if value.name in taken:
+            if value.name in names:
                 raise ArchiveFormatError(
                     f"tensor {weight.name!r}: expected the function to return either one input or "
                     f"one initializer {value.name!r} for the tensor, found several; keep one of "
                     "them"
                 )
-            taken.add(value.name)
+            names.add(value.name)
             tensor = copied(weight.tensor)
             tensor.name = value.name
             restored.append(tensor)
             positions[tensor.name] = self._positions.get(weight.name, end)
-        new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
+        new = [
+            value for value, weight in inputs if weight is None and value.name not in self._inputs
+        ]
         _require_dropped(missing.values(), result, new)
         # Initializers of the archive keep their order; new initializers follow.
         result.graph.initializer.extend(restored)
         result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
-        are_weights = [it is not None and not it.was_input for _, it in inputs]
+        are_weights = [weight is not None and not weight.was_input for _, weight in inputs]
         tensors.remove(result.graph.input, are_weights)
         self._remove_marks(result)
         return result

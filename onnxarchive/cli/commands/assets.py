@@ -129,10 +129,10 @@ def _matches(directory: str, pattern: str) -> list[str]:
     for part in [*parts, "*"] if parts[-1] == "**" else parts:
         parents = dict.fromkeys(paths)
         if part == "**":
-            walks = (_walk(it or os.curdir) for it in parents if os.path.isdir(it or os.curdir))
+            walks = map(_walk, filter(os.path.isdir, (parent or os.curdir for parent in parents)))
             paths = [folder for walk in walks for folder, _, _ in walk]
         else:
-            patterns = (os.path.join(glob.escape(it), part) for it in parents)
+            patterns = (os.path.join(glob.escape(parent), part) for parent in parents)
             paths = [match for pattern in patterns for match in glob.glob(pattern)]
     return sorted(set(filter(os.path.isfile, paths)))
 

@@ -74,13 +74,13 @@ def check(arguments: argparse.Namespace) -> int:
             status = max(status, fail(error, status_of(type(error)), debug=arguments.debug))
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
-        lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
+        lines += [f"{archive}: {text}" for text in findings or (_passed(arguments.full),)]
         if findings:
-            lines += [f"{archive}: {it}" for it in _other_kind(source, access(arguments))]
+            lines += [f"{archive}: {text}" for text in _other_kind(source, access(arguments))]
     if link is not None and not result and status == DONE:
         findings = onnxarchive.check_link(link, *archives)
         result = [{"link": link, **asdict(finding)} for finding in findings]
-        lines += [f"{link}: {it}" for it in findings or ("fits the archive",)]
+        lines += [f"{link}: {text}" for text in findings or ("fits the archive",)]
     if lines:
         say(arguments, result, map(printable, lines))
     return max(status, FOUND if result else DONE)

@@ -174,8 +174,8 @@ def _require_paths(arguments: argparse.Namespace) -> None:
         ValueError: The number of paths is wrong. The error names options that may have taken a
             path.
     """
-    given = len(arguments.paths)
-    if given == 2 or (given and arguments.output_dir is not None):
+    count = len(arguments.paths)
+    if count == 2 or (count and arguments.output_dir is not None):
         return
     text = "convert takes SOURCE and TARGET, or sources with --output-dir"
     if isinstance(arguments.follow_links, str):
@@ -194,8 +194,10 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
 
 def _other_files(conversion: Conversion) -> list[str]:
     """A line for each file that became an asset or was left out."""
-    taken = [f"took      {printable(name)}" for name in conversion.taken]
-    return taken + [f"left out  {printable(name)}" for name in conversion.left_out]
+    return [
+        *(f"took      {printable(name)}" for name in conversion.taken),
+        *(f"left out  {printable(name)}" for name in conversion.left_out),
+    ]
 
 
 def _shared(*conversions: Conversion) -> str:

@@ -75,7 +75,9 @@ def list_cache(arguments: argparse.Namespace) -> None:
 
     directory = directory_of_cache(arguments.directory)
     archives = cached_archives(directory)
-    rows = [[it.url or _damaged(it), it.nbytes, it.present, _time(it)] for it in archives]
+    rows = [
+        [copy.url or _damaged(copy), copy.nbytes, copy.present, _time(copy)] for copy in archives
+    ]
     header = ["URL", "bytes", "present", "last used"]
     summary = f"{_count(archives)} in {printable(directory)}"
     say(arguments, _as_json(directory, archives), chain(table(header, rows), ("", summary)))
@@ -92,14 +94,14 @@ def clear_cache(arguments: argparse.Namespace) -> None:
 
 def _as_json(directory: str, archives: list[CachedArchive]) -> dict[str, Any]:
     listed = [
-        {"url": it.url, "nbytes": it.nbytes, "present": it.present, "last_used": _time(it)}
-        for it in archives
+        {"url": copy.url, "nbytes": copy.nbytes, "present": copy.present, "last_used": _time(copy)}
+        for copy in archives
     ]
     return {"directory": directory, "archives": listed}
 
 
 def _count(archives: list[CachedArchive]) -> str:
-    return f"{count(len(archives), 'archive')} with {size(sum(it.present for it in archives))}"
+    return f"{count(len(archives), 'archive')} with {size(sum(copy.present for copy in archives))}"
 
 
 def _damaged(archive: CachedArchive) -> str:

@@ -76,14 +76,12 @@ def ls(arguments: argparse.Namespace) -> None:
         }
         are_several = len(archive.models) > 1
     stored = sorted(listed.values(), key=itemgetter("data_offset"))
-    rows = [
-        [it["name"], it["key"], it["data_type"], shape(it["dims"]), it["nbytes"], it["data_offset"]]
-        + ([_shown_ids(it["models"])] if are_several else [])
-        for it in stored
-    ]
-    blank = [""] * are_several
-    rows += [["", it["name"], "", "", it["nbytes"], it["data_offset"], *blank] for it in others]
-    header = ["name", "key", "data type", "shape", "bytes", "offset"] + ["models"] * are_several
+    words, numbers = itemgetter("name", "key", "data_type"), itemgetter("nbytes", "data_offset")
+    rows = [[*words(row), shape(row["dims"]), *numbers(row), _ids(row["models"])] for row in stored]
+    rows += [["", row["name"], "", "", *numbers(row), ""] for row in others]
+    header = ["name", "key", "data type", "shape", "bytes", "offset", "models"]
+    if not are_several:
+        header, rows = header[:-1], [row[:-1] for row in rows]
     summary = (
         f"{count(totals['tensors'], 'tensor')}, {size(totals['weights'])} in all; "
         f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}; "
@@ -111,7 +109,7 @@ def _users(archive: Archive) -> dict[str, list[str]]:
     return users
 
 
-def _shown_ids(ids: Iterable[str]) -> str:
+def _ids(ids: Iterable[str]) -> str:
     return ", ".join(id or _DEFAULT for id in ids)
 
 
@@ -126,9 +124,10 @@ def models(arguments: argparse.Namespace) -> None:
         listed = [_described(archive, id, users) for id in archive.models]
     header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
     rows: list[list[object]] = []
-    for it in listed:
-        numbers = it["parameters"], it["shared_nbytes"], it["own_nbytes"]
-        rows.append([it["id"] or _DEFAULT, _few(it["inputs"]), _few(it["outputs"]), *numbers])
+    for model in listed:
+        numbers = model["parameters"], model["shared_nbytes"], model["own_nbytes"]
+        ports = _few(model["inputs"]), _few(model["outputs"])
+        rows.append([model["id"] or _DEFAULT, *ports, *numbers])
     say(arguments, {"path": archive.path, "models": listed}, table(header, rows))
 
 
@@ -167,8 +166,8 @@ def _ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
 
 def _parameters(model: onnx.ModelProto) -> int:
     """The number of elements of the initializers, without those of impossible shapes."""
-    initializers = (ref.tensor for ref in tensors.walk(model) if ref.is_initializer)
-    return sum(math.prod(it.dims) for it in initializers if tensors.are_dims(it.dims, None))
+    shapes = (ref.tensor.dims for ref in tensors.walk(model) if ref.is_initializer)
+    return sum(math.prod(dims) for dims in shapes if tensors.are_dims(dims, None))
 
 
 def add_info(commands: Any) -> None:
@@ -205,10 +204,9 @@ def info(arguments: argparse.Namespace) -> None:
             lines += [f"{part:<14}{size(nbytes)}" for part, nbytes in value.items()]
         elif label == "models":
             others = [id for id in value if id != arguments.model]
-            lines += [f"{'other models':<14}{_shown_ids(others)}"] if others else []
+            lines += [f"{'other models':<14}{_ids(others)}"] if others else []
         elif label == "packed":
-            for line in (line for it in value for line in set_lines(it)):
-                lines.append(f"{label:<14}{line}")
+            lines += [f"{label:<14}{line}" for described in value for line in set_lines(described)]
         elif isinstance(value, dict):
             for row, item in enumerate(value.items()):
                 lines.append(f"{label if not row else '':<14}{': '.join(map(cut, map(str, item)))}")

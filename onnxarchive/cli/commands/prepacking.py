@@ -36,7 +36,7 @@ def prepack(arguments: argparse.Namespace) -> None:
             onnxarchive.prepack(path, model=arguments.model, progress=progress, **options)
     with onnxarchive.open(path) as archive:
         sets = described_sets(archive)
-    lines = [f"{printable(path)}: {line}" for it in sets for line in set_lines(it)]
+    lines = [f"{printable(path)}: {line}" for described in sets for line in set_lines(described)]
     say(arguments, {"path": path, "packed": sets}, lines or f"{printable(path)}: no packed weights")
 
 
@@ -47,14 +47,14 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
 
     return [
         {
-            "onnxruntime": it.onnxruntime,
-            "machine": it.machine,
-            "weights": sum(map(len, it.weights.values())),
-            "nbytes": sum(it.files.values()),
-            "unpacked": {id: list(names) for id, names in it.unpacked.items()},
-            "is_usable": it.machine == machine() and _compares_packed(),
+            "onnxruntime": packed.onnxruntime,
+            "machine": packed.machine,
+            "weights": sum(map(len, packed.weights.values())),
+            "nbytes": sum(packed.files.values()),
+            "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
+            "is_usable": packed.machine == machine() and _compares_packed(),
         }
-        for it in packed_sets(archive)
+        for packed in packed_sets(archive)
     ]
 
 

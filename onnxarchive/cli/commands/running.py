@@ -135,8 +135,10 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "memory": {f"{kind}_nbytes": nbytes for kind, nbytes in outcome.memory.items()},
         "providers": list(outcome.providers),
         "assumed_dims": dict(outcome.assumed),
-        "inputs": [_value(it) | {"random": it.name in outcome.random} for it in outcome.inputs],
-        "outputs": [_value(it) for it in outcome.outputs],
+        "inputs": [
+            _value(value) | {"random": value.name in outcome.random} for value in outcome.inputs
+        ],
+        "outputs": [*map(_value, outcome.outputs)],
     }
 
 
@@ -147,7 +149,9 @@ def _value(value: Value) -> dict[str, Any]:
 def _lines(result: Mapping[str, Any]) -> list[str]:
     """An outcome as lines of text."""
     header = ["data type", "shape"]
-    inputs = [[*_row(it), "random" if it["random"] else "given"] for it in result["inputs"]]
+    inputs = [
+        [*_row(value), "random" if value["random"] else "given"] for value in result["inputs"]
+    ]
     lines = [*table(["input", *header, "from"], inputs), ""]
     lines += [*table(["output", *header], map(_row, result["outputs"])), ""]
     if result["assumed_dims"]:
