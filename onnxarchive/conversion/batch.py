@@ -174,31 +174,31 @@ def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
         is_tree = os.path.isdir(source.path)
         faults: list[tuple[str, str]] = []
         note = partial(_note_fault, faults, source.path)
-        found = False
+        has_model = False
         try:
-            for path, place in find_models(source.path, note):
+            for path, relative in find_models(source.path, note):
                 absolute = os.path.abspath(path)
                 is_archive = is_tree and path.endswith(_ARCHIVE_SUFFIX)
                 if is_archive and is_below(os.path.realpath(path), folder.address):
                     continue  # made by an earlier run
-                found = True
+                has_model = True
                 if absolute not in met:
                     met.add(absolute)
-                    yield source.at(absolute), _archive(folder, place), None
+                    yield source.at(absolute), _archive(folder, relative), None
         except OSError as error:
             note(error)
-        if not found and not faults:
+        if not has_model and not faults:
             message = "expected a model in this tree, found none"
             note(FileNotFoundError(errno.ENOENT, message, source.path))
         for path, message in faults:
             yield source.at(path), _archive(folder, os.path.basename(path)), message
 
 
-def _archive(folder: Location, place: str) -> Location:
-    """The archive of the model at `place`, a path relative to its tree."""
+def _archive(folder: Location, relative: str) -> Location:
+    """The archive of the model at `relative`, a path relative to its tree."""
     if folder.path is not None:
-        return folder.at(os.path.join(folder.path, _with_suffix(place)))
-    return folder.at(f"{folder.address.rstrip('/')}/{_with_suffix(place)}")
+        return folder.at(os.path.join(folder.path, _with_suffix(relative)))
+    return folder.at(f"{folder.address.rstrip('/')}/{_with_suffix(relative)}")
 
 
 def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
@@ -208,22 +208,22 @@ def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> N
 
 def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
     """Like `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
-    found = False
+    has_model = False
     error: str | None
     try:
-        for url, place in _find_remote_models(source):
+        for url, relative in _find_remote_models(source):
             if url.endswith(_ARCHIVE_SUFFIX) and url.startswith(f"{folder.address.rstrip('/')}/"):
                 continue  # made by an earlier run
-            found = True
+            has_model = True
             if url in met:
                 continue
             met.add(url)
-            if is_plain_path(place):
-                yield source.at(url), _archive(folder, place), None
+            if is_plain_path(relative):
+                yield source.at(url), _archive(folder, relative), None
             else:
-                error = f"expected {PLAIN_PATH} below {source.name}, found {shown(place)}"
-                yield source.at(url), _archive(folder, os.path.basename(place)), error
-        error = None if found else "expected a model below this URL, found none"
+                error = f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}"
+                yield source.at(url), _archive(folder, os.path.basename(relative)), error
+        error = None if has_model else "expected a model below this URL, found none"
     except OSError as fault:
         error = describe_error(fault)
     except (ArchiveError, ImportError) as fault:
@@ -305,16 +305,16 @@ def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
     if folder.name.lower().endswith(_MODEL_SUFFIXES):
         yield folder.address, os.path.basename(folder.name)
         return
-    for found in sorted(folder.objects()):
-        is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))
-        if found.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
-            yield found.url, found.path
+    for listed in sorted(folder.objects()):
+        is_hidden = any(it[:1] == "." and it not in (".", "..") for it in listed.path.split("/"))
+        if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
+            yield listed.url, listed.path
 
 
-def _with_suffix(place: str) -> str:
+def _with_suffix(relative: str) -> str:
     """Replaces a suffix in `_SUFFIXES` at the end of a path by `.onnxa`, or appends `.onnxa`."""
-    stem, suffix = os.path.splitext(place)
-    return (stem if suffix.lower() in _SUFFIXES else place) + _ARCHIVE_SUFFIX
+    stem, suffix = os.path.splitext(relative)
+    return (stem if suffix.lower() in _SUFFIXES else relative) + _ARCHIVE_SUFFIX
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:

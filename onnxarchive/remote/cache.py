@@ -1,8 +1,8 @@
 """Cache: keeps verified copies of remote archives, as local files that processes share.
 
 A cache is a directory, which on POSIX systems only its owner can enter. Each version of an object
-has two files there, whose common name is a hash of the object's place, and one of place, validator
-and size:
+has two files there, whose common name is a hash of the object's identity, and one of identity,
+validator and size:
 
 - `NAME.json`: the object's URL and version, written before the download begins,
 - `NAME.onnxa`: the archive. It gets this name when it is complete and verified; before, it is the
@@ -91,17 +91,17 @@ def open_cached(
         OSError: A request failed, or the directory cannot be written, as on a full disk.
     """
     origin = origin_of(url_or_path, store, storage_options)
-    if not origin.is_known:
+    if not origin.is_lasting:
         return open_origin(origin)
-    directory, place = directory_of_cache(cache), origin.place[:_HASH_LENGTH]
+    directory, prefix = directory_of_cache(cache), origin.identity[:_HASH_LENGTH]
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
-    copies = [it for it in cached_archives(directory, place) if it.is_complete]
+    copies = [it for it in cached_archives(directory, prefix) if it.is_complete]
     remote = open_origin(origin, copies[0].version if copies else None)
     key = remote.cache_key()
     if key is None:
         return remote
-    path = os.path.join(directory, f"{place}-{key[:_HASH_LENGTH]}.onnxa")
+    path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     try:
         copy = _opened(path, remote, read, progress)
     except BaseException:
@@ -111,7 +111,7 @@ def open_cached(
         return remote
     remote.close()
     copy.path = remote.path
-    for older in cached_archives(directory, place):
+    for older in cached_archives(directory, prefix):
         if older.path != path:
             with contextlib.suppress(OSError):  # Windows removes no open file
                 _remove(older)
@@ -235,12 +235,12 @@ class CachedArchive:
         return self.version is not None and os.path.lexists(self.path)
 
 
-def cached_archives(directory: str, place: str = "") -> list[CachedArchive]:
+def cached_archives(directory: str, prefix: str = "") -> list[CachedArchive]:
     """Lists the archives of a cache, ordered from the latest use to the earliest.
 
     Args:
         directory: The directory of the cache; if it is missing, the list is empty.
-        place: The beginning of the names to list.
+        prefix: The beginning of the names to list.
 
     Raises:
         PermissionError: As for `open_cached`.
@@ -249,13 +249,13 @@ def cached_archives(directory: str, place: str = "") -> list[CachedArchive]:
     if not os.path.lexists(directory):
         return []
     _require_private(directory)
-    found = []
+    archives = []
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
-        if name.startswith(place) and _NAME.fullmatch(name):
+        if name.startswith(prefix) and _NAME.fullmatch(name):
             with contextlib.suppress(FileNotFoundError, ArchiveFormatError):  # removed; no file
-                found.append(_cached_archive(path))
-    return sorted(found, key=lambda it: it.used, reverse=True)
+                archives.append(_cached_archive(path))
+    return sorted(archives, key=lambda it: it.used, reverse=True)
 
 
 def _cached_archive(json_path: str) -> CachedArchive:
@@ -307,12 +307,12 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
         ValueError: A URL has no archive in the cache.
         OSError: As for `cached_archives`; or a file cannot be removed, as on Windows while open.
     """
-    found = cached_archives(directory)
+    archives = cached_archives(directory)
     shown_urls = {shown_url(url)[:_MOST_URL] for url in urls}
-    unknown = sorted(shown_urls - {it.url for it in found})
+    unknown = sorted(shown_urls - {it.url for it in archives})
     if unknown:
         raise ValueError(
             f"expected URLs of archives in the cache {directory}, found {shown(unknown[0])}; "
             "'onnxarchive cache ls' lists them"
         )
-    return [it for it in found if (not urls or it.url in shown_urls) and _remove(it)]
+    return [it for it in archives if (not urls or it.url in shown_urls) and _remove(it)]

@@ -50,10 +50,10 @@ def list_objects(
                 f"{name}: expected the URL of a store, such as s3://, gs:// or az://, found a web "
                 "address, which has no listing"
             )
-        found, prefix = open_store(base, store, storage_options)
+        opened, prefix = open_store(base, store, storage_options)
         if prefix:
             require_key(base, store)
-        listed = _listed(found, prefix, name)
+        listed = _listed(opened, prefix, name)
     else:
         system, prefix = open_file_system(base, storage_options)
         files = attempt(name, lambda: system.find(prefix, detail=True))

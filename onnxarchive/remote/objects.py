@@ -101,9 +101,9 @@ def has_object(
 
 
 async def _open(origin: Origin, known: Version | None) -> tuple[Version, bytes]:
-    found = await origin.end(END_SIZE, known)
-    if found is not None:
-        return found
+    answer = await origin.end(END_SIZE, known)
+    if answer is not None:
+        return answer
     version = await origin.version()
     size = min(version.size, END_SIZE)
     if not size or version == known:
@@ -145,7 +145,7 @@ class RemoteFile(File):
         self.size = version.size
         self.version = version
         self.validator = version.strong_etag or version.version
-        self.identity = (origin.place, version)
+        self.identity = (origin.identity, version)
         self._origin = origin
         self._most_kept = KEPT_SIZE if keeps_end else 0
         is_kept = keeps_end or len(end) == version.size
@@ -164,13 +164,13 @@ class RemoteFile(File):
         self._stop()
 
     def cache_key(self) -> str | None:
-        """SHA-256 of place, validator and size.
+        """SHA-256 of identity, validator and size.
 
         None without a validator, or if it is unknown which server gives the object.
         """
-        if self.validator is None or not self._origin.is_known:
+        if self.validator is None or not self._origin.is_lasting:
             return None
-        text = "\n".join((self._origin.place, self.validator, str(self.size)))
+        text = "\n".join((self._origin.identity, self.validator, str(self.size)))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def read(self, offset: int, size: int) -> bytes:
@@ -276,8 +276,8 @@ class RemoteFile(File):
         groups = list(_groups((offset, self._within(offset, size)) for offset, size in ranges))
         parts = [list(_parts(offset, size)) for offset, size, _ in groups]
         with closing(self._in_order(chain.from_iterable(parts))) as arriving:
-            for (start, _, members), own in zip(groups, parts, strict=True):
-                bodies = [body for _, body in islice(arriving, len(own))]
+            for (start, _, members), group_parts in zip(groups, parts, strict=True):
+                bodies = [body for _, body in islice(arriving, len(group_parts))]
                 body = memoryview(bodies[0] if len(bodies) == 1 else b"".join(bodies))
                 for offset, size in members:
                     yield body[offset - start : offset - start + size]

@@ -86,14 +86,14 @@ class Origin:
 
     Attributes:
         name: The object's name for messages.
-        place: A hash of all that selects the object: equal only if another `Origin` of this process
-            reads the same object. Random if unknown.
-        is_known: True if `place` has the same meaning in all processes.
+        identity: A hash of all that selects the object: equal only if another `Origin` of this
+            process reads the same object. Random if unknown.
+        is_lasting: True if `identity` has the same meaning in all processes.
     """
 
     name: str
-    place: str
-    is_known: bool
+    identity: str
+    is_lasting: bool
 
     async def version(self) -> Version:
         """Requests the present version of the object."""
@@ -152,10 +152,10 @@ class StoreOrigin(Origin):
                     yield chunk
             if nbytes == size:
                 return
-        found = "more" if nbytes > size else str(nbytes)
+        count = "more" if nbytes > size else str(nbytes)
         raise OSError(
             errno.EIO,
-            f"expected {size} bytes from offset {offset}, found {found} bytes from offset {begin}",
+            f"expected {size} bytes from offset {offset}, found {count} bytes from offset {begin}",
             self.name,
         )
 
@@ -218,9 +218,9 @@ def _version(meta: Any) -> Version:
     modified = meta["last_modified"]
     # Without a time, obstore gives the start of 1970.
     time = modified.isoformat() if modified.timestamp() else None
-    found = Version(meta["size"], meta["e_tag"], meta["version"], time)
+    version = Version(meta["size"], meta["e_tag"], meta["version"], time)
     # Servers of one store may state different times for one object; the ETag is enough.
-    return found if found.strong_etag is None else replace(found, last_modified=None)
+    return version if version.strong_etag is None else replace(version, last_modified=None)
 
 
 @dataclass(repr=False)
@@ -297,13 +297,13 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     if is_of_store(url, store):
         opened, key = open_store(url, store, options)
         stall = own_options(options)[1]
-        return StoreOrigin(name, *_place_in_store(url, store, options), opened, key, stall)
+        return StoreOrigin(name, *_identity_in_store(url, store, options), opened, key, stall)
     system, path = open_file_system(url, options)
-    return FileSystemOrigin(name, *_place_in_system(url, options, system), system, path)
+    return FileSystemOrigin(name, *_identity_in_system(url, options, system), system, path)
 
 
-def _place_in_store(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
-    """`Origin.place` and `Origin.is_known` of an object that obstore reads.
+def _identity_in_store(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
+    """`Origin.identity` and `Origin.is_lasting` of an object that obstore reads.
 
     A store of the caller does not tell which server it asks: this may depend on environment
     variables of the time when the store was made.
@@ -338,8 +338,8 @@ def _content(path: str) -> str | None:
     return None
 
 
-def _place_in_system(url: str, options: Options | None, system: Any) -> tuple[str, bool]:
-    """`Origin.place` and `Origin.is_known` of a file that fsspec reads.
+def _identity_in_system(url: str, options: Options | None, system: Any) -> tuple[str, bool]:
+    """`Origin.identity` and `Origin.is_lasting` of a file that fsspec reads.
 
     Variables, files of settings and defaults may select the server, so `system` is asked for it.
     """

@@ -188,8 +188,8 @@ async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
         status, head = await _ask(url, client)
         if status in _REDIRECTS:
             head = re.sub(rb"\r?\n[ \t]+", b" ", head)  # lines may be folded
-            found = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
-            return [it.decode("latin-1") for it in found]
+            locations = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
+            return [it.decode("latin-1") for it in locations]
         if status < 500 and status not in _TRANSIENT:
             return []
     raise _UnknownError(f"the server answered with HTTP status {status}")

@@ -156,23 +156,23 @@ def open_store(
             if allow_http:  # obstore ignores the variable if there are options of the client
                 client.setdefault("allow_http", allow_http)
             make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
-        found = make()
+        opened = make()
     except Exception as error:
         secrets = [url, without_user(url), *re.split("[/?#@]", url), *_texts(options)]
         fault = without_values(error, [*secrets, *environment(scheme).values()])
     else:
         if allows_redirects:
-            return found, key
+            return opened, key
         hosts = [] if scheme in WEB else _hosts(scheme, options)
-        found = keep_secrets(
+        opened = keep_secrets(
             name,
-            found,
+            opened,
             key,
-            lambda own: make(client_options=client | own),
+            lambda options: make(client_options=client | options),
             hosts,
             has_token=has_token,
         )
-        return found, key
+        return opened, key
     keys = ", ".join(sorted(_names(options))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "

@@ -91,8 +91,8 @@ def create_object(
                     "expected the URL of a store to write to, such as s3://, gs:// or az://, found "
                     "a web address"
                 )
-        found, key = open_store(url_or_path, store, storage_options, is_read=False)
-        return _StoreWriter(found, key, name, size)
+        opened, key = open_store(url_or_path, store, storage_options, is_read=False)
+        return _StoreWriter(opened, key, name, size)
     system, path = open_file_system(url_or_path, storage_options)
     return _FileSystemWriter(system, path, shown_url(url_or_path))
 

@@ -97,7 +97,7 @@ def opened(
     """Opens a remote object through a cache, which requires `data` of what it downloads."""
     remote = remote or Remote()
     read = reading(remote._data if data is None else data) if reads else None
-    origin = SimpleNamespace(is_known=True, place=remote.place)
+    origin = SimpleNamespace(is_lasting=True, identity=remote.place)
     with patch.multiple(
         cache, origin_of=lambda *_: origin, open_origin=lambda origin, known=None: remote
     ):

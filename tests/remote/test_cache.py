@@ -432,7 +432,7 @@ def test_threads_download_once(directory: Path) -> None:
 
     waiting = iter(remotes)
     with pytest.MonkeyPatch.context() as patch:
-        origin = SimpleNamespace(is_known=True, place=PLACE)
+        origin = SimpleNamespace(is_lasting=True, identity=PLACE)
         patch.setattr(cache, "origin_of", lambda *_: origin)
         patch.setattr(cache, "open_origin", lambda *_: next(waiting))
         at_once(partial(read, it) for it in remotes)
