@@ -69,6 +69,12 @@ class Archive(Closing):
             they are found.
         assets: The assets by path (without the prefix `assets/`), as copies verified by their
             CRC-32.
+        path: The path as it was given; a URL without credentials and query. For bytes and file
+            objects, a name for messages.
+        model_id: The id of `model`; `""` for the default one.
+        alignment: Alignment in bytes, from the default model's local header; other entries may
+            differ.
+        max_model_nbytes: Limit in bytes on all models together, as given to `open`.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -82,21 +88,25 @@ class Archive(Closing):
     models: Models
     tensors: Tensors
     assets: Assets
+    path: str
+    model_id: str
+    alignment: int
+    max_model_nbytes: int
 
     def __init__(
         self, file: File, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
     ) -> None:
         """Reads the archive in `file`, and takes over the file."""
-        self._path = file.path
-        self._max_model_nbytes = max_model_nbytes
-        self._model_id = model
-        with with_path(self._path):
+        self.path = file.path
+        self.max_model_nbytes = max_model_nbytes
+        self.model_id = model
+        with with_path(self.path):
             contents = read_contents(file, Strict(), max_model_nbytes)
             require_model(contents.models, model)
             for number in range(contents.first_model, len(contents.entries)):
                 alignment = contents.check_header(number, Strict())
         assert alignment is not None  # else `Strict` has raised an error
-        self._alignment = alignment
+        self.alignment = alignment
         self.contents = contents  # for other modules of this library
         self.entries = contents.entries
         self.models = Models(contents)
@@ -105,30 +115,12 @@ class Archive(Closing):
         _archives[id(self)] = self
 
     @property
-    def path(self) -> str:
-        """The path as it was given; a URL without credentials and query.
-
-        For bytes and file objects, a name for messages.
-        """
-        return self._path
-
-    @property
-    def max_model_nbytes(self) -> int:
-        """Limit in bytes on all models together, as given to `open`."""
-        return self._max_model_nbytes
-
-    @property
-    def model_id(self) -> str:
-        """The id of `model`; `""` for the default one."""
-        return self._model_id
-
-    @property
     def model(self) -> onnx.ModelProto:
         """The model chosen in `open`; its large tensors are external, with their keys as location.
 
         It is parsed once and not copied: copy it before you change it.
         """
-        return self.models[self._model_id]
+        return self.models[self.model_id]
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -136,12 +128,7 @@ class Archive(Closing):
 
         `onnxarchive.edit` changes the metadata.
         """
-        return MappingProxyType(proto.metadata(self.contents.models[self._model_id].model))
-
-    @property
-    def alignment(self) -> int:
-        """Alignment in bytes, from the default model's local header; other entries may differ."""
-        return self._alignment
+        return MappingProxyType(proto.metadata(self.contents.models[self.model_id].model))
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.

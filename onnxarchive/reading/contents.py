@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import onnx
 
@@ -42,6 +43,7 @@ from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+_Value = TypeVar("_Value", covariant=True)
 
 
 class Contents:
@@ -342,7 +344,14 @@ class EntryData:
         return self.contents.pieces(self.name) if view is None else pieces(view)
 
 
-class NamedEntries(Mapping[str, Entry]):
+class CompletedMapping(Mapping[str, _Value]):
+    """A mapping whose keys IPython completes."""
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+class NamedEntries(CompletedMapping[Entry]):
     """The entries of an archive by name.
 
     Attributes:
@@ -381,9 +390,6 @@ class NamedEntries(Mapping[str, Entry]):
         from onnxarchive.reading import html  # only notebooks need it
 
         return html.table(repr(self), ["name", "data offset"], rows, len(self))
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self.names)
 
 
 def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Contents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from onnxarchive.errors import (
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.contents import Contents
+from onnxarchive.reading.contents import CompletedMapping, Contents
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class _Index(NamedTuple):
     ambiguous: Set[str]
 
 
-class Tensors(Mapping[str, "NDArray[Any]"]):
+class Tensors(CompletedMapping["NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
     The mapping has the initializers of the main graph and of its subgraphs, including small and
@@ -179,9 +179,6 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         data_type = tensors.stored_type(tensor)
         return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
-
 
 def array_in_model(ref: TensorRef) -> NDArray[Any]:
     """The array of a tensor that the model itself holds, as a copy.
@@ -208,7 +205,7 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
     return strings
 
 
-class Assets(Mapping[str, bytes]):
+class Assets(CompletedMapping[bytes]):
     """The assets of an archive by path; each is read when it is looked up."""
 
     def __init__(self, contents: Contents) -> None:
@@ -266,11 +263,8 @@ class Assets(Mapping[str, bytes]):
 
         return html.table(repr(self), ["name"], rows, len(names))
 
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
 
-
-class Models(Mapping[str, onnx.ModelProto]):
+class Models(CompletedMapping[onnx.ModelProto]):
     """The models of an archive by id, as they were when this object was made.
 
     Args:
@@ -293,9 +287,6 @@ class Models(Mapping[str, onnx.ModelProto]):
 
     def __repr__(self) -> str:
         return f"<models {shown_names(self)} of {self._contents.file.path!r}>"
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
 
 
 def require_model(models: Collection[str], model: str) -> None:
