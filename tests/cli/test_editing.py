@@ -397,27 +397,6 @@ def test_recover_rolls_an_interrupted_edit_back(archive: Path, capsys: Captured)
 
 
 @posix
-def test_the_next_edit_rolls_an_interrupted_one_back(archive: Path) -> None:
-    before = archive.read_bytes()
-    cut_off(archive)
-    with onnxarchive.edit(archive):
-        assert archive.read_bytes() == before
-    cut_off(archive)
-    assert run("set-metadata", archive, "--doc-string", "after") == 0
-    require(archive, saved(model_with(doc_string="after")))
-    assert sorted(os.listdir(archive.parent)) == [archive.name]
-
-
-@posix
-def test_an_interrupted_edit_is_not_copied(archive: Path, capsys: Captured) -> None:
-    cut_off(archive)
-    cut = archive.read_bytes()
-    assert run("set-metadata", archive, "--doc-string", "after", "--copy") == 3
-    assert "one whose last edit was interrupted" in told(capsys)
-    assert archive.read_bytes() == cut
-
-
-@posix
 @pytest.mark.parametrize("put", [shutil.copy, os.rename, os.link])
 def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
     archive: Path, put: Callable[[Path, Path], object], capsys: Captured

@@ -52,6 +52,11 @@ def expected(model: onnx.ModelProto) -> np.ndarray:
     return np.asarray(session.run(None, {"x": X})[0])
 
 
+def asset(name: str, folder: str = FOLDER) -> str:
+    """The path of a file of a set as an asset."""
+    return f"{folder}{name}".removeprefix("assets/")
+
+
 def files_of(weight: PackedWeight) -> list[str]:
     return [name for buffers in weight.buffers.values() for name, _ in buffers]
 
@@ -144,7 +149,7 @@ def test_sets_of_other_versions_and_machines_are_kept_and_not_used(path: Path) -
     onnxarchive.save(runnable_model(), path)
     other = PackedSet("1.40.0", "riscv64", {"": {}}, {})
     with onnxarchive.edit(path) as edit:
-        edit.assets["onnxruntime/prepacked/1.40.0-riscv64/index.json"] = other.to_json()
+        edit.assets[asset("index.json", other.folder)] = other.to_json()
     assert pairs_of(path) == {}
     onnxarchive.prepack(path)
     assert f"{other.folder}index.json" in packed_entries(path)
@@ -156,12 +161,10 @@ def test_the_set_of_another_version_is_used_if_there_is_none_of_this_one(packed:
     other = PackedSet("1.40.0", index.machine, index.weights, index.unpacked)
     with onnxarchive.edit(packed) as edit:
         for name in index.files:
-            edit.assets[f"{other.folder}{name}".removeprefix("assets/")] = edit.assets[
-                f"{FOLDER}{name}".removeprefix("assets/")
-            ]
-        edit.assets[f"{other.folder}index.json".removeprefix("assets/")] = other.to_json()
+            edit.assets[asset(name, other.folder)] = edit.assets[asset(name)]
+        edit.assets[asset("index.json", other.folder)] = other.to_json()
         for name in [*index.files, "index.json"]:
-            del edit.assets[f"{FOLDER}{name}".removeprefix("assets/")]
+            del edit.assets[asset(name)]
     assert [*pairs_of(packed)] == [WEIGHT]
     np.testing.assert_array_equal(run(packed), expected(runnable_model()))
 
@@ -416,7 +419,7 @@ def test_packed_weights_of_other_bytes_change_no_output(packed: Path, matches: b
         text = json.loads(index.to_json())
         text["weights"][""][WEIGHT] |= {"crc32": entry.crc32, "nbytes": entry.nbytes}
         with onnxarchive.edit(packed) as edit:
-            edit.assets[f"{FOLDER}index.json".removeprefix("assets/")] = json.dumps(text).encode()
+            edit.assets[asset("index.json")] = json.dumps(text).encode()
     assert [*pairs_of(packed)] == [WEIGHT] * matches
     np.testing.assert_array_equal(run(packed), expected(model))
 
@@ -438,7 +441,7 @@ def test_packed_weights_of_other_bytes_change_no_output(packed: Path, matches: b
 )
 def test_an_index_that_cannot_be_read_is_named_and_not_used(packed: Path, content: bytes) -> None:
     with onnxarchive.edit(packed) as edit:
-        edit.assets[f"{FOLDER}index.json".removeprefix("assets/")] = content
+        edit.assets[asset("index.json")] = content
     with pytest.warns(UserWarning, match=r"index\.json'?: .*its packed weights are not used"):
         session = onnxarchive.session(packed, providers=CPU)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
@@ -451,12 +454,11 @@ def test_an_index_that_cannot_be_read_is_named_and_not_used(packed: Path, conten
 @pytest.mark.parametrize("change", ["missing", "shorter"])
 def test_buffers_that_are_not_as_the_index_says_are_left_out(packed: Path, change: str) -> None:
     (file,) = index_of(packed).files
-    asset = f"{FOLDER}{file}".removeprefix("assets/")
     with onnxarchive.edit(packed) as edit:
         if change == "missing":
-            del edit.assets[asset]
+            del edit.assets[asset(file)]
         else:
-            edit.assets[asset] = edit.assets[asset][:-1]
+            edit.assets[asset(file)] = edit.assets[asset(file)][:-1]
     assert pairs_of(packed) == {}
     np.testing.assert_array_equal(run(packed), expected(runnable_model()))
 
@@ -499,7 +501,7 @@ def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
 def test_an_edit_without_changes_leaves_a_set_of_unknown_models(packed: Path) -> None:
     other = PackedSet("1.32.0", "riscv64", {"gone": {}}, {"gone": ("w",)})
     with onnxarchive.edit(packed) as edit:
-        edit.assets[f"{other.folder}index.json".removeprefix("assets/")] = other.to_json()
+        edit.assets[asset("index.json", other.folder)] = other.to_json()
     before = packed.read_bytes()
     with onnxarchive.edit(packed):
         pass
