@@ -356,49 +356,39 @@ def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["missing.onnxa"], 2, "missing.onnxa: No such file"),
-        (["."], 3, "a directory"),
-        (["text"], 3, "text: expected a model, found a text file"),
-        (["truncated.onnxa"], 3, "[ZIP-2]"),
-        (["empty"], 3, "empty: expected a model, found an empty file; its download"),
-        (["bad.onnx"], 2, "bad.onnx: ONNX Runtime cannot load the model: "),
-        (
-            ["an archive.onnxa", "--input", "x"],
-            2,
-            "expected --input NAME=FILE.npy, each name once, found 'x'",
-        ),
-        (["an archive.onnxa", "--input", "x=missing.npy"], 2, "missing.npy: No such file"),
-        (["an archive.onnxa", "--input", "x=text"], 2, "text: expected a .npy or .npz file"),
-        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes match neither format"),
-        (["an archive.onnxa", "--input", "x="], 2, "'': No such file"),
-        (
-            ["an archive.onnxa", "--input", "x=pickle.npy"],
-            2,
-            "pickle.npy: expected a .npy or .npz file",
-        ),
-        (
-            ["an archive.onnxa", "--input", "x=broken.npz"],
-            2,
-            "broken.npz: expected a .npy or .npz file",
-        ),
-        (["an archive.onnxa", "--input", "z=x.npy"], 2, "(inputs: 'x'), found 'z'"),
-        (["an archive.onnxa", "--input", "x=x.npy"], 2, "expected shape [2, 1024], found [2]"),
-        (["an archive.onnxa", "--input", "x=x.npy", "--input", "x=y"], 2, "each name once"),
-        (["an archive.onnxa", "--dim", "n=2"], 2, "(open dimensions: none), found 'n'"),
-        (
-            ["an archive.onnxa", "--dim", "n=x"],
-            2,
-            "expected --dim NAME=SIZE, each name once, found 'n=x'",
-        ),
-        (["an archive.onnxa", "--provider", "tpu"], 2, "found tpu"),
-        (["an archive.onnxa", "--repeat", "0"], 2, "found repeat 0"),
-        (["an archive.onnxa", "--output", "text"], 2, "text: Not a directory"),
-        ([], 2, "required"),
-    ],
-)
+FILES = [
+    ("missing.onnxa", 2, "missing.onnxa: No such file"),
+    (".", 3, "a directory"),
+    ("text", 3, "text: expected a model, found a text file"),
+    ("truncated.onnxa", 3, "[ZIP-2]"),
+    ("empty", 3, "empty: expected a model, found an empty file; its download"),
+    ("bad.onnx", 2, "bad.onnx: ONNX Runtime cannot load the model: "),
+]
+# Options with a sound archive.
+OPTIONS = [
+    ("--input x", "expected --input NAME=FILE.npy, each name once, found 'x'"),
+    ("--input x=missing.npy", "missing.npy: No such file"),
+    ("--input x=text", "text: expected a .npy or .npz file; its first bytes match neither format"),
+    ("--input x=", "'': No such file"),
+    ("--input x=pickle.npy", "pickle.npy: expected a .npy or .npz file"),
+    ("--input x=broken.npz", "broken.npz: expected a .npy or .npz file"),
+    ("--input z=x.npy", "(inputs: 'x'), found 'z'"),
+    ("--input x=x.npy", "expected shape [2, 1024], found [2]"),
+    ("--input x=x.npy --input x=y", "each name once"),
+    ("--dim n=2", "(open dimensions: none), found 'n'"),
+    ("--dim n=x", "expected --dim NAME=SIZE, each name once, found 'n=x'"),
+    ("--provider tpu", "found tpu"),
+    ("--repeat 0", "found repeat 0"),
+    ("--output text", "text: Not a directory"),
+]
+WRONG = [
+    *(([path], status, message) for path, status, message in FILES),
+    *((["an archive.onnxa", *options.split()], 2, message) for options, message in OPTIONS),
+    ([], 2, "required"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), WRONG)
 def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
     archive: Path, arguments: list[str], status: int, message: str, capsys: Captured
 ) -> None:
