@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -124,23 +123,16 @@ def test_the_working_directory_may_be_the_tree(
     assert [place for _, place in _found(".")] == ["model.dir"]
 
 
-def test_an_empty_tree_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert _found(tmp_path / "empty") == []
-    (tmp_path / "m.onnx").write_bytes(weight_model(1).SerializeToString())
-    found = convert_many([tmp_path / "empty", tmp_path / "m.onnx"], tmp_path / "out")
-    assert [item.error is None for item in found] == [False, True]
-    assert f"{tmp_path / 'empty'}: expected a model" in (found[0].error or "")
-
-
-def test_a_source_that_is_missing_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(weight_model(1).SerializeToString())
-    missing = tmp_path / "missing.onnx"
-    found = convert_many([missing, tmp_path / "m.onnx"], tmp_path / "out")
-    assert [item.error is None for item in found] == [False, True]
-    assert found[0].error == f"{missing}: No such file or directory"
+def test_an_empty_tree_and_a_missing_source_are_failures_and_stop_nothing(tmp_path: Path) -> None:
+    empty, missing = tmp_path / "empty", tmp_path / "missing.onnx"
+    empty.mkdir()
+    assert _found(empty) == []
     with pytest.raises(FileNotFoundError, match=r"missing\.onnx"):
         _found(missing)
+    found = convert_many([empty, missing, _write(tmp_path / "m.onnx")], tmp_path / "out")
+    assert f"{empty}: expected a model" in str(found[0].error)
+    assert found[1].error == f"{missing}: No such file or directory"
+    assert found[2].error is None
 
 
 def test_a_dry_run_of_a_compressed_zip_makes_nothing(tmp_path: Path) -> None:
@@ -183,45 +175,6 @@ def test_a_tree_keeps_its_shape_and_a_failure_stops_nothing(
     _check_tree(found, top, tmp_path / "out")
     assert sorted(source for source, _, _ in done) == sorted(item.source for item in found)
     assert [(count, total) for _, count, total in done] == [(n, 5) for n in range(1, 6)]
-
-
-@pytest.mark.tool
-def test_a_dask_cluster_converts(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="distributed (Dask) is not installed")
-    top = _tree(tmp_path / "tree")
-    # In a process of its own: the cluster's threads and warnings are none of pytest's business.
-    code = f"""
-import dataclasses, json
-from distributed import Client, LocalCluster
-from onnxarchive import convert_many
-
-if __name__ == "__main__":
-    with (
-        LocalCluster(
-            processes=True, n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-        client.get_executor() as executor,
-    ):
-        found = convert_many([{str(top)!r}], {str(tmp_path / "out")!r}, executor)
-    print("RESULT" + json.dumps(list(map(dataclasses.asdict, found))))
-"""
-    printed = _run_script(tmp_path, code)
-    rows = _json_after(printed, "RESULT")
-    _check_tree([Conversion(**row) for row in rows], top, tmp_path / "out")
-
-
-def _json_after(text: str, mark: str) -> Any:
-    return json.loads(text[text.index(mark) + len(mark) :].splitlines()[0])
-
-
-def _run_script(directory: Path, code: str) -> str:
-    """Runs a program from a file that spawned processes can import."""
-    script = directory / "script.py"
-    script.write_text(code)
-    launch = "import runpy, sys, warnings; warnings.resetwarnings(); "
-    launch += "sys.argv[:] = [sys.argv[1]]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    return run_python(launch, script)
 
 
 class _Backwards(Executor):
@@ -389,16 +342,11 @@ def test_archives_of_an_earlier_run_are_no_sources(tmp_path: Path) -> None:
     assert files_below(tmp_path / "tree") == {"a.onnx", "out/a.onnxa"}
 
 
-def test_archives_may_go_to_a_folder_above_their_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["", "tree"])
+def test_archives_may_go_beside_or_above_their_models(tmp_path: Path, folder: str) -> None:
     _write(tmp_path / "tree" / "deep" / "a.onnx", 1)
-    (found,) = convert_many([tmp_path / "tree"], tmp_path)
-    assert (found.error, found.target) == (None, str(tmp_path / "deep" / "a.onnxa"))
-
-
-def test_archives_may_go_beside_their_models(tmp_path: Path) -> None:
-    _write(tmp_path / "tree" / "deep" / "a.onnx", 1)
-    (found,) = convert_many([tmp_path / "tree"], tmp_path / "tree")
-    assert (found.error, found.target) == (None, str(tmp_path / "tree" / "deep" / "a.onnxa"))
+    (found,) = convert_many([tmp_path / "tree"], tmp_path / folder)
+    assert (found.error, found.target) == (None, str(tmp_path / folder / "deep" / "a.onnxa"))
 
 
 def test_a_target_that_cannot_be_made_is_one_failure(tmp_path: Path) -> None:
