@@ -250,24 +250,32 @@ def test_converting_says_how_far_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2399)),
-        TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2401)),
-        TensorProto(name="odd/one", data_type=1, dims=[600], float_data=[0] * 599),
-        TensorProto(name="odd/one", data_type=6, dims=[2000], int32_data=[7] * 1999),
-        TensorProto(name="odd/one", data_type=9, dims=[2000], raw_data=b"\2" * 2000),
-        TensorProto(name="odd/one", data_type=9, dims=[2000], int32_data=[2] * 2000),
-        TensorProto(name="odd/one", data_type=22, dims=[3001], raw_data=b"\xff" * 1500),
-        TensorProto(name="odd/one", data_type=1, dims=[600]),
-    ],
-    ids=[
-        "short",
-        "long",
-        "short field",
-        "short varints",
-        "bool",
-        "bool field",
-        "short int4",
-        "nothing",
+        pytest.param(
+            TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2399)), id="short"
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2401)), id="long"
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=1, dims=[600], float_data=[0] * 599),
+            id="short field",
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=6, dims=[2000], int32_data=[7] * 1999),
+            id="short varints",
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=9, dims=[2000], raw_data=b"\2" * 2000), id="bool"
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=9, dims=[2000], int32_data=[2] * 2000),
+            id="bool field",
+        ),
+        pytest.param(
+            TensorProto(name="odd/one", data_type=22, dims=[3001], raw_data=b"\xff" * 1500),
+            id="short int4",
+        ),
+        pytest.param(TensorProto(name="odd/one", data_type=1, dims=[600]), id="nothing"),
     ],
 )
 def test_a_bad_tensor_of_a_source_is_named_and_nothing_is_left(

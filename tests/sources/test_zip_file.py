@@ -384,35 +384,33 @@ def same_header(name: str) -> bytes:
 
 
 TOO_LONG = 10_000
+PLACE = "directly before the end records"  # of the directory
 
 REFUSED = {
     "eocd-absent: nothing": (b"", "not a zip"),
     "eocd-absent: other data": (b"\x08\x07" * 100, "not a zip"),
     "eocd-absent: entries only": (SOUND[:DIRECTORY_OFFSET], "not a zip"),
-    "eocd-in-comment: an empty zip's": (
-        with_file(comment=Zip([]).pack()),
-        "directly before the end records",
-    ),
+    "eocd-in-comment: an empty zip's": (with_file(comment=Zip([]).pack()), PLACE),
     "eocd-in-comment: not at the end": (
         with_file(comment=Zip([]).pack() + b"words"),
         "after the end record",
     ),
     "eocd-in-comment: right for one entry": (first_entry_in_comment(), "the signature of another"),
-    "zip-in-comment": (with_file(comment=ONE), "directly before the end records"),
+    "zip-in-comment": (with_file(comment=ONE), PLACE),
     "comment with a directory record": (with_file(comment=b"..PK\1\2"), "the signature of another"),
     "comment with an end record": (with_file(comment=b"..PK\5\6"), "expected an end record"),
     "comment with a Zip64 end record": (with_file(comment=b"..PK\6\6"), "the signature of another"),
     "comment with a Zip64 locator": (with_file(comment=b"..PK\6\7"), "the signature of another"),
     "comment too long": (with_end(comment_size=1), "expected a comment of 1 bytes"),
-    "stacked: offsets of the second": (SOUND + ONE, "directly before the end records"),
+    "stacked: offsets of the second": (SOUND + ONE, PLACE),
     "stacked: offsets of the file": (Zip([part("a", b"")], prefix=SOUND).pack(), "offset 0"),
     "trailing": (with_file(trailing=b"x"), "found 1 bytes"),
     "trailing: zeros": (with_file(trailing=bytes(1672)), "found 1672 bytes"),
     "trailing: after a comment": (with_file(comment=b"cc", trailing=b"x"), "found 3 bytes"),
     "trailing: a lot": (with_file(trailing=bytes(70_000)), "not a zip"),
     "prefix: offsets fixed": (with_file(prefix=b"#!stub"), "its local header at offset 0"),
-    "prefix: offsets not fixed": (b"#!stub" + SOUND, "directly before the end records"),
-    "prefix: before an empty zip": (b"#!stub" + Zip([]).pack(), "directly before the end records"),
+    "prefix: offsets not fixed": (b"#!stub" + SOUND, PLACE),
+    "prefix: before an empty zip": (b"#!stub" + Zip([]).pack(), PLACE),
     "disk: of the end record": (with_end(disk=1), "one part of a split zip"),
     "disk: of the directory": (with_end(directory_disk=1), "one part of a split zip"),
     "disk: of the Zip64 end record": (
@@ -429,27 +427,15 @@ REFUSED = {
         with_end(entry_count=60_000, disk_entry_count=60_000),
         "at least 46 bytes",
     ),
-    "cd-size: one less": (
-        with_end(directory_size=DIRECTORY_SIZE - 1),
-        "directly before the end records",
-    ),
-    "cd-size: one more": (
-        with_end(directory_size=DIRECTORY_SIZE + 1),
-        "directly before the end records",
-    ),
-    "cd-size: +46": (
-        with_end(directory_size=DIRECTORY_SIZE + 46),
-        "directly before the end records",
-    ),
+    "cd-size: one less": (with_end(directory_size=DIRECTORY_SIZE - 1), PLACE),
+    "cd-size: one more": (with_end(directory_size=DIRECTORY_SIZE + 1), PLACE),
+    "cd-size: +46": (with_end(directory_size=DIRECTORY_SIZE + 46), PLACE),
     "cd-size: first record only": (
         with_end(directory_size=DirectoryRecord.SIZE + 1, entry_count=1, disk_entry_count=1),
-        "directly before the end records",
+        PLACE,
     ),
-    "cd-offset": (
-        with_end(directory_offset=DIRECTORY_OFFSET - 1),
-        "directly before the end records",
-    ),
-    "two-cds": (second_directory(), "directly before the end records"),
+    "cd-offset": (with_end(directory_offset=DIRECTORY_OFFSET - 1), PLACE),
+    "two-cds": (second_directory(), PLACE),
     "two-cds: the named one is last": (
         with_file(before_directory=SOUND[DIRECTORY_OFFSET:-END]),
         "the signature of another",
@@ -469,12 +455,9 @@ REFUSED = {
         "before the end records",
     ),
     "spanned-marker": (with_file(prefix=b"PK00"), "offset 0"),
-    "spanned-marker: offsets not fixed": (b"PK00" + SOUND, "directly before the end records"),
-    "locator-missing: offset": (
-        with_end(directory_offset=MAX_32),
-        "directly before the end records",
-    ),
-    "locator-missing: size": (with_end(directory_size=MAX_32), "directly before the end records"),
+    "spanned-marker: offsets not fixed": (b"PK00" + SOUND, PLACE),
+    "locator-missing: offset": (with_end(directory_offset=MAX_32), PLACE),
+    "locator-missing: size": (with_end(directory_size=MAX_32), PLACE),
     "locator-missing: count": (
         with_end(entry_count=0xFFFF, disk_entry_count=0xFFFF),
         "at least 46",
@@ -486,7 +469,7 @@ REFUSED = {
             directory_offset=MAX_32,
             directory_size=MAX_32,
         ),
-        "directly before the end records",
+        PLACE,
     ),
     "locator-offset": (with_locator(record_offset=0), "offset 0 in the locator"),
     "locator-offset: beyond the file": (
@@ -511,18 +494,9 @@ REFUSED = {
         with_zip64(entry_count=1 << 60, disk_entry_count=1 << 60),
         "at least 46",
     ),
-    "record-huge: offset": (
-        with_zip64(directory_offset=records.UINT64_MAX),
-        "directly before the end records",
-    ),
-    "record-huge: size": (
-        with_zip64(directory_size=records.UINT64_MAX),
-        "directly before the end records",
-    ),
-    "record-huge: wraps": (
-        with_zip64(directory_size=(1 << 64) - DIRECTORY_OFFSET),
-        "directly before the end records",
-    ),
+    "record-huge: offset": (with_zip64(directory_offset=records.UINT64_MAX), PLACE),
+    "record-huge: size": (with_zip64(directory_size=records.UINT64_MAX), PLACE),
+    "record-huge: wraps": (with_zip64(directory_size=(1 << 64) - DIRECTORY_OFFSET), PLACE),
     "sentinel-no-extra: size": (
         with_both(compressed_size=MAX_32, uncompressed_size=MAX_32),
         "where the directory begins",
