@@ -308,6 +308,7 @@ TOOLS: dict[str, tuple[Zip, int]] = {
 }
 FURTHER_TOOLS: dict[str, tuple[Zip, int]] = {
     "zip -1": (_info_zip("-1"), 8),
+    "zip -0 -D": (_info_zip("-0", "-D"), 0),
     "zip -0 -fd": (_info_zip("-0", "-fd"), 0),
     "zip -fz-": (_info_zip("-fz-"), 8),
     "zip -X": (_info_zip("-X"), 8),
@@ -526,24 +527,25 @@ def no_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_temporary_file")
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_compressed_tensor_that_is_a_file_goes_through_no_temporary_file(
-    tmp_path: Path, apart: Path, method: int
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        ("apart", zipfile.ZIP_DEFLATED),
+        ("apart", zipfile.ZIP_BZIP2),
+        ("apart", zipfile.ZIP_LZMA),
+        ("together", zipfile.ZIP_STORED),
+    ],
+)
+def test_tensors_that_are_files_or_stored_go_through_no_temporary_file(
+    tmp_path: Path, where: str, method: int
 ) -> None:
+    source = _write_directory(tmp_path / "source", LOCATIONS[where])
     path = tmp_path / "m.zip"
     with zipfile.ZipFile(path, "w", method) as file:
-        for name in sorted(files_below(apart)):
+        for name in sorted(files_below(source)):
             kind = zipfile.ZIP_STORED if name.endswith(".onnx") else method
-            file.write(apart / name, name, kind)
-    assert converted(path) == converted(apart)
-
-
-@pytest.mark.usefixtures("no_temporary_file")
-def test_stored_tensors_of_one_file_go_through_no_temporary_file(
-    tmp_path: Path, together: Path
-) -> None:
-    _python()(together, tmp_path / "m.zip")
-    assert converted(tmp_path / "m.zip") == converted(together)
+            file.write(source / name, name, kind)
+    assert converted(path) == converted(source)
 
 
 def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is_gone_afterwards(
@@ -573,23 +575,14 @@ def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
     original = tmp_path / "m.onnxa"
     onnxarchive.save(_compressible_model(), original, assets=ASSETS)
     onnxarchive.extract(original, tmp_path / "m")
-    for index, make in enumerate(
-        (_info_zip("-0"), _info_zip(), _info_zip("-0", "-D"), _seven_zip("Copy"), _python())
-    ):
-        path = tmp_path / f"{index}.onnxa"
-        make(tmp_path / "m", path)
-        with pytest.raises(ArchiveFormatError):
+    tools = ("zip -0", "zip", "zip -9", "zip -0 -D", "7z Copy", "Python stored")
+    for tool in tools:
+        path = tmp_path / f"{tool}.onnxa"
+        (TOOLS | FURTHER_TOOLS)[tool][0](tmp_path / "m", path)
+        remedy = "onnxarchive convert" if tool == "zip -9" else None
+        with pytest.raises(ArchiveFormatError, match=remedy):
             onnxarchive.open(path)
         assert converted(path) == original.read_bytes()
-
-
-def test_what_open_says_of_a_repacked_archive_names_the_remedy(tmp_path: Path) -> None:
-    original = tmp_path / "m.onnxa"
-    onnxarchive.save(_compressible_model(), original)
-    onnxarchive.extract(original, tmp_path / "m")
-    _info_zip("-9")(tmp_path / "m", tmp_path / "again.onnxa")
-    with pytest.raises(ArchiveFormatError, match="onnxarchive convert"):
-        onnxarchive.open(tmp_path / "again.onnxa")
 
 
 # Deflate64
@@ -629,6 +622,12 @@ def test_zipfile_is_taught_deflate64_only_if_a_zip_needs_it(
 
 
 # Damage and malice
+
+
+@pytest.fixture
+def apart_zip(tmp_path: Path, apart: Path) -> Path:
+    _python()(apart, tmp_path / "m.zip")
+    return tmp_path / "m.zip"
 
 
 @pytest.fixture
@@ -677,17 +676,22 @@ def test_a_damaged_entry_is_told_and_nothing_is_left(
 
 
 def test_a_wrong_crc_is_a_checksum_error(
-    tmp_path: Path, apart: Path, refused: Callable[..., str]
+    apart_zip: Path, apart: Path, refused: Callable[..., str]
 ) -> None:
-    path = tmp_path / "m.zip"
-    _python()(apart, path)
-    data = path.read_bytes()
+    data = apart_zip.read_bytes()
     weight = (apart / "w0.bin").read_bytes()
     begin = data.index(weight)
-    path.write_bytes(data[:begin] + bytes([weight[0] ^ 1]) + data[begin + 1 :])
-    message = refused(path, ChecksumError)
+    apart_zip.write_bytes(data[:begin] + bytes([weight[0] ^ 1]) + data[begin + 1 :])
+    message = refused(apart_zip, ChecksumError)
     assert "'w0.bin'" in message
     assert "CRC-32" in message
+
+
+def test_a_zip_is_not_written_over(apart_zip: Path) -> None:
+    before = apart_zip.read_bytes()
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(apart_zip, apart_zip)
+    assert apart_zip.read_bytes() == before
 
 
 def test_a_zip_with_one_encrypted_entry_is_refused(
@@ -732,14 +736,10 @@ SPOILED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", SPOILED)
-def test_a_spoiled_zip_is_refused(
-    tmp_path: Path, apart: Path, case: str, refused: Callable[..., str]
-) -> None:
-    path = tmp_path / "m.zip"
-    _python()(apart, path)
+def test_a_spoiled_zip_is_refused(apart_zip: Path, case: str, refused: Callable[..., str]) -> None:
     spoil, words = SPOILED[case]
-    path.write_bytes(spoil(path.read_bytes()))
-    assert words in refused(path, ArchiveFormatError)
+    apart_zip.write_bytes(spoil(apart_zip.read_bytes()))
+    assert words in refused(apart_zip, ArchiveFormatError)
 
 
 def test_a_symbolic_link_in_a_zip_is_refused(
