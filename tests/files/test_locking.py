@@ -194,22 +194,21 @@ def exclusive_once(descriptor: int, timeout: float | None) -> str:
         return "had"
 
 
-@pytest.mark.parametrize("timeout", [None, 30])
-@pytest.mark.parametrize("kind", ["shared", "exclusive"])
-def test_an_exclusive_lock_is_waited_for(
-    path: Path, descriptor: int, kind: str, timeout: float | None
+@pytest.mark.parametrize(
+    ("kind", "take_once"),
+    [
+        ("shared", partial(exclusive_once, timeout=None)),
+        ("shared", partial(exclusive_once, timeout=30)),
+        ("exclusive", partial(exclusive_once, timeout=None)),
+        ("exclusive", partial(exclusive_once, timeout=30)),
+        ("exclusive", shared_once),
+    ],
+)
+def test_a_lock_waits_for_one_that_excludes_it(
+    path: Path, descriptor: int, kind: str, take_once: Callable[[int], object]
 ) -> None:
     with held(kind, path) as holder:
-        waiting = Waiting(lambda: exclusive_once(descriptor, timeout))
-        waiting.require_waiting()
-        holder.let_go()
-        assert waiting.require_done() == "had"
-    assert is_free(path)
-
-
-def test_a_shared_lock_waits_for_an_exclusive_one(path: Path, descriptor: int) -> None:
-    with held("exclusive", path) as holder:
-        waiting = Waiting(lambda: shared_once(descriptor))
+        waiting = Waiting(lambda: take_once(descriptor))
         waiting.require_waiting()
         holder.let_go()
         assert waiting.require_done() == "had"

@@ -431,51 +431,39 @@ def test_a_target_that_this_thread_has_locked_is_not_waited_for(tmp_path: Path) 
     assert names(tmp_path) == ["target"]
 
 
-@posix
-def test_a_size_that_is_not_what_was_written_is_no_file(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.write_bytes(b"old")
-    replacement = Replacement(target)
-    replacement.file.write(b"new")
-    (temporary,) = set(names(tmp_path)) - {"target"}
-    run('import sys; open(sys.argv[1], "ab").write(b"of another")', tmp_path / temporary)
-    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found 13; another process"):
-        replacement.commit()
-    assert target.read_bytes() == b"old"
-    assert names(tmp_path) == ["target"]
+def append(path: Path) -> None:
+    run('import sys; open(sys.argv[1], "ab").write(b"of another")', path)
+
+
+def put_another(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"bad")
 
 
 @posix
-def test_a_size_that_changes_while_the_target_is_waited_for_is_no_file(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    replacement = Replacement(target)
-    replacement.file.write(b"new")
-    (temporary,) = names(tmp_path)
-
-    def append(_: MappedFile | None) -> None:
-        run('import sys; open(sys.argv[1], "ab").write(b"of another")', tmp_path / temporary)
-
-    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found 13; another process"):
-        replacement.commit(append)
-    assert names(tmp_path) == []
-
-
-@posix
-@pytest.mark.parametrize("is_there", [True, False])
-def test_another_file_in_the_place_of_what_was_written_is_not_renamed(
-    tmp_path: Path, is_there: bool
+@pytest.mark.parametrize("is_late", [False, True])  # while the target is waited for
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (append, "found 13; another process"),
+        (put_another, "found another file or none"),
+        (Path.unlink, "found another file or none"),
+    ],
+)
+def test_what_is_not_the_file_that_was_written_is_not_renamed(
+    tmp_path: Path, change: Callable[[Path], None], found: str, is_late: bool
 ) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"old")
     replacement = Replacement(target)
     replacement.file.write(b"new")
     (temporary,) = set(names(tmp_path)) - {"target"}
-    (tmp_path / temporary).unlink()
-    if is_there:
-        (tmp_path / temporary).write_bytes(b"bad")
-    with pytest.raises(ArchiveError, match=r"expected the 3 bytes .*, found another file or none"):
-        replacement.commit()
+    if not is_late:
+        change(tmp_path / temporary)
+    with pytest.raises(ArchiveError, match=f"expected the 3 bytes .*, {found}"):
+        replacement.commit((lambda _: change(tmp_path / temporary)) if is_late else None)
     assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
 
 
 @linux
@@ -681,16 +669,26 @@ def test_an_empty_directory_is_empty_again_if_a_file_cannot_be_moved(
         assert "cannot be renamed into place: No; it is unchanged" in str(caught.value)
 
 
-def test_an_empty_directory_that_another_process_fills_is_left_to_it(tmp_path: Path) -> None:
-    def fill_both() -> None:
-        with new_directory(tmp_path) as made:
-            (Path(made) / "file").write_bytes(b"new")
-            (tmp_path / "file").write_bytes(b"of another")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_directory_that_another_process_fills_meanwhile_is_left_to_it(
+    tmp_path: Path, is_there: bool
+) -> None:
+    target = tmp_path / "target"
+    if is_there:
+        target.mkdir()
 
-    with pytest.raises(FileExistsError, match="the directory is no longer empty"):
+    def fill_both() -> None:
+        with new_directory(target) as made:
+            (Path(made) / "file").write_bytes(b"new")
+            target.mkdir(exist_ok=True)
+            (target / "file").write_bytes(b"of another")
+
+    with pytest.raises(
+        OSError, match="the directory is no longer empty" if is_there else "not empty"
+    ):
         fill_both()
-    assert names(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() == b"of another"
+    assert (names(tmp_path), names(target)) == (["target"], ["file"])
+    assert (target / "file").read_bytes() == b"of another"
 
 
 @posix
@@ -724,21 +722,6 @@ def fill_without_end(target: Path) -> None:
         (Path(made) / "folder" / "deep").mkdir(parents=True)
         for number in range(300):
             stack.enter_context(open(Path(made) / "folder" / "deep" / str(number), "wb"))
-
-
-def test_a_directory_that_fills_meanwhile_is_left(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-
-    def fill_both() -> None:
-        with new_directory(target) as made:
-            (Path(made) / "file").write_bytes(b"new")
-            target.mkdir()
-            (target / "file").write_bytes(b"of another")
-
-    with pytest.raises(OSError, match="not empty"):
-        fill_both()
-    assert names(tmp_path) == ["target"]
-    assert (target / "file").read_bytes() == b"of another"
 
 
 @posix

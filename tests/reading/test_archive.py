@@ -650,19 +650,19 @@ def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
             onnxarchive.load(path)
 
 
-def test_a_flipped_bit_of_the_model_is_found_on_opening(path: Path) -> None:
+@pytest.mark.parametrize(("is_of_data", "rule"), [(True, "ZIP-15"), (False, "ZIP-7")])
+def test_damage_of_the_model_or_its_header_is_found_on_opening(
+    path: Path, is_of_data: bool, rule: str
+) -> None:
     entry = entry_of(path, "__MODEL_PROTO")
-    flip_byte(path, entry.data_offset + entry.nbytes // 2)
-    with pytest.raises(ChecksumError, match="__MODEL_PROTO") as caught:
+    if is_of_data:
+        flip_byte(path, entry.data_offset + entry.nbytes // 2)
+    else:
+        break_local_header(path, entry)
+    error = ChecksumError if is_of_data else ArchiveFormatError
+    with pytest.raises(error, match="__MODEL_PROTO") as caught:
         onnxarchive.open(path)
-    assert caught.value.rule == "ZIP-15"
-
-
-def test_a_damaged_header_of_the_model_is_found_on_opening(path: Path) -> None:
-    break_local_header(path, entry_of(path, "__MODEL_PROTO"))
-    with pytest.raises(ArchiveFormatError, match="__MODEL_PROTO") as caught:
-        onnxarchive.open(path)
-    assert caught.value.rule == "ZIP-7"
+    assert caught.value.rule == rule
 
 
 def test_verify_says_how_far_it_is(path: Path) -> None:
