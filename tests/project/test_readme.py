@@ -140,12 +140,21 @@ def test_readers_that_are_promised_to_agree_are_those_that_are_compared() -> Non
         ".github/CONTRIBUTING.md",
         ".github/SECURITY.md",
         "conformance/README.md",
+        "spec/proposal.md",
+        "spec/specification.md",
         "tools/bench/README.md",
         "tools/docs/guide.md",
         "tools/recipes/README.md",
     ],
 )
-def test_linked_files_exist(page: str) -> None:
+def test_linked_files_and_headings_exist(page: str) -> None:
     path = ROOT / page
-    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", path.read_text(encoding="utf-8")):
-        assert (path.parent / target).exists(), target
+    links = re.findall(r"\]\(([^):]+)\)", path.read_text(encoding="utf-8"))
+    for link in links:
+        name, _, heading = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", it).lower().replace(" ", "-") for it in titles]
+            assert heading in slugs, link
