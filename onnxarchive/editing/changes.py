@@ -23,7 +23,6 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.keys import is_model
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
@@ -262,9 +261,9 @@ class Changes:
 
         A `.onnx` written by `link`, for example, has such data.
         """
-        entries = [entry for entry in self.archive.entries.values() if not is_model(entry.name)]
-        name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
-        end = max((entry.data_offset + entry.nbytes for entry in entries), default=0)
+        entries, count = [*self.archive.entries.values()], self.archive.contents.first_model
+        name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries[:count]}
+        end = entries[count].header_offset
         for ref, data in zip(tensors.external(source.model), source.data, strict=True):
             key = data.name if isinstance(data, EntryData) else None
             self.watch(data)
