@@ -144,7 +144,10 @@ def save(
     target = Location.of(path, **access)
     if target.path is not None:
         require_no_input(target.path, options.asset_files)
-    sources = {} if origin is None else sources_of(origin, origin.models, verified_data)
+    sources: dict[str, Source] = {}
+    if origin is not None:
+        others = {id: one for id, one in origin.models.items() if id not in parts}
+        sources = sources_of(origin, others, verified_data)
     splits: dict[str, SplitModel] = {}
     for identifier, part in parts.items():
         if isinstance(part, onnx.ModelProto):
