@@ -364,6 +364,24 @@ def test_an_interrupted_download_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_signature_that_expires_is_named_and_another_goes_on(
+    web: WebServer, url: str, folder: Path
+) -> None:
+    def expire(done: int, _: int) -> None:
+        if done > 400_000:
+            web.change = lambda *_: Answer(403, {}, [b"<Error><Code>AccessDenied</Code></Error>"])
+
+    message = r"HTTP status 403, AccessDenied\); .* not expired, .* signature .* keeps \d+ of"
+    with pytest.raises(PermissionError, match=message) as caught:
+        onnxarchive.download(f"{url}?X-Amz-Signature=SECRET", folder, progress=expire)
+    assert "SECRET" not in str(caught.value)
+    web.change = lambda _, answer: answer
+    web.requests.clear()
+    require_downloaded(f"{url}?X-Amz-Signature=OTHER", folder / "m.onnxa")
+    assert asked(web) < len(ARCHIVE) - 400_000
+
+
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("rest", [b"", bytes(100), b"[" * 20_000])
 @pytest.mark.parametrize(
     ("size", "begins_anew"),  # the mark is damaged, or only the log
