@@ -133,11 +133,12 @@ class EditedModel:
 
     def source(self, without: Collection[Path] = ()) -> Source:
         """The message, and the data of its external tensors but of those at the given paths."""
-        refs = (ref for ref in tensors.external(self.message) if ref.path not in without)
-        return Source(
-            self.message,
-            (self.elements[it.path] if it.path in self.elements else self._data(it) for it in refs),
+        data = (
+            self.elements[ref.path] if ref.path in self.elements else self._data(ref)
+            for ref in tensors.external(self.message)
+            if ref.path not in without
         )
+        return Source(self.message, data)
 
     def remaining(self, weights: Mapping[str, PackedWeight]) -> Mapping[str, PackedWeight]:
         """Those of the packed weights whose initializers have the same bytes as before."""
@@ -164,7 +165,7 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
     """True if two models have equal tensors; then no tensor moves into or out of the model."""
     if before is None:
         return False
-    fields = [it.name for it in model.DESCRIPTOR.fields if it.message_type is not None]
+    fields = [field.name for field in model.DESCRIPTOR.fields if field.message_type is not None]
     fields.remove("metadata_props")  # most edits change nothing else
     if all(getattr(model, name) == getattr(before, name) for name in fields):
         return True

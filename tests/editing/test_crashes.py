@@ -21,13 +21,13 @@ if not hasattr(os, "fork"):
 import faults
 
 import onnxarchive
-from onnxarchive.editing import changes, commit, transaction
+from onnxarchive.editing import changes, commit, models, transaction
 from onnxarchive.files import filesystem, local_file, locking, replacement, undo
 
 pytestmark = pytest.mark.sweep
 
 # Where files are written, locked and closed.
-MODULES = (changes, commit, transaction, local_file, filesystem, locking, replacement, undo)
+MODULES = (changes, commit, models, transaction, local_file, filesystem, locking, replacement, undo)
 
 
 @pytest.mark.parametrize("name", faults.EDITS)
