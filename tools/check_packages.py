@@ -64,7 +64,8 @@ def check_tracked(sdist: Path) -> None:
     """Exits with the names of the files of the sdist that git does not track."""
     with tarfile.open(sdist) as archive:
         paths = {it.partition("/")[2] for it in archive.getnames()}
-    tracked = run("git", "-C", str(ROOT), "ls-files", "-z").split("\0")
+    git = ("git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT))  # also as another user
+    tracked = run(*git, "ls-files", "-z").split("\0")
     others = paths - {*tracked, "PKG-INFO"}  # PKG-INFO is made by the build
     if others:
         sys.exit(f"{sdist}: expected files that git tracks, found {', '.join(sorted(others))}")
