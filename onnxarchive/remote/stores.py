@@ -63,6 +63,9 @@ _ANSWER_TIME = 5.0  # seconds in which obstore answers without a server, if it h
 _process_with_threads = 0  # the id of this process, if obstore has answered
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
+# By option: the argument of obstore's stores that takes it, if it is not `config`.
+_GROUPS = dict.fromkeys(_CLIENT_OPTIONS.split(), "client_options")
+_GROUPS |= dict.fromkeys(_RETRY_OPTIONS, "retry_config")
 _NUMBERS = {"max_retries": int, "base": float}
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
@@ -246,9 +249,8 @@ def own_options(options: Options | None) -> tuple[bool, float, Options]:
 
 def environment(scheme: str) -> dict[str, str]:
     """The environment variables that obstore reads for a store."""
-    return {
-        name: it for name, it in os.environ.items() if name.startswith(_VARIABLES.get(scheme, ()))
-    }
+    names = [name for name in os.environ if name.startswith(_VARIABLES.get(scheme, ()))]
+    return {name: os.environ[name] for name in names}
 
 
 def _hosts(scheme: str, options: Options) -> list[str]:
@@ -268,12 +270,8 @@ def grouped(options: Options) -> dict[str, Any]:
         elif key in ("client_options", "retry_config"):
             group = _group(value).items()
             groups.setdefault(key, {}).update({name.lower(): it for name, it in group})
-        elif key in _CLIENT_OPTIONS.split():
-            groups.setdefault("client_options", {})[key] = value
-        elif key in _RETRY_OPTIONS:
-            groups.setdefault("retry_config", {})[key] = value
         else:
-            groups.setdefault("config", {})[key] = value
+            groups.setdefault(_GROUPS.get(key, "config"), {})[key] = value
     client, retries = groups.get("client_options", {}), groups.get("retry_config", {})
     if "default_headers" in client:
         client["default_headers"] = _group(client["default_headers"])
@@ -281,8 +279,9 @@ def grouped(options: Options) -> dict[str, Any]:
         retries["backoff"] = _group(retries["backoff"])
     backoff = retries.get("backoff", {})
     # obstore refuses unknown names in the other groups, and ignores them here.
-    for name in (*(retries.keys() - {*_RETRY_OPTIONS}), *(backoff.keys() - {*_BACKOFF_OPTIONS})):
-        raise ValueError(f"unknown option {shown(name)}")
+    unknown = (retries.keys() - {*_RETRY_OPTIONS}) | (backoff.keys() - {*_BACKOFF_OPTIONS})
+    if unknown:
+        raise ValueError(f"unknown option {shown(min(unknown))}")
     for group in (client, retries, backoff):
         for name, value in group.items():
             if name in _NUMBERS:
