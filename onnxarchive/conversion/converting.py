@@ -25,10 +25,7 @@ from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement, new_directory, replacing
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
-from onnxarchive.reading.archive import (
-    Archive,
-    complete_model,
-)
+from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
@@ -36,11 +33,7 @@ from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.sources.models import FollowLinks, models_of_repository, other_files_of
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
-from onnxarchive.writing.plan import (
-    Item,
-    plan_archive,
-    with_further_models,
-)
+from onnxarchive.writing.plan import Item, plan_archive, with_further_models
 from onnxarchive.writing.write import write_archive
 from onnxarchive.zipformat import layout
 
@@ -203,29 +196,29 @@ def convert(
         jobs=jobs,
         timeout=timeout,
     )
-    directory = None
-    given: Mapping[str, str | os.PathLike[str]]
+    repository = None
+    sources: Mapping[str, str | os.PathLike[str]]
     if models == "all":
         location = Location.of(source, **access)
-        directory = location.path
-        if directory is None or not os.path.isdir(directory):
+        repository = location.path
+        if repository is None or not os.path.isdir(repository):
             raise ValueError(
                 f'{location.name}: expected a local directory for models="all" (--all-models)'
             )
-        given = models_of_repository(directory, default, include)
+        sources = models_of_repository(repository, default, include)
     elif default is not None or include is not None:
         raise ValueError('default and include (--default, --include) go with models="all"')
     else:
-        given = with_further_models(source, models)
+        sources = with_further_models(source, models)
     conversion = convert_silently(
-        {identifier: Location.of(it, **access) for identifier, it in given.items()},
+        {identifier: Location.of(path, **access) for identifier, path in sources.items()},
         Location.of(path, **access),
         options,
         other_files=other_files,
         verify_checksum=verify_checksum,
         follow_links=follow_links,
         dry_run=dry_run,
-        repository=directory,
+        repository=repository,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -255,21 +248,20 @@ def convert_silently(
         models = {
             identifier: resources.enter_context(
                 open_source(
-                    given,
+                    location,
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier and repository is None,
                     follow_links=follow_links,
                 )
             )
-            for identifier, given in sources.items()
+            for identifier, location in sources.items()
         }
         default = models[""]
         if other_files and repository is not None:
-            others, left_out = other_files_of(repository, follow_links)
-            default.others, default.left_out = others, left_out
+            default.others, default.left_out = other_files_of(repository, follow_links)
         models = {**default.further, **models}
-        files = [file for found in models.values() for file in found.files]
+        files = [file for model in models.values() for file in model.files]
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
         taken = _without_data_files(default.others, models.values())
@@ -277,12 +269,7 @@ def convert_silently(
             Item(ASSET_PREFIX + name, data)
             for name, data in chain(default.assets.items(), taken.items())
         ]
-        plan = plan_archive(
-            models,
-            options,
-            assets=assets,
-            temporary=temporary,
-        )
+        plan = plan_archive(models, options, assets=assets, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         count = sum(not item.name.startswith(ASSET_PREFIX) for item in plan.items)
         return Conversion(
@@ -294,16 +281,16 @@ def convert_silently(
             taken=tuple(name for name in taken if name not in (options.assets or {})),
             left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
-            warnings=tuple(note for found in models.values() for note in found.notes()),
+            warnings=tuple(note for model in models.values() for note in model.notes()),
         )
 
 
-def _without_data_files(files: Mapping[str, Data], opened: Iterable[Source]) -> dict[str, Data]:
-    """The files that hold no tensor of the models to convert."""
+def _without_data_files(files: Mapping[str, Data], models: Iterable[Source]) -> dict[str, Data]:
+    """The files that hold no tensor of the models."""
     if not files:
         return {}
-    found = [*(data for source in opened for data in source.data)]
-    used = {data.identity for data in found if isinstance(data, FileData)}
+    data_of_models = chain.from_iterable(model.data for model in models)
+    used = {data.identity for data in data_of_models if isinstance(data, FileData)}
     return {
         name: data
         for name, data in files.items()
@@ -417,11 +404,8 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    read = (
-        archive.read
-        if archive.contents.file.is_mapped
-        else _copied(archive, directory_of(destination))
-    )
+    is_mapped = archive.contents.file.is_mapped
+    read = archive.read if is_mapped else _copied(archive, directory_of(destination))
     filled: set[str] = set()
 
     def fill_in(key: str) -> memoryview:
@@ -547,7 +531,7 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                found = pieces(models[name]) if name in models else archive.contents.pieces(name)
-                for piece in counter(found):
+                content = pieces(models[name]) if name in models else archive.contents.pieces(name)
+                for piece in counter(content):
                     target_writer.write(piece)
                 file.flush()

@@ -144,12 +144,14 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     stored = partial(EntryData, archive.contents)
     if verify_checksum:
         for key in [name for name in archive.entries if is_key(name)]:
-            found = sha1(stored(key))
+            actual = sha1(stored(key))
             for ref in archive.contents.refs(key):
                 expected = tensors.checksum(ref.tensor)
-                if expected not in (None, found):
+                if expected not in (None, actual):
                     raise ChecksumError(
-                        f"{ref}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
+                        f"{ref}: expected SHA-1 {expected}, found {actual}",
+                        rule="DATA-6",
+                        entry=key,
                     )
 
     def source(identifier: str) -> Source:
