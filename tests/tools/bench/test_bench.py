@@ -204,66 +204,85 @@ def test_the_figures_are_written_as_json(tmp_path: Path) -> None:
     assert "targets met:" in done.stdout
 
 
-def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    done = run(
-        tmp_path,
-        *("--only", "open-many", "--rounds", "1", "--json", os.fspath(told)),
-        sitecustomize=HIDE.format(package="safetensors"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "left out: safetensors: safetensors is not installed" in done.stdout
-    assert "not measured  time relative to safetensors: at most 5" in done.stdout
-    case = json.loads(told.read_text())["cases"]["open-many"]
-    assert list(case["rounds"]) == ["onnxarchive"]
-    assert case["targets"][0]["met"] is None
-
-
-def test_a_measure_that_fails_is_told_and_the_others_are_taken(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    broken = """
+BROKEN_CHECK = """
 import onnxarchive
 def broken(*arguments, **options):
     raise OSError("broken on purpose")
 onnxarchive.check = broken
 """
-    done = run(
-        tmp_path,
-        *("--only", "verify", "--rounds", "1", "--json", os.fspath(told)),
-        sitecustomize=broken,
-    )
-    assert done.returncode == 1
-    assert "FAILED: check --full" in done.stdout
-    case = json.loads(told.read_text())["cases"]["verify"]
-    assert list(case["rounds"]) == ["onnxarchive", "map"]
-    assert "exit status 1" in case["failures"]["check --full"]
-    assert "broken on purpose" in case["failures"]["check --full"]
-
-
-def test_a_peer_that_fails_is_told_and_no_failure_of_the_run(tmp_path: Path) -> None:
-    broken = "import onnx\nonnx.load = None\n"  # which is what the measure calls
-    done = run(tmp_path, "--only", "convert-single", "--rounds", "1", sitecustomize=broken)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1" in done.stdout
-    )
-    assert "not measured  time relative to onnx: at most 0.2" in done.stdout
-    assert "times as fast as copy" in done.stdout
-
-
-def test_files_that_cannot_be_made_fail_the_case_and_no_other(tmp_path: Path) -> None:
-    broken = """
+BROKEN_INPUTS = """
 import os, sys
-told = " ".join(sys.orig_argv)
-if "inputs.py" in told and '"many"' in told:
+command = " ".join(sys.orig_argv)
+if "inputs.py" in command and '"many"' in command:
     os._exit(7)
 """
-    cases = ("--only", "open-many", "session-unpacked")
-    done = run(tmp_path, *cases, "--rounds", "1", sitecustomize=broken)
-    assert done.returncode == 1
-    assert "FAILED: onnxarchive: its input files cannot be made: exit status 7" in done.stdout
-    assert "not measured  time relative to safetensors" in done.stdout
-    assert "  time relative to onnxruntime:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("cases", "sitecustomize", "status", "words", "rows"),
+    [
+        pytest.param(
+            ["open-many"],
+            HIDE.format(package="safetensors"),
+            0,
+            [
+                "left out: safetensors: safetensors is not installed",
+                "not measured  time relative to safetensors: at most 5",
+            ],
+            ["onnxarchive"],
+            id="a peer that is not installed",
+        ),
+        pytest.param(
+            ["convert-single"],
+            "import onnx\nonnx.load = None\n",  # which is what the measure calls
+            0,
+            [
+                "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1",
+                "not measured  time relative to onnx: at most 0.2",
+                "times as fast as copy",
+            ],
+            ["onnxarchive", "copy"],
+            id="a peer that fails",
+        ),
+        pytest.param(
+            ["verify"],
+            BROKEN_CHECK,
+            bench.FAILED,
+            ["FAILED: check --full: OSError: broken on purpose; exit status 1"],
+            ["onnxarchive", "map"],
+            id="a measure that fails",
+        ),
+        pytest.param(
+            ["open-many", "session-unpacked"],
+            BROKEN_INPUTS,
+            bench.FAILED,
+            [
+                "FAILED: onnxarchive: its input files cannot be made: exit status 7",
+                "not measured  time relative to safetensors",
+                "  time relative to onnxruntime:",
+            ],
+            [],
+            id="input files that cannot be made",
+        ),
+    ],
+)
+def test_what_is_missing_or_fails_is_told_and_the_rest_is_measured(
+    cases: list[str],
+    sitecustomize: str,
+    status: int,
+    words: list[str],
+    rows: list[str],
+    tmp_path: Path,
+) -> None:
+    written = tmp_path / "run.json"
+    options = ["--rounds", "1", "--json", os.fspath(written)]
+    done = run(tmp_path, "--only", *cases, *options, sitecustomize=sitecustomize)
+    assert done.returncode == status, done.stderr
+    for sentence in words:
+        assert sentence in done.stdout
+    case = json.loads(written.read_text())["cases"][cases[0]]
+    assert list(case["rounds"]) == rows
+    assert any(target["met"] is None for target in case["targets"])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
@@ -296,11 +315,11 @@ def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(44 * 10**9))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(20 * 10**9))
     assert bench.main(["--only", "real", "--directory", os.fspath(tmp_path)]) == 0
     told = capsys.readouterr().out
-    for name in ("real", "real-convert"):
-        assert f"{name} is skipped: expected 45.1 GB of free disk, found 44.0 GB" in told
+    for name, size in (("real-open", "22.5"), ("real", "45.1"), ("real-convert", "45.1")):
+        assert f"{name} is skipped: expected {size} GB of free disk, found 20.0 GB" in told
     assert list(tmp_path.iterdir()) == []
 
 
