@@ -133,13 +133,10 @@ def shared(
 def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None]:
     """Holds a lock that excludes readers and other editors.
 
-    Args:
-        descriptor: The open file. If it is open only for reading, readers are not excluded, and
-            NFS refuses the lock.
-        timeout: Maximum seconds to wait; None waits without limit.
+    If the file is open only for reading, readers are not excluded, and NFS refuses the lock.
 
     Raises:
-        LockedError: The file remained locked, or is locked by this thread.
+        LockedError: The file remained locked for `timeout` seconds, or is locked by this thread.
         OSError: The file system has no locks, or the disk failed.
     """
     holder = (*_identity(descriptor), threading.get_ident())
@@ -167,15 +164,13 @@ def _unlocked_in_the_end(descriptor: int, work: Work) -> Iterator[None]:
 def keep_exclusive(descriptor: int, timeout: float | None = _BRIEFLY) -> bool:
     """Takes the exclusive lock until `unlock` or until the file is closed.
 
-    Args:
-        descriptor: The open file. It is usually new or private, and locked by others only briefly.
-        timeout: Maximum seconds to wait; None waits without limit.
+    The file is usually new or private, and locked by others only briefly.
 
     Returns:
         True if the lock was taken, False on a file system without locks.
 
     Raises:
-        LockedError: The file remained locked.
+        LockedError: The file remained locked for `timeout` seconds.
     """
     try:
         if _lock(descriptor, is_shared=False, timeout=timeout):

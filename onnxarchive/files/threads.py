@@ -26,17 +26,10 @@ _LEAST_SIZE = 1 << 17
 
 
 def require_jobs(jobs: int | None) -> int:
-    """The number of threads: `jobs`, or one for each core available to this process.
-
-    Raises:
-        ValueError: `jobs` is less than 1.
-    """
+    """The number of threads, at least 1: `jobs`, or one for each core available to this process."""
     if jobs is None:
-        return (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        has_affinity = hasattr(os, "sched_getaffinity")
+        return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     if jobs < 1:
         raise ValueError(f"jobs must be 1 or more, got {jobs}")
     return jobs
@@ -53,7 +46,7 @@ def for_each(
     Args:
         items: The items.
         sizes: Size of each item in bytes; threads get items of about equal total size.
-        work: The function, called in several threads.
+        work: The function.
         jobs: Maximum number of threads.
     """
     total = sum(sizes)

@@ -53,12 +53,7 @@ def opened(
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
         read: See `Location.open`.
 
-    Raises:
-        UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
-            interrupted.
-        LockedError: The file was edited while the block ran.
-        ArchiveFormatError: The file is not a regular file.
-        OSError: The file cannot be opened; for other errors see `Location.open`.
+    For errors see `opened_archive` and `Location.open`.
     """
     if location.path is not None:
         with (
@@ -155,11 +150,7 @@ def _end(file: MappedFile) -> tuple[int, bytes]:
 
 
 def require_finished(file: MappedFile) -> None:
-    """Refuses a file with an interrupted edit; the caller has locked the file.
-
-    Raises:
-        UnfinishedEditError: The file ends with an undo log.
-    """
+    """Refuses a locked file that ends with an undo log, with an UnfinishedEditError."""
     if unfinished_edit(file) is not None:
         raise UnfinishedEditError(
             "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "

@@ -46,10 +46,6 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
     external sparse tensors, and ONNX Runtime 1.24 and 1.27 cannot read an external value of a
     ConstantOfShape. Only archives made with `convert_attribute` store such tensors outside the
     model.
-
-    Args:
-        ref: A tensor that an archive stores outside its model.
-        nbytes: The tensor's size in bytes.
     """
     # ConstantOfShape: onnx/onnx#3157. Sparse tensors: no report is known; the tests show it.
     return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
@@ -67,11 +63,6 @@ def may_give_shape(
     Vectors of 64 KiB or more count as weights. Only Split and SplitToSequence with 8192 parts or
     more need the values of such a vector; ONNX Runtime then fails with the error above. To run such
     a model, keep the vector in the archive's model with a larger `size_threshold`.
-
-    Args:
-        tensor: The tensor. Its data is not read.
-        nbytes: The tensor's size in bytes.
-        large_vector_nbytes: Vectors of this many bytes or more count as weights.
     """
     # microsoft/onnxruntime#11137, #21325; since 1.27 of empty tensors, too: the tests show it.
     is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
@@ -84,10 +75,6 @@ def is_unread(ref: TensorRef, nbytes: int) -> bool:
     False for tensors that may give a shape (`may_give_shape`), here with vectors below 16 MiB:
     `data_prop` computes with index tables. False for indices and values of sparse tensors: onnx
     reads the indices.
-
-    Args:
-        ref: A tensor that an archive stores outside its model.
-        nbytes: The tensor's size in bytes.
     """
     is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
     # Vectors: onnx/onnx#6182.
@@ -120,10 +107,7 @@ def linked_model(
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
-        ArchiveFormatError: A local header does not match the central directory.
-        ChecksumError: The bytes of a tensor that is read do not match their CRC-32.
         UnsupportedFeatureError: The model would take 2 GiB or more.
-        ValueError: The archive is closed.
     """
     model = archive.model if in_place else copied(archive.model)
     inner: list[tuple[str, onnx.TensorProto]] = []
@@ -247,11 +231,7 @@ def _range(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
 
 
 def require_utf8(path: str) -> None:
-    """Refuses a path that is not UTF-8, since a model's strings must be UTF-8.
-
-    Raises:
-        ValueError: The path is not UTF-8.
-    """
+    """Refuses a path that is not UTF-8 with a ValueError: a model's strings must be UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:

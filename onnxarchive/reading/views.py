@@ -113,22 +113,14 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
         return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
 
     def ref(self, name: str) -> TensorRef:
-        """The tensor of an initializer and its path in the model.
-
-        Raises:
-            TensorNotFoundError: No initializer has this name, or several have it.
-        """
+        """The tensor of an initializer and its path in the model."""
         stored = self._find(name)
         if isinstance(stored, TensorRef):
             return stored
         return self._index.inner.get(name) or self.refs[stored]
 
     def key(self, name: str) -> str | None:
-        """The key of an initializer; None if the initializer's data is in the model itself.
-
-        Raises:
-            TensorNotFoundError: No initializer has this name, or several have it.
-        """
+        """The key of an initializer; None if the initializer's data is in the model itself."""
         stored = self._find(name)
         return stored if isinstance(stored, str) else None
 
@@ -265,11 +257,7 @@ class Assets(CompletedMapping[bytes]):
 
 
 class Models(CompletedMapping[onnx.ModelProto]):
-    """The models of an archive by id, as they were when this object was made.
-
-    Args:
-        contents: The archive.
-    """
+    """The models of an archive by id, as they were when this object was made."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -290,15 +278,7 @@ class Models(CompletedMapping[onnx.ModelProto]):
 
 
 def require_model(models: Collection[str], model: str) -> None:
-    """Checks that an archive has a model with this id.
-
-    Args:
-        models: The ids of the archive's models.
-        model: The id.
-
-    Raises:
-        ModelNotFoundError: There is no model of this id.
-    """
+    """Refuses an id that none of the models has, with a ModelNotFoundError."""
     if model not in models:
         raise ModelNotFoundError(
             f"expected the id of a model, one of {shown_names(models)}, found "

@@ -77,14 +77,7 @@ EMPTY: Final = Directory((), ())
 class _Listed(NamedTuple):
     """The content of a directory record; values that do not fit 32 bits come from its Zip64 field.
 
-    Attributes:
-        name: The entry's name, with escapes for bytes that are not UTF-8.
-        is_utf8: True if the name is UTF-8 (NAME-1).
-        name_size: Size of the name in bytes.
-        nbytes: Size of the entry's data in bytes; None if unknown.
-        header_offset: Offset of the local header in the file, in bytes; None if unknown.
-        crc32: CRC-32 of the entry's data.
-        packed: The record itself.
+    A name that is not UTF-8 has escapes. `nbytes` and `header_offset` are None if they are unknown.
     """
 
     name: str
