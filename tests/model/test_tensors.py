@@ -318,35 +318,16 @@ def test_decimal_numbers_are_read(number: str, value: int) -> None:
     assert tensors.external_data(ref, Strict()) == ExternalData("key", value, value, None)
 
 
+NO_NUMBERS = [
+    *("", " ", "1_6", " 16 ", "16 ", " 16", "16\n", "16\0", "True", "9" * 20, "9" * 5000),
+    *("+1", "-1", "-0", "00", "016", "1.0", "1e3", "0x10"),
+    # Arabic digits, wide digits and a superscript.
+    *("\u0663", "1\u0663", "\uff11\uff16", "\u00b2"),
+]
+
+
 @pytest.mark.parametrize("field", ["offset", "length"])
-@pytest.mark.parametrize(
-    "number",
-    [
-        "",
-        " ",
-        "1_6",
-        " 16 ",
-        "16 ",
-        " 16",
-        "16\n",
-        "+1",
-        "-1",
-        "-0",
-        "00",
-        "016",
-        "1.0",
-        "1e3",
-        "0x10",
-        "\u0663",  # an Arabic digit
-        "1\u0663",
-        "\uff11\uff16",  # wide digits
-        "\u00b2",  # a superscript
-        "16\0",
-        "True",
-        "9" * 20,
-        "9" * 5000,
-    ],
-)
+@pytest.mark.parametrize("number", NO_NUMBERS)
 def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) -> None:
     ref = _ref(external(raw_tensor("w"), "key", **{field: number}))
     says = r"'w'.*in at most 19 decimal digits without leading zeros, found"
