@@ -169,9 +169,6 @@ def random_input(port: Port, shape: Sequence[int]) -> NDArray[Any]:
 
     Floating-point numbers are normally distributed. Integers of 16 bits or more are 0 or 1, which
     are valid indices, masks and token types. Integers of 8 bits or less take all values.
-
-    Raises:
-        ValueError: The input is not a tensor, or the array does not fit memory.
     """
     dtype = port.dtype
     if dtype is None:

@@ -56,11 +56,9 @@ class Server(http.server.ThreadingHTTPServer):
         url: Address of the page, with a secret that other users and other pages do not know.
 
     Raises:
-        ArchiveError: The file is not an archive, or Netron's page is of an unknown form.
-        ModelNotFoundError: There is no model of this id.
-        ImportError: Netron is not installed.
+        UnsupportedFeatureError: Netron's page is of an unknown form.
         ValueError: `port` is out of range.
-        OSError: The file cannot be read, or the port is in use.
+        OSError: The port is in use.
     """
 
     allow_reuse_address = os.name == "posix"  # on Windows it allows two servers on one port
