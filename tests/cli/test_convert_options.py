@@ -190,18 +190,6 @@ def test_checksums_are_compared_when_asked(
 # Sources and what is said of them
 
 
-def test_every_kind_of_source_is_taken(source: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert run(source, tmp_path / "1.onnxa") == 0
-    expected = (tmp_path / "1.onnxa").read_bytes()
-    assert main(["extract", str(tmp_path / "1.onnxa"), str(tmp_path / "folder")]) == 0
-    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.write(source, "export/m.onnx")
-    for index, path in enumerate(("1.onnxa", "folder", "folder/__MODEL_PROTO", "m.zip")):
-        assert run(tmp_path / path, tmp_path / f"from{index}.onnxa") == 0
-        assert (tmp_path / f"from{index}.onnxa").read_bytes() == expected
-    assert capsys.readouterr().err == ""
-
-
 def test_what_is_left_out_is_told_on_standard_error(
     source: Path, target: Path, tmp_path: Path, capsys: Captured
 ) -> None:
