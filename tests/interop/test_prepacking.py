@@ -653,7 +653,7 @@ def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixtu
     assert main(["run", str(path)]) == 0
     assert "packed" not in capsys.readouterr().out
     assert main(["prepack", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(f"{path}: 1 packed weights, 65,536 bytes")
+    assert capsys.readouterr().out.startswith(f"{path}: 1 packed weight, 65,536 bytes")
     assert main(["info", str(path), "--json"]) == 0
     (described,) = json.loads(capsys.readouterr().out)["packed"]
     assert described["machine"] == machine()
@@ -661,7 +661,7 @@ def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixtu
     assert main(["info", str(path)]) == 0
     assert f"of ONNX Runtime {ort.__version__} on {machine()}" in capsys.readouterr().out
     assert main(["run", str(path)]) == 0
-    assert "\npacked    1 weights" in capsys.readouterr().out
+    assert "\npacked    1 weight\n" in capsys.readouterr().out
     assert main(["prepack", str(path), "--remove", "--model", "other"]) == 2
     assert "found both" in capsys.readouterr().err
     assert main(["run", str(path), "--no-prepack"]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_model
-from onnxarchive.cli.terminal import cut, printable, progress_bar, size
+from onnxarchive.cli.terminal import count, cut, printable, progress_bar, size
 from onnxarchive.reading.archive import Archive
 
 
@@ -62,8 +62,9 @@ def set_lines(described: dict[str, Any]) -> list[str]:
     """A described set as lines of text."""
     usable = "" if described["is_usable"] else ", not usable here"
     lines = [
-        f"{described['weights']:,} packed weights, {size(described['nbytes'])}, of ONNX Runtime "
-        f"{printable(described['onnxruntime'])} on {printable(described['machine'])}{usable}"
+        f"{count(described['weights'], 'packed weight')}, {size(described['nbytes'])}, "
+        f"of ONNX Runtime {printable(described['onnxruntime'])} "
+        f"on {printable(described['machine'])}{usable}"
     ]
     for identifier, names in described["unpacked"].items():
         if names:

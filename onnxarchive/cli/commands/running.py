@@ -26,7 +26,7 @@ from onnxarchive.cli.parser import (
     file_name,
     pairs,
 )
-from onnxarchive.cli.terminal import printable, shape, table
+from onnxarchive.cli.terminal import count, printable, shape, table
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         f"provider  {', '.join(result['providers'])}",
         f"time      session {result['session_ms']:,.1f} ms, run {result['run_ms']:,.3f} ms{median}",
         f"memory    {memory or 'not reported by this system'}",
-        *([f"packed    {result['packed']:,} weights"] if result["packed"] else []),
+        *([f"packed    {count(result['packed'], 'weight')}"] if result["packed"] else []),
     ]
 
 
