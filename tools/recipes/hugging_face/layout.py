@@ -36,7 +36,7 @@ def write_layout(model: str, directory: str) -> None:
     # transformers.js reads external data of models for which the configuration says so.
     path = Path(directory, "config.json")
     config = json.loads(path.read_text()) if path.exists() else {}
-    config["transformers.js_config"] = {"use_external_data_format": True}
+    config.setdefault("transformers.js_config", {})["use_external_data_format"] = True
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
