@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Literal, Unpack
@@ -88,7 +88,7 @@ def convert(
     *,
     models: Mapping[str, str | os.PathLike[str]] | Literal["all"] | None = None,
     default: str | None = None,
-    include: str | None = None,
+    include: str | Collection[str] | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
@@ -141,8 +141,8 @@ def convert(
             `_` for other characters.
         default: With `models="all"`, the default model: its path in the directory, or its file's
             name with or without `.onnx`. None means `model.onnx`, or the only model.
-        include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`: only these
-            files become models.
+        include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`, or several:
+            only these files become models.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -153,7 +153,7 @@ def convert(
             `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
             outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
-            With `models="all"`, the files in the directory `source` itself.
+            With `models="all"`, those of the directory `source`.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: A directory: symbolic links of the source may also lead to files below this
@@ -262,6 +262,11 @@ def convert_silently(
             default.others, default.left_out = other_files_of(repository, follow_links)
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
+        left_out = default.left_out
+        if left_out and repository is not None:
+            converted = {os.path.realpath(file) for file in files}
+            paths = {name: os.path.realpath(os.path.join(repository, name)) for name in left_out}
+            left_out = tuple(name for name, path in paths.items() if path not in converted)
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
         taken = _without_data_files(default.others, models.values())
@@ -279,7 +284,7 @@ def convert_silently(
             tensors=count,
             assets=len(plan.items) - count,
             taken=tuple(name for name in taken if name not in (options.assets or {})),
-            left_out=default.left_out,
+            left_out=left_out,
             shared_nbytes=plan.shared_nbytes,
             warnings=tuple(note for model in models.values() for note in model.notes()),
         )

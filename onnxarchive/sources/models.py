@@ -99,6 +99,8 @@ def open_model(
         try:
             yield opening.directory() if os.path.isdir(path) else opening.file()
         except OutsideError as error:
+            if error.path is not None:  # of another source, which is read in the block
+                raise
             raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
 
 
@@ -321,7 +323,10 @@ def _only(names: list[str]) -> str:
 
 
 def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
-    remedy = f"; folders below have {listing(below)}: convert one of these" if below else ""
+    remedy = ""
+    if below:
+        remedy = f"; folders below have {listing(below)}: convert one of these"
+        remedy += ", or all with --all-models" * (len(below) > 1)
     return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
 
 
@@ -344,7 +349,9 @@ def _models_below(root: Root) -> list[str]:
 
 
 def models_of_repository(
-    directory: str | os.PathLike[str], default: str | None = None, include: str | None = None
+    directory: str | os.PathLike[str],
+    default: str | None = None,
+    include: str | Collection[str] | None = None,
 ) -> dict[str, str]:
     """The paths of the models in a directory and below it, by the ids that they get.
 
@@ -355,8 +362,8 @@ def models_of_repository(
         directory: The directory.
         default: The model that gets the id `""`: its path in the directory, or its file's name with
             or without `.onnx`. None means `model.onnx`, or the only model.
-        include: A pattern of file names, such as `*_fp16.onnx`. None means all files but those of
-            further precisions, such as `model_fp16.onnx`.
+        include: A pattern of file names, such as `*_fp16.onnx`, or several. None means all files
+            but those of further precisions, such as `model_fp16.onnx`.
 
     Raises:
         ValueError: Two models get the same id, no model or several are the default one, or a file
@@ -370,7 +377,8 @@ def models_of_repository(
     if include is None:
         names = [name for name in onnx_files if not _PRECISION.search(stems[name])]
     else:
-        names = [name for name in onnx_files if fnmatchcase(bases[name], include)]
+        patterns = [include] if isinstance(include, str) else include
+        names = [it for it in onnx_files if any(fnmatchcase(bases[it], one) for one in patterns)]
     if not names:
         hint = f"; {listing(onnx_files)} match no pattern of --include" if onnx_files else ""
         raise ArchiveFormatError(f"expected a file named *{_MODEL_SUFFIX}, found none{hint}")
@@ -407,13 +415,16 @@ def other_files_of(
     """The files of a directory that may become assets, and the names of those left out.
 
     Args:
-        directory: The directory; folders in it are left out.
+        directory: The directory; hidden folders and links to folders are left out.
         follow_links: As for `open_model`.
     """
     nothing = contextlib.ExitStack()  # each file is opened when it is read
     opening = _Opening(os.fspath(directory), nothing, False, None, True, follow_links)
     with with_path(directory):
-        return opening.others()
+        try:
+            return opening.others()
+        except OutsideError as error:
+            raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
 
 
 def _further_models(names: list[str], default: str) -> list[str]:

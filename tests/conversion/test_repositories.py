@@ -47,7 +47,12 @@ def test_every_model_gets_an_id_from_its_file_name(repository: Path, path: Path)
         assert sorted(archive.assets) == ["LICENSE", "config.json", "tokenizer.json"]
         assert archive.assets["LICENSE"] == b"free"
     assert sorted(outcome.taken) == ["LICENSE", "config.json", "tokenizer.json"]
-    assert "pytorch_model.bin" in outcome.left_out
+    assert sorted(outcome.left_out) == [
+        ".gitattributes",
+        "onnx/decoder_model_q4.onnx",
+        "onnx/model_fp16.onnx",
+        "pytorch_model.bin",
+    ]
 
 
 def test_shared_tensors_are_stored_once_and_outputs_are_those_of_the_files(
@@ -80,6 +85,8 @@ def test_a_pattern_chooses_the_files(repository: Path, path: Path) -> None:
     assert ids(path) == [""]
     onnxarchive.convert(repository, path, models="all", include="model*")
     assert ids(path) == ["", "model_fp16"]
+    onnxarchive.convert(repository, path, models="all", include=["model.*", "*_q4.onnx"])
+    assert ids(path) == ["", "decoder_model_q4"]
 
 
 def test_a_clash_of_ids_names_both_files(repository: Path, path: Path) -> None:
@@ -112,6 +119,21 @@ def test_faults_of_the_choice_are_named(repository: Path, path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("linked", ["decoder_model.onnx_data", "config.json"])
+def test_a_link_out_of_the_repository_is_named_with_one_remedy(
+    repository: Path, path: Path, linked: str
+) -> None:
+    file = next(repository.rglob(linked))
+    outside = path.with_name(linked)
+    file.rename(outside)
+    file.symlink_to(outside)
+    holder = "decoder_model.onnx" if linked.endswith("data") else repository.name
+    message = rf"{holder}: .*found {linked!r}.*or convert with follow_links=DIRECTORY"
+    with pytest.raises(ArchiveFormatError, match=message) as caught:
+        onnxarchive.convert(repository, path, models="all", other_files=True)
+    assert str(caught.value).count("or convert with") == 1
+
+
 def test_data_files_of_a_model_are_no_assets(path: Path, tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.ones(1000, np.float32), "w")
     graph = helper.make_graph(
@@ -135,11 +157,16 @@ def test_the_command_packs_a_repository(
     repository: Path, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(repository), str(path)]) == 3
+    assert "or all with --all-models" in capsys.readouterr().err
     (repository / "onnx" / "model.onnx").rename(repository / "onnx" / "encoder_model.onnx")
     assert main(["convert", str(repository / "onnx"), str(path)]) == 3
     assert "--all-models" in capsys.readouterr().err
     options = ["--all-models", "--default", "encoder_model", "--assets"]
     assert main(["convert", str(repository), str(path), *options]) == 0
     assert ids(path) == ["", "decoder_model", "decoder_with_past"]
-    assert main(["convert", str(repository), "--output-dir", str(path), "--all-models"]) == 2
-    assert "--all-models goes with one SOURCE and TARGET" in capsys.readouterr().err
+    for option, *value in (["--all-models"], ["--default", "a"], ["--include", "*.onnx"]):
+        assert main(["convert", str(repository), "--output-dir", str(path), option, *value]) == 2
+        assert f"{option} goes with one SOURCE and TARGET" in capsys.readouterr().err
+    options = ["--include", "*_fp16.onnx", "--include", "*_q4.onnx", "--default", "model_fp16"]
+    assert main(["convert", str(repository), str(path), "--all-models", "--force", *options]) == 0
+    assert ids(path) == ["", "decoder_model_q4"]

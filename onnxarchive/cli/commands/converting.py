@@ -91,9 +91,10 @@ def add_convert(commands: Any) -> None:
             "--all-models": "add every .onnx in the directory SOURCE and below it, except further "
             "precisions such as model_fp16.onnx; ids are made of the file names",
             "--default NAME": "with --all-models: the default model (default: model.onnx)",
-            "--include PATTERN": "with --all-models: only files of these names, as '*_fp16.onnx'",
         },
     )
+    help = "with --all-models: only files of these names, as '*_fp16.onnx'"
+    add_arguments(command, {"--include PATTERN": help}, **REPEATED)
     help = "compare data files with the SHA-1 checksums in the model"
     add_arguments(command, {"--verify-checksum": help})
     help = (
@@ -130,9 +131,10 @@ def convert(arguments: argparse.Namespace) -> int:
     if _STANDARD_STREAM in (*sources, *models.values()):
         raise ValueError("convert cannot read standard input: save it to a file")
     if arguments.output_dir is not None:
-        if models or arguments.all_models:
-            name = "--model" if models else "--all-models"
-            raise ValueError(f"{name} goes with one SOURCE and TARGET, not with --output-dir")
+        for name in ("model", "all_models", "default", "include"):
+            if getattr(arguments, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
     if arguments.all_models and models:
         raise ValueError("expected --all-models or --model, found both")
@@ -150,7 +152,7 @@ def convert(arguments: argparse.Namespace) -> int:
             StandardOutput() if to_stream else target,
             models="all" if arguments.all_models else models,
             default=arguments.default,
-            include=arguments.include,
+            include=arguments.include or None,
             progress=progress,
             jobs=arguments.jobs,
             **options,
