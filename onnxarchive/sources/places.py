@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from onnxarchive.errors import ArchiveFormatError, shown
@@ -109,41 +109,40 @@ class DirectoryPlace:
 
         If `__MODEL_PROTO` exists, also folders with names reserved for later format versions.
         """
-        files, folders, reserved = [], [], []
+        files, reserved = [], []
         for entry in self._root.scan(""):
             if _leads_to(entry.is_file):
                 files.append(entry.name)
             elif entry.name == _ASSETS and _leads_to(entry.is_dir):
-                folders.append(_ASSETS)
+                paths = self._paths_below(_ASSETS, lambda _: True)
+                files += [path for path in paths if not path.endswith("/")]
             elif entry.name.startswith(RESERVED_PREFIX):
                 reserved.append(f"{entry.name}/")
-        if MODEL_PROTO in files:
-            files += reserved
-        while folders:
-            folder = folders.pop()
-            for entry in self._root.scan(folder):
-                name = f"{folder}/{entry.name}"
-                if not _leads_to(entry.is_dir):
-                    files.append(name)
-                elif not entry.is_symlink():
-                    folders.append(name)
-        return sorted(files)
+        return sorted(files + reserved if MODEL_PROTO in files else files)
 
     @property
     def all_names(self) -> list[str]:
         """As `Place.all_names`; hidden folders and links to folders are not read."""
-        paths, folders = [], [""]
+        return sorted(self._paths_below("", lambda path: not is_hidden(f"{path}/")))
+
+    def _paths_below(self, folder: str, is_read: Callable[[str], bool]) -> Iterator[str]:
+        """The paths of files and, ending with a slash, of links to folders and of folders not read.
+
+        Args:
+            folder: The folder.
+            is_read: True for the path of a folder that is read.
+        """
+        folders = [folder]
         while folders:
             folder = folders.pop()
             for entry in self._root.scan(folder):
-                name = f"{folder}/{entry.name}" if folder else entry.name
+                path = f"{folder}/{entry.name}" if folder else entry.name
                 if not _leads_to(entry.is_dir):
-                    paths.append(name)
-                elif entry.is_symlink() or is_hidden(f"{name}/"):
-                    paths.append(f"{name}/")
+                    yield path
+                elif entry.is_symlink() or not is_read(path):
+                    yield f"{path}/"
                 else:
-                    folders.append(name)
-        return sorted(paths)
+                    folders.append(path)
 
     def find(self, location: str) -> DataFile | None:
         """As `Place.find`; symbolic links are followed if the directory's `Root` allows it."""
