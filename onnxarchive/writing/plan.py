@@ -359,20 +359,37 @@ def plan_model(
         for path, view in _views(large, temporary).items():
             locations[path] = f"{weights.SPAN_LOCATION}{len(held)}"
             held[locations[path]] = view
-    if source.is_own and not leave:
-        del source.model  # `PlannedModel.serialize` frees it
-        for index, key in main.items():
-            tensors.set_location(initializers[index], key)
-        for path, key in locations.items():
-            tensors.set_location(walking.at(model, path), key)
-    else:
-        model = with_locations(model, locations, main, is_parsed=source.is_own)
+    model = _with_locations(source, main, locations, in_place=source.is_own and not leave)
     for path, raw_data in small.items():
         tensors.set_raw_data(walking.at(model, path), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
         walking.at(model, path).ClearField("external_data")
     return PlannedModel(items, model, held, frozenset(shared_keys))
+
+
+def _with_locations(
+    source: Source, main: Mapping[int, str], locations: Mapping[Path, str], *, in_place: bool
+) -> onnx.ModelProto:
+    """The model of a source with new locations; see `with_locations`.
+
+    Args:
+        source: The source.
+        main: The locations of initializers of the main graph, by index.
+        locations: Those of other tensors, by path.
+        in_place: Whether to change the model, and to take it away from the source, so that
+            `PlannedModel.serialize` frees it. No tensor in it has data that is needed later.
+    """
+    model = source.model
+    if not in_place:
+        return with_locations(model, locations, main, is_parsed=source.is_own)
+    del source.model
+    initializers = model.graph.initializer
+    for index, key in main.items():
+        tensors.set_location(initializers[index], key)
+    for path, key in locations.items():
+        tensors.set_location(walking.at(model, path), key)
+    return model
 
 
 def _raw_data(ref: TensorRef) -> Data:
