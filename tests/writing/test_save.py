@@ -499,9 +499,13 @@ def test_data_of_an_external_tensor_is_refused_with_the_remedy(target: Path, fie
 @pytest.mark.parametrize(
     ("name", "rule"), [("bool of 2", "TENSOR-5"), ("int4 with a tail", "TENSOR-4")]
 )
-def test_a_value_that_breaks_a_rule_says_which(target: Path, name: str, rule: str) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_value_that_breaks_a_rule_says_which(
+    target: Path, name: str, rule: str, is_shared: bool
+) -> None:
+    model = _with_tensor(BAD_TENSORS[name])
     with pytest.raises(ArchiveFormatError) as caught:
-        onnxarchive.save(_with_tensor(BAD_TENSORS[name]), target)
+        onnxarchive.save(model, target, models={"other": model} if is_shared else None)
     assert (caught.value.rule, caught.value.entry) == (rule, "layer_w")
 
 
