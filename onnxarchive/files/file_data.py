@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from onnxarchive.errors import ArchiveFormatError, naming, with_path
@@ -59,7 +58,7 @@ class FileData:
 
     def state(self) -> tuple[int, int]:
         """Size in bytes and time of the last write (ns), which tell whether the file changed."""
-        with self._opened() as file:
+        with self.opened() as file:
             status = file.status()
             return status.st_size, status.st_mtime_ns
 
@@ -70,14 +69,14 @@ class FileData:
         )
 
     def __iter__(self) -> Iterator[memoryview]:
-        with self._opened() as file:
+        with self.opened() as file:
             if file.is_mapped:
                 return pieces(file.view(self.offset, self.nbytes))
         return self._read_pieces()
 
     def _read_pieces(self) -> Iterator[memoryview]:
         """Yields copies, for a file that the system refuses to map."""
-        with self._opened() as file:
+        with self.opened() as file:
             nbytes = 0
             for piece in file.pieces(self.offset, self.nbytes):
                 nbytes += len(piece)
@@ -87,38 +86,19 @@ class FileData:
     @property
     def view(self) -> memoryview:
         """The bytes as a view of a map, or of a copy if the system refuses to map the file."""
-        with self._opened() as file:
+        with self.opened() as file:
             view = file.view(self.offset, self.nbytes)
             self._require_all(view.nbytes, file)
             return view
 
     def read(self) -> bytes:
         """The bytes as a copy, read without a map."""
-        with self._opened() as file:
+        with self.opened() as file:
             return self.read_from(file)
 
     def head(self, nbytes: int) -> bytes:
         """The first `nbytes` bytes, or all if there are fewer; see `read`."""
         return self.part(0, min(nbytes, self.nbytes)).read()
-
-    def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """Ranges of the bytes as copies; see `read`.
-
-        The file is opened once. If all sizes together are at least half of the span from the first
-        range to the last, one read takes the complete span; otherwise each range is read by itself.
-
-        Args:
-            offsets: Offset of each range in these bytes.
-            sizes: Size of each range in bytes.
-        """
-        begin, end = min(offsets), max(map(operator.add, offsets, sizes))
-        ranges = zip(offsets, sizes, strict=True)
-        with self._opened() as file:
-            if end - begin <= 2 * sum(sizes):
-                whole = file.read(self.offset + begin, end - begin)
-                if len(whole) == end - begin:
-                    return [whole[start - begin : start - begin + size] for start, size in ranges]
-            return [self.part(start, size).read_from(file) for start, size in ranges]
 
     def read_from(self, file: MappedFile) -> bytes:
         """As `read`, from the file that is open already."""
@@ -127,7 +107,8 @@ class FileData:
         return copy
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[MappedFile]:
+    def opened(self) -> Iterator[MappedFile]:
+        """Opens the file, unless it is open, during a block."""
         kept = None if self.file is None else contextlib.nullcontext(self.file)
         with kept or _open_file(self.path, self.root) as file, with_path(file.path):
             if file.identity != self.identity:
@@ -143,19 +124,29 @@ class FileData:
             )
 
 
-def read_all(parts: Sequence[FileData]) -> list[bytes]:
+def read_all(parts: Iterable[FileData]) -> list[bytes]:
     """Reads parts into copies, in order.
 
-    Successive parts of a file are read together; see `FileData.read_parts`.
+    A file of successive parts is opened once. If the parts are at least half of the span from the
+    first to the last, one read takes the complete span; otherwise each part is read by itself.
     """
     contents: list[bytes] = []
-    for _, same in itertools.groupby(
+    for _, group in itertools.groupby(
         parts, lambda part: (part.path, part.identity, id(part.file), id(part.root))
     ):
-        together = list(same)
-        whole = replace(together[0], offset=0)
-        sizes = [part.nbytes for part in together]
-        contents += whole.read_parts([part.offset for part in together], sizes)
+        same = list(group)
+        begin = min(part.offset for part in same)
+        nbytes = max(part.offset + part.nbytes for part in same) - begin
+        with same[0].opened() as file:
+            whole = (
+                file.read(begin, nbytes) if nbytes <= 2 * sum(part.nbytes for part in same) else b""
+            )
+            if len(whole) == nbytes:
+                contents += [
+                    whole[part.offset - begin : part.offset - begin + part.nbytes] for part in same
+                ]
+            else:
+                contents += [part.read_from(file) for part in same]
     return contents
 
 
