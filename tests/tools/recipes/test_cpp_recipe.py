@@ -63,6 +63,20 @@ def test_the_recipe_gives_the_outputs_of_the_session_in_python(
     assert run(program, path, model)[0] == pytest.approx(y.sum(), rel=1e-5)
 
 
+def test_cmake_builds_the_recipe(program: Path, path: Path, tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    build, library = tmp_path / "build", program.with_name("libonnxruntime.so")
+    values = {"ONNXA_INCLUDE": onnxarchive.get_include(), "ORT_INCLUDE": HEADERS}
+    options = [f"-D{name}={value}" for name, value in {**values, "ORT_LIBRARY": library}.items()]
+    completed(["cmake", "-S", str(RECIPE), "-B", str(build), *options], status=0)
+    completed(["cmake", "--build", str(build)], status=0)
+    onnxarchive.save(runnable_model(), path)
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(program.parent)}
+    done = completed([str(build / "run"), str(path)], status=0, env=variables)
+    assert float(done.stdout) == run(program, path)[0]
+
+
 def test_the_weights_stay_in_the_map(program: Path, tmp_path: Path) -> None:
     if tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
         pytest.skip("this ONNX Runtime copies buffers of external data")

@@ -46,7 +46,8 @@ def source(tmp_path: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text('{"model_type": "bert", "num_labels": 2}')
+    config = {"model_type": "bert", "num_labels": 2, "transformers.js_config": {"dtype": "fp32"}}
+    (folder / "config.json").write_text(json.dumps(config))
     model = onnx.parser.parse_model(CLASSIFIER)
     random = np.random.default_rng(0)
     for name, shape in {"table": (len(WORDS), 256), "head": (256, 2)}.items():
@@ -85,6 +86,8 @@ def test_the_data_file_is_an_archive_and_the_model_reads_it(source: Path, reposi
     expected = logits_of(ort.InferenceSession(source / "model.onnx"))
     np.testing.assert_array_equal(logits_of(ort.InferenceSession(model)), expected)
     np.testing.assert_array_equal(logits_of(onnxarchive.session(archive)), expected)
+    config = json.loads((repository / "config.json").read_text())
+    assert config["transformers.js_config"] == {"dtype": "fp32", "use_external_data_format": True}
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (repository / name).read_bytes() == (source / name).read_bytes()
 
