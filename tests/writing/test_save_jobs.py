@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,7 +45,14 @@ MAPPED = 5 * PIECE  # more than is copied
 several = pytest.mark.parametrize("jobs", [*JOBS, None])
 
 
-def _sizes_model() -> onnx.ModelProto:
+def _converted(source: Path, **options: Any) -> bytes:
+    target = io.BytesIO()
+    onnxarchive.convert(source, target, **options)
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
     """Small, large and empty tensors of one byte an element, of several, and of less than one."""
     model = full_model()
     model.graph.initializer.extend(
@@ -60,17 +67,6 @@ def _sizes_model() -> onnx.ModelProto:
         ]
     )
     return model
-
-
-def _converted(source: Path, **options: Any) -> bytes:
-    target = io.BytesIO()
-    onnxarchive.convert(source, target, **options)
-    return target.getvalue()
-
-
-@pytest.fixture(scope="module")
-def model() -> onnx.ModelProto:
-    return _sizes_model()
 
 
 @pytest.fixture(scope="module")
@@ -417,22 +413,15 @@ def test_tensors_of_an_ir_model_are_made_in_the_callers_thread() -> None:
     assert makers == {threading.get_ident()}
 
 
-def _save(source: Path, target: Path, jobs: int) -> None:
-    onnxarchive.save(onnx.load(source), target, jobs=jobs)
-
-
-def _convert(source: Path, target: Path, jobs: int) -> None:
-    onnxarchive.convert(source, target, jobs=jobs)
-
-
-def _convert_many(source: Path, target: Path, jobs: int) -> None:
-    onnxarchive.convert_many([source], target, jobs=jobs)
-
-
-@pytest.mark.parametrize("write", [_save, _convert, _convert_many])
 def test_less_than_one_job_is_refused_before_anything_is_written(
-    sources: dict[str, Path], tmp_path: Path, write: Callable[[Path, Path, int], None]
+    sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="jobs must be 1 or more, got 0"):
-        write(sources["single"], tmp_path / "target", 0)
+    source, target = sources["single"], tmp_path / "target"
+    for write in (
+        lambda: onnxarchive.save(onnx.load(source), target, jobs=0),
+        lambda: onnxarchive.convert(source, target, jobs=0),
+        lambda: onnxarchive.convert_many([source], target, jobs=0),
+    ):
+        with pytest.raises(ValueError, match="jobs must be 1 or more, got 0"):
+            write()
     assert list(tmp_path.iterdir()) == []
