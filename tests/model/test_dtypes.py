@@ -26,20 +26,8 @@ packed = pytest.mark.parametrize(
 # Types of which numpy knows a byte order.
 WIDE_BUILTINS = [it.name for it in BY_NUMBER.values() if it.bit_width > 8 and it.name != "BFLOAT16"]
 SHAPES: list[tuple[int, ...]] = [
-    (),
-    (0,),
-    (3, 0, 2),
-    (1,),
-    (2,),
-    (3,),
-    (4,),
-    (5,),
-    (7,),
-    (8,),
-    (9,),
-    (1, 1, 1),
-    (3, 5),
-    (33,),
+    *((), (0,), (3, 0, 2), (1,), (2,), (3,), (4,), (5,), (7,), (8,), (9,), (33,)),
+    *((1, 1, 1), (3, 5)),
 ]
 
 

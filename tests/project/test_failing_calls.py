@@ -41,17 +41,8 @@ except ImportError:  # Windows
 NAMES = {
     os: (
         *(
-            "open",
-            "close",
-            "stat",
-            "lstat",
-            "fstat",
-            "dup",
-            "lseek",
-            "read",
-            "pread",
-            "write",
-            "pwrite",
+            *("open", "close", "stat", "lstat", "fstat", "dup", "lseek", "read", "pread"),
+            *("write", "pwrite"),
         ),
         *("ftruncate", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir"),
         *("listdir", "scandir", "readlink", "getcwd", "fchown", "chmod", "fchmod", "utime"),

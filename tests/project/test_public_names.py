@@ -23,23 +23,9 @@ from onnxarchive.interop.running import run
 ROOT = Path(__file__).resolve().parents[2]
 # Modules that `import onnxarchive` must not import.
 LAZY = [
-    "distributed",
-    "fsspec",
-    "http.server",
-    "jax",
-    "netron",
-    "obstore",
-    "onnx.reference",
-    "onnx_ir",
-    "onnxoptimizer",
-    "onnxruntime",
-    "onnxsim",
-    "onnxslim",
-    "selenium",
-    "shtab",
-    "torch",
-    "tqdm",
-    "zipfile_deflate64",
+    *("distributed", "fsspec", "http.server", "jax", "netron", "obstore", "onnx.reference"),
+    *("onnx_ir", "onnxoptimizer", "onnxruntime", "onnxsim", "onnxslim", "selenium", "shtab"),
+    *("torch", "tqdm", "zipfile_deflate64"),
 ]
 
 

@@ -27,10 +27,13 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources import recognition
 
 
-def _zip(path: Path, *names: str) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        for name in names:
-            file.writestr(name, b"content")
+def _zip(*names: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as file:
+            for name in names:
+                file.writestr(name, b"content")
+
+    return make
 
 
 def _onnx(path: Path) -> None:
@@ -59,7 +62,7 @@ def _safetensors(path: Path) -> None:
 
 
 def _stubbed_zip(path: Path) -> None:
-    _zip(path, "m.onnx")
+    _zip("m.onnx")(path)
     path.write_bytes(b"#!/bin/sh\n" + path.read_bytes())
 
 
@@ -68,6 +71,8 @@ def _cut_model(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80"
 CONVERT = "'onnxarchive convert {} NEW.onnxa'"
 CONVERT_ONE = f"'onnxarchive convert {{}}/{MODEL_PROTO} NEW.onnxa'"
 CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
@@ -76,7 +81,7 @@ EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
 KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "m.onnx": (_onnx, "an ONNX model", CONVERT, True),
     "model without suffix": (_onnx, "an ONNX model", CONVERT, True),
-    "m.zip": (lambda path: _zip(path, "sub/m.onnx"), "a plain zip with a model", CONVERT, True),
+    "m.zip": (_zip("sub/m.onnx"), "a plain zip with a model", CONVERT, True),
     "directory": (_directory, "a directory with a model", CONVERT, True),
     "models": (_directory_of_two, "a directory with 2 models", CONVERT_ALL, True),
     "unzipped": (
@@ -85,49 +90,26 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         CONVERT_ONE,
         True,
     ),
-    "models.zip": (
-        lambda path: _zip(path, "a.onnx", "b.onnx"),
-        "a plain zip with 2",
-        "unzip",
-        True,
-    ),
-    "renamed.zip": (
-        lambda path: _zip(path, f"{MODEL_PROTO}.onnx"),
-        "a plain zip with a model",
-        CONVERT,
-        True,
-    ),
+    "models.zip": (_zip("a.onnx", "b.onnx"), "a plain zip with 2", "unzip", True),
+    "renamed.zip": (_zip(f"{MODEL_PROTO}.onnx"), "a plain zip with a model", CONVERT, True),
     "stub.zip": (_stubbed_zip, "a zip after 10 other bytes", "unzip it", False),
     "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", False),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
-    "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
-    "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),
-    "old.pt": (
-        lambda path: path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80"),
-        "a file of torch.save",
-        "torch.onnx.export",
-        False,
-    ),
+    "photos.zip": (_zip("a.jpg"), "a zip without a model", "*.onnx", True),
+    "m.pt": (_zip("m/data.pkl"), "a file of torch.save", EXPORT, False),
     "m.safetensors": (_safetensors, "a safetensors file", EXPORT, False),
-    "m.gguf": (lambda path: path.write_bytes(b"GGUF\3\0\0\0"), "a GGUF file", EXPORT, False),
-    "pointer.onnx": (
-        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        "a Git LFS pointer",
-        "'git lfs pull'",
-        False,
-    ),
-    "page.onnxa": (
-        lambda path: path.write_text("\n<!DOCTYPE HTML>\n<html>ö\n"),
-        "an HTML page",
-        "address",
-        False,
-    ),
-    "text.onnxa": (lambda path: path.write_text("ö <html>\n"), "a text file", "", False),
-    "m.npz": (lambda path: _zip(path, "w.npy"), "a zip of numpy arrays", EXPORT, False),
-    "m.keras": (lambda path: _zip(path, "model.weights.h5"), "a Keras model", "tf2onnx", False),
+    "m.npz": (_zip("w.npy"), "a zip of numpy arrays", EXPORT, False),
+    "m.keras": (_zip("model.weights.h5"), "a Keras model", "tf2onnx", False),
     **{
         name: (partial(Path.write_bytes, data=content), kind, help, False)
         for name, content, kind, help in (
+            ("old.pt", OLD_TORCH, "a file of torch.save", "torch.onnx.export"),
+            ("m.gguf", b"GGUF\3\0\0\0", "a GGUF file", EXPORT),
+            ("pointer.onnx", POINTER, "a Git LFS pointer", "'git lfs pull'"),
+            ("page.onnxa", "\n<!DOCTYPE HTML>\n<html>ö\n".encode(), "an HTML page", "address"),
+            ("text.onnxa", "ö <html>\n".encode(), "a text file", ""),
+            ("cut.txt", ("x" + "ö" * 4096).encode(), "a text file", ""),
+            ("empty.onnxa", b"", "an empty file", "interrupted"),
             ("m.ort", b"\x1c\0\0\0ORTM", "an ORT format model", "the .onnx from which"),
             ("m.tflite", b"\x1c\0\0\0TFL3", "a TFLite model", "tf2onnx"),
             ("m.h5", b"\x89HDF\r\n\x1a\n\0", "an HDF5 file, such as a Keras model", "tf2onnx"),
@@ -145,8 +127,6 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
             ("m.tar", TarInfo("m.onnx").tobuf(), "a tar file", "tar -xf"),
         )
     },
-    "cut.txt": (lambda path: path.write_text("x" + "ö" * 4096), "a text file", "", False),
-    "empty.onnxa": (lambda path: path.touch(), "an empty file", "interrupted", False),
 }
 OPENING: dict[str, Callable[[Path], object]] = {
     "open": onnxarchive.open,
@@ -154,7 +134,6 @@ OPENING: dict[str, Callable[[Path], object]] = {
     "load": onnxarchive.load,
     "session": onnxarchive.session,
     "extract": lambda path: onnxarchive.extract(path, path.with_name("extracted")),
-    "change_model": lambda path: edits.change_model(path, lambda model: model),
 }
 
 

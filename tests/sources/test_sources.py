@@ -337,23 +337,10 @@ def test_an_empty_tensor_may_lie_at_the_end_of_a_file_and_not_beyond(
 @pytest.mark.parametrize(
     "location",
     [
-        "",
-        "..",
-        "../secret/data.bin",
-        "a/../../secret/data.bin",
-        "./../secret/data.bin",
-        "a/../data.bin",
-        "/etc/hostname",
-        "//etc/hostname",
-        "/",
-        "C:\\data.bin",
-        "C:data.bin",
-        "C:/data.bin",
-        "\\\\server\\share",
-        "a\\data.bin",
-        "..\\secret\\data.bin",
-        "data.bin\0.txt",
-        "\0",
+        *("", "..", "../secret/data.bin", "a/../../secret/data.bin", "./../secret/data.bin"),
+        *("a/../data.bin", "/etc/hostname", "//etc/hostname", "/", "C:\\data.bin", "C:data.bin"),
+        *("C:/data.bin", "\\\\server\\share", "a\\data.bin", "..\\secret\\data.bin"),
+        *("data.bin\0.txt", "\0"),
     ],
 )
 def test_data_outside_the_directory_of_the_model_is_refused(

@@ -94,10 +94,8 @@ def entry_of(
     sizes = len(compressed), nbytes
     extra = b""
     if nbytes > records.UINT32_MAX:
-        extra, sizes = (
-            records.pack_zip64_extra(nbytes, len(compressed)),
-            (records.SATURATED_32,) * 2,
-        )
+        extra = records.pack_zip64_extra(nbytes, len(compressed))
+        sizes = records.SATURATED_32, records.SATURATED_32
     crc = zlib.crc32(data) if crc32 is None else crc32
     local = LocalHeader(20, 0, method, 0, 33, crc, *sizes, b"folder/w", extra)
     record = DirectoryRecord(20, *local[:8], 0, 0, 0, 0, b"folder/w", extra, b"").pack()
@@ -106,15 +104,8 @@ def entry_of(
     return files["folder/w"]
 
 
-def inflated(
-    method: int,
-    compressed: bytes,
-    data: bytes,
-    *,
-    nbytes: int | None = None,
-    crc32: int | None = None,
-) -> bytes:
-    return b"".join(entry_of(method, compressed, data, nbytes=nbytes, crc32=crc32))
+def inflated(method: int, compressed: bytes, data: bytes, **stated: int) -> bytes:
+    return b"".join(entry_of(method, compressed, data, **stated))
 
 
 @methods
