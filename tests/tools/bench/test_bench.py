@@ -78,7 +78,7 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
 ) -> None:
     absent = cases.missing()
     measures = [it for it in CASES[name].measures if not absent.keys() & set(it.needs)]
-    there = inputs.places(folder, SCALE)
+    groups = inputs.places(folder, SCALE)
     synced: set[int] = set()
     fsync = os.fsync
 
@@ -90,7 +90,7 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
     is_served = CASES[name].is_served and measures
     with server.serve(folder) if is_served else contextlib.nullcontext():
         for measure in measures:
-            place = there[measure.group]
+            place = groups[measure.group]
             if measure.clock == "warm":
                 figures = process.measure(name, measure.name, folder, SCALE)
                 assert figures.seconds > 0
@@ -101,7 +101,7 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
                 nbytes = sum(path.stat().st_size for path in written)
                 assert nbytes >= place.group.nbytes * measure.writes
                 assert {path.stat().st_ino for path in written} <= synced
-                for output in (there["warm"].output, place.output):
+                for output in (groups["warm"].output, place.output):
                     for path in output.iterdir():
                         path.unlink()
             else:
@@ -122,13 +122,13 @@ def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
     program = f"import sys; sys.path[0] = {os.fspath(TOOL.parents[2])!r}; import tools.bench.ways"
     done = completed([sys.executable, "-c", f"{program}; print(*sys.modules)"], status=0)
     heavy = {"numpy", "onnx", "onnxarchive", "dataclasses", "inspect", "json", "subprocess"}
-    found = set(done.stdout.split())
-    assert "tools.bench.ways" in found
-    assert not heavy & found
+    modules = set(done.stdout.split())
+    assert "tools.bench.ways" in modules
+    assert not heavy & modules
 
 
 def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
-    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    tensors_by_kind: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     place = inputs.places(folder, SCALE)["large"]
     for kind in ("archive", "external", "single", "safetensors", "pickled"):
         package = inputs.MADE_WITH.get(kind)
@@ -138,25 +138,25 @@ def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
         if kind == "archive":
             with onnxarchive.open(place.archive) as archive:
                 archive.verify()
-                found[kind] = dict(archive.tensors)
+                tensors_by_kind[kind] = dict(archive.tensors)
         elif kind in ("external", "single"):
             model = onnx.load(place.file(kind))
             onnx.checker.check_model(model)
             tensors = model.graph.initializer
-            found[kind] = {it.name: numpy_helper.to_array(it) for it in tensors}
+            tensors_by_kind[kind] = {it.name: numpy_helper.to_array(it) for it in tensors}
         elif kind == "safetensors":
-            found[kind] = importlib.import_module("safetensors.numpy").load_file(
+            tensors_by_kind[kind] = importlib.import_module("safetensors.numpy").load_file(
                 place.file("safetensors")
             )
         else:
             torch = importlib.import_module("torch")
-            found[kind] = {
+            tensors_by_kind[kind] = {
                 it: value.numpy() for it, value in torch.load(place.file("pickled")).items()
             }
     place.file("single").unlink()
     expected = dict(place.arrays())
     assert len({array.tobytes() for array in expected.values()}) == place.group.count
-    for tensors_of_kind in found.values():
+    for tensors_of_kind in tensors_by_kind.values():
         assert tensors_of_kind.keys() == expected.keys()
         for name, array in expected.items():
             np.testing.assert_array_equal(tensors_of_kind[name], array)
@@ -181,15 +181,15 @@ def test_a_scaled_group_has_so_many_bytes(name: str, scale: float) -> None:
 
 def test_the_figures_are_written_as_json(tmp_path: Path) -> None:
     cases = ["convert-large", "verify"]
-    told = tmp_path / "told.json"
-    options = ["--rounds", "1", "--json", os.fspath(told)]
+    written = tmp_path / "written.json"
+    options = ["--rounds", "1", "--json", os.fspath(written)]
     done = run(tmp_path, "--only", *cases, *options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(told.read_text())
-    assert found["settings"] == {"rounds": 1, "scale": SCALE}
-    assert "Python" in found["machine"]
-    assert list(found["cases"]) == cases
-    for name, case in found["cases"].items():
+    figures_of_run = json.loads(written.read_text())
+    assert figures_of_run["settings"] == {"rounds": 1, "scale": SCALE}
+    assert "Python" in figures_of_run["machine"]
+    assert list(figures_of_run["cases"]) == cases
+    for name, case in figures_of_run["cases"].items():
         assert list(case["rounds"]) == [it.name for it in CASES[name].measures]
         for row, figures in case["rounds"].items():
             assert len(figures) == 1
@@ -317,9 +317,9 @@ def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(20 * 10**9))
     assert bench.main(["--only", "real", "--directory", os.fspath(tmp_path)]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, size in (("real-open", "22.5"), ("real", "45.1"), ("real-convert", "45.1")):
-        assert f"{name} is skipped: expected {size} GB of free disk, found 20.0 GB" in told
+        assert f"{name} is skipped: expected {size} GB of free disk, found 20.0 GB" in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -343,11 +343,11 @@ def test_wrong_use_is_refused(arguments: list[str], capsys: pytest.CaptureFixtur
 def test_ways_take_turns_forwards_and_in_reverse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[str] = []
+    measured: list[str] = []
 
     def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
-        taken.append(name)
-        return Figures(len(taken), 1)
+        measured.append(name)
+        return Figures(len(measured), 1)
 
     monkeypatch.setattr(bench, "run_warm", run_warm)
     for name in ("run_tool", "_warm"):
@@ -357,15 +357,15 @@ def test_ways_take_turns_forwards_and_in_reverse(
     names = ["onnxarchive", "safetensors"]
     count = 3 * CASES["open-many"].times
     forwards, reverse = names, names[::-1]
-    assert taken == ([*forwards, *reverse, *reverse, *forwards] * count)[: 2 * count]
+    assert measured == ([*forwards, *reverse, *reverse, *forwards] * count)[: 2 * count]
     assert [it.seconds for it in result.rounds["onnxarchive"]] == [4, 9, 15]
     assert list(result.rounds) == names
-    taken.clear()
+    measured.clear()
     arguments = argparse.Namespace(rounds=4, scale=SCALE, quick=True)
     bench.Run(tmp_path, arguments, {}).cases(["verify"])
     names = [it.name for it in CASES["verify"].measures]
     turned = [*names[1:], names[0]]
-    assert taken == [*names, *reversed(names), *turned, *reversed(turned)]
+    assert measured == [*names, *reversed(names), *turned, *reversed(turned)]
 
 
 @pytest.mark.skipif(not HAS_PROC, reason="/proc/self/status says what is anonymous")

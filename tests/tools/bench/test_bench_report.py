@@ -100,9 +100,9 @@ def test_a_spread_greater_than_the_margin_is_no_verdict(ours: list[float], is_ju
     result = result_of(target, ours, [1, 1, 1])
     (verdict,) = result.verdicts()
     assert verdict.met == ((sorted(ours)[1] <= 4) if is_judged else None)
-    told = report.describe(verdict)
-    assert told.startswith("no verdict") == (not is_judged)
-    assert ("the spread exceeds the difference of median and target" in told) == (not is_judged)
+    sentence = report.describe(verdict)
+    assert sentence.startswith("no verdict") == (not is_judged)
+    assert ("the spread exceeds the difference of median and target" in sentence) == (not is_judged)
     assert (report.summary([result]).splitlines()[0]).endswith(f"verdict: {not is_judged:d}")
 
 
@@ -129,8 +129,8 @@ def test_a_target_without_its_figures_is_not_judged() -> None:
         (verdict,) = result.verdicts()
         assert verdict == Verdict(verdict.target, "ours", reason=reason)
         assert reason in report.describe(verdict)
-    told = report.summary([left_out, failed, untold])
-    assert told.startswith("targets met: 0 of 3, without a verdict: 3")
+    summary = report.summary([left_out, failed, untold])
+    assert summary.startswith("targets met: 0 of 3, without a verdict: 3")
 
 
 def test_every_target_is_about_rows_that_its_case_takes() -> None:
@@ -203,18 +203,18 @@ def measured(name: str) -> Result:
     return Result(name, CASES[name], "10 tensors of 64 bytes", nbytes, rounds)
 
 
-def told(results: list[Result]) -> Any:
+def file_of(results: list[Result]) -> Any:
     """A made-up file of a run."""
     machine = {"CPU": "a processor, 2 cores, load 0", "memory": "1 GiB", "file system": "ext4"}
-    found = json.loads(json.dumps(report.as_json(machine, {"rounds": 3, "scale": 1}, results)))
-    return {**found, "packed weights": [["weights", "start"], ["float32", "0.77 s"]]}
+    as_json = json.loads(json.dumps(report.as_json(machine, {"rounds": 3, "scale": 1}, results)))
+    return {**as_json, "packed weights": [["weights", "start"], ["float32", "0.77 s"]]}
 
 
 @pytest.fixture
 def run() -> Any:
     """A made-up file of `run.py --readme` and prepacking.py."""
     results = [measured(it) for it in cases.README if not CASES[it].grows]
-    return told([*results, grown("growth-bytes")])
+    return file_of([*results, grown("growth-bytes")])
 
 
 def contrast(first: str, second: str) -> float:
