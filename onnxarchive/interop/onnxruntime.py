@@ -75,12 +75,11 @@ def session(
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
 
-    ONNX Runtime maps the weights from the archive's file. By default, ONNX Runtime's CPU provider
-    makes packed copies of many weights for speed, or maps those that `onnxarchive.prepack` has
-    stored. With `prepack=False` the provider makes no packed
-    copies, so processes share the mapped weights; the README says when to turn packing off. On
-    Windows, ONNX Runtime before 1.23 maps only tensors that begin at a multiple of 64 KiB, and
-    reads all other tensors.
+    ONNX Runtime maps the weights from the archive's file. By default, its CPU provider makes packed
+    copies of many weights for speed, or maps those that `onnxarchive.prepack` has stored. With
+    `prepack=False` it makes no copies, so processes share the mapped weights; the README says when
+    to turn packing off. On Windows, ONNX Runtime before 1.23 maps only tensors that begin at a
+    multiple of 64 KiB, and reads all other tensors.
 
     Except on Windows, the archive may be renamed or replaced while sessions run. A later call of
     `set_providers` needs the archive at its old path. Tensors that ONNX Runtime needs for shape
@@ -88,11 +87,9 @@ def session(
 
     With `optimized_model_filepath` in `sess_options`, ONNX Runtime writes a `.onnx` whose large
     tensors refer to offsets in the archive. It is read only from the archive's directory, and gives
-    other numbers, without an error, after the archive is replaced or edited. To give it a data file
-    of its own, set the session config entry
-    `session.optimized_model_external_initializers_file_name` (and, for smaller tensors than those
-    of 1024 bytes, `session.optimized_model_external_initializers_min_size_in_bytes`). A `.ort`
-    contains its weights.
+    other numbers, without an error, after the archive is replaced or edited. The session config
+    entry `session.optimized_model_external_initializers_file_name` gives it a data file of its own.
+    A `.ort` contains its weights.
 
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local

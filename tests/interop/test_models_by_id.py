@@ -242,19 +242,9 @@ def test_an_onnx_file_has_no_further_model(tmp_path: Path) -> None:
 
 
 SHARING = """
-import os, sys
+import os, pathlib, sys
 import numpy as np, onnxruntime, onnxarchive
-
-def mapped():
-    path, sums, is_of_file = os.path.realpath(sys.argv[1]), {"Rss": 0, "Pss": 0}, False
-    with open("/proc/self/smaps") as file:
-        for line in file:
-            first, *rest = line.split()
-            if not first.endswith(":"):
-                is_of_file = line.rstrip().endswith(path)
-            elif is_of_file and first[:-1] in sums:
-                sums[first[:-1]] += int(rest[0]) << 10
-    return sums
+from processes import mapped
 
 def session(model):
     options = onnxruntime.SessionOptions()
@@ -268,7 +258,8 @@ def session(model):
 sessions = []
 for model in ("", "decoder"):
     sessions.append(session(model))
-    print(mapped()["Rss"], mapped()["Pss"])
+    sums = mapped(os.getpid(), pathlib.Path(sys.argv[1]))
+    print(sums["Rss"], sums["Pss"])
 """
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import break_local_header, entry_of, further_model, runnable_model
+from models import (
+    MEASURE_MEMORY,
+    break_local_header,
+    entry_of,
+    further_model,
+    run_python,
+    runnable_model,
+)
 from onnx import TensorProto, helper, numpy_helper
 from processes import completed
 
@@ -276,20 +283,16 @@ def test_an_edit_while_weights_are_packed_is_noticed(
 
 # Sessions
 
-PROGRAM = """
-import pathlib, sys
+PROGRAM = f"""
+{MEASURE_MEMORY}
 import numpy as np, onnxruntime, onnxarchive
-
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
 
 def session(path):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     made = onnxarchive.session(path, options, ["CPUExecutionProvider"])
     (value,) = made.get_inputs()
-    return made, made.run(None, {"x": np.ones(value.shape, np.float32)})[0]
+    return made, made.run(None, {{"x": np.ones(value.shape, np.float32)}})[0]
 
 small = session(sys.argv[1])  # what every session takes
 before = anonymous()
@@ -308,9 +311,7 @@ def test_processes_map_the_packed_weights(tmp_path: Path) -> None:
     onnxarchive.prepack(path)
     taken, outputs = [], []
     for file in (plain, path):
-        command = [sys.executable, "-c", PROGRAM, str(small), str(file)]
-        done = completed(command, status=0)
-        nbytes, output = done.stdout.split()
+        nbytes, output = run_python(PROGRAM, small, file).split()
         taken.append(int(nbytes))
         outputs.append(float(output))
     print(f"{taken[0] / MIB:.1f} MiB, packed in the archive {taken[1] / MIB:.1f} MiB")  # noqa: T201
