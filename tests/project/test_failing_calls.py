@@ -40,11 +40,9 @@ except ImportError:  # Windows
 # Calls by name, in the module that has them.
 NAMES = {
     os: (
-        *(
-            *("open", "close", "stat", "lstat", "fstat", "dup", "lseek", "read", "pread"),
-            *("write", "pwrite"),
-        ),
-        *("ftruncate", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir"),
+        *("open", "close", "stat", "lstat", "fstat", "dup", "lseek", "read", "pread"),
+        *("write", "pwrite", "ftruncate", "fsync", "replace", "rename", "unlink", "link"),
+        *("mkdir", "rmdir"),
         *("listdir", "scandir", "readlink", "getcwd", "fchown", "chmod", "fchmod", "utime"),
         *("getxattr", "listxattr", "removexattr", "statvfs", "fstatvfs"),
     ),
