@@ -31,7 +31,7 @@ from onnxarchive.sources.finder import Finder
 from onnxarchive.sources.other_files import divided, is_hidden, is_litter, levels_of
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place
 from onnxarchive.sources.recognition import is_model_name, is_zip
-from onnxarchive.sources.serialized import parse_file, require_messages
+from onnxarchive.sources.serialized import parse_files
 from onnxarchive.sources.source import Source, listing
 from onnxarchive.sources.zip_file import ZipPlace, read_zip
 
@@ -127,7 +127,7 @@ def read_copy(
         source = opening.zipped(copy)
         source.files = ()
     else:
-        source = opening.model(Stored(copy), place)
+        (source,) = opening.models([Stored(copy)], place)
         source.warnings += (_NOT_SEARCHED,) * other_files
     return source
 
@@ -162,7 +162,7 @@ class _Opening:
                 "replaced while the model was opened"
             )
         place = DirectoryPlace(root)
-        source = self.model(model, place)
+        (source,) = self.models([model], place)
         names = {os.path.basename(self.path)}
         source.others, source.left_out = self._others(place, names, {})
         source.files = (self.path, *place.paths)
@@ -229,15 +229,18 @@ class _Opening:
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """The source of the model `name`; assets and further models are found in `names`."""
         further_names = _further_models(names, name)
-        if further_names:
-            require_messages(_listed(place, model) for model in (name, *further_names))
-        source = self._read_in(place, name)
-        further = {keys.model_id(other): self._read_in(place, other) for other in further_names}
+        files: list[DataFile] = []
+        for model in (name, *further_names):
+            file = _listed(place, model)
+            if isinstance(file, FileData):
+                file = FileData.kept_open(file.path, self.resources, file.root)
+            files.append(file)
+        source, *further = self.models(files, place)
         used = self._locations() | {name, *further_names}
         asset_names = [other for other in names if other.startswith(ASSET_PREFIX)]
         asset_names = [other for other in asset_names if other not in used]
         keys.check_names([*asset_names, MODEL_PROTO], Strict())
-        source.further = further
+        source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         source.assets = {
             other.removeprefix(ASSET_PREFIX): _whole_file(place, other) for other in asset_names
         }
@@ -279,18 +282,10 @@ class _Opening:
         """The names of the data files of all models that were read."""
         return set() if self.finder is None else {*self.finder.locations}
 
-    def _read_in(self, place: Place, name: str) -> Source:
-        """The model in the file `name` of `place`, and the data of the model's tensors."""
-        file = _listed(place, name)
-        if isinstance(file, FileData):
-            file = FileData.kept_open(file.path, self.resources, file.root)
-        return self.model(file, place)
-
-    def model(self, model: DataFile, place: Place) -> Source:
-        """The model in a file, with the data of its tensors in files of `place`."""
-        if self.finder is None:
-            self.finder = Finder(place, self.verify_checksum, self.elsewhere)
-        return self.finder.find(parse_file(model))
+    def models(self, files: Sequence[DataFile], place: Place) -> list[Source]:
+        """The models in files, with the data of their tensors in files of `place`."""
+        self.finder = finder = Finder(place, self.verify_checksum, self.elsewhere)
+        return [finder.find(serialized) for serialized in parse_files(files)]
 
 
 def _listed(place: Place, name: str) -> DataFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,65 +56,61 @@ class Serialized:
         return LazyData(nbytes, partial(_Decoded, self.view, span, nbytes), ref)
 
 
-def require_messages(files: Iterable[DataFile]) -> None:
-    """Checks the total number of messages in models that are not yet parsed (rule MODEL-3).
+def parse_files(files: Sequence[DataFile]) -> list[Serialized]:
+    """Parses files as the models of one source; the data of large tensors stays in the files.
 
     Raises:
-        ArchiveFormatError: The models have too many messages, or a model is malformed or too large.
+        ArchiveFormatError: A file is no model, or too large, or the models together have too many
+            messages (MODEL-3), which are counted before a model is parsed.
     """
-    _require_messages([_strip(file)[1].model for file in files])
-
-
-def _require_messages(models: Sequence[bytes]) -> None:
-    if wire.have_more_messages(models, proto.MAX_MESSAGES):
-        together = " in all models together" if len(models) > 1 else ""
+    views = [_view(file) for file in files]
+    stripped: list[Stripped] = []
+    for view in views:
+        with recognised(view, expected="a model"):
+            stripped.append(strip_weights(view))
+    if wire.have_more_messages([without.model for without in stripped], proto.MAX_MESSAGES):
+        together = " in all models together" if len(files) > 1 else ""
         raise ArchiveFormatError(
             f"expected at most {proto.MAX_MESSAGES} messages{together}, found more", rule="MODEL-3"
         )
+    serialized: list[Serialized] = []
+    for file, view, (data, spans) in zip(files, views, stripped, strict=True):
+        with recognised(view, expected="a model"):
+            model = _parse(data, file.nbytes)
+        # A link has a fingerprint, a model in an archive has none.
+        proto.take_link_fingerprint(model)
+        serialized.append(Serialized(model, file, view, spans))
+    return serialized
 
 
-def _strip(file: DataFile) -> tuple[memoryview, Stripped]:
-    """The bytes of a model, and the model without the data of large tensors."""
+def _view(file: DataFile) -> memoryview:
     if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
             "its tensors as external data",
             rule="MODEL-2",
         )
-    view = file.view
-    with recognised(view, expected="a model"):
-        return view, strip_weights(view)
+    return file.view
 
 
-def parse_file(file: DataFile) -> Serialized:
-    """Parses a file as a model; the data of large tensors stays in the file.
-
-    Raises:
-        ArchiveFormatError: The file is no model, or the model is too large or has too many
-            messages.
-    """
-    view, stripped = _strip(file)
-    _require_messages([stripped.model])
-    with recognised(view, expected="a model"):
-        if wire.occurrences(stripped.model, "graph") > 1:
-            raise ArchiveFormatError(
-                "expected one graph, found several, which protobuf would merge; the file is two "
-                "models in one"
-            )
-        try:
-            model = onnx.ModelProto.FromString(stripped.model)
-        except DecodeError as error:
-            raise ArchiveFormatError(
-                f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
-                "damaged"
-            ) from None
-        if not model.HasField("graph"):
-            raise ArchiveFormatError(
-                f"expected a model with a graph, found none in {file.nbytes} bytes; the file is "
-                "not a .onnx"
-            )
-    proto.take_link_fingerprint(model)  # a link has a fingerprint, a model in an archive has none
-    return Serialized(model, file, view, stripped.spans)
+def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
+    if wire.occurrences(data, "graph") > 1:
+        raise ArchiveFormatError(
+            "expected one graph, found several, which protobuf would merge; the file is two models "
+            "in one"
+        )
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ArchiveFormatError(
+            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+            "damaged"
+        ) from None
+    if not model.HasField("graph"):
+        raise ArchiveFormatError(
+            f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
+        )
+    return model
 
 
 @dataclass(frozen=True, slots=True)
