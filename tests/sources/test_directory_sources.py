@@ -115,7 +115,8 @@ def test_models_in_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
         onnxarchive.convert(tmp_path / "m", tmp_path / "m.onnxa")
     assert caught.value.message.endswith(
-        "; folders below have 'onnx/deep/model_q4.onnx', 'onnx/model.onnx': convert one of these"
+        "; folders below have 'onnx/deep/model_q4.onnx', 'onnx/model.onnx': convert one of these, "
+        "or all with --all-models"
     )
 
 
