@@ -292,7 +292,7 @@ def _write(changes: Changes, plan: _Plan) -> None:
         headers[name][1] if name in headers else record
         for name, record in zip(names, directory.records, strict=False)
     ]
-    kept = plan.stay, b"".join(records)
+    existing = plan.stay, b"".join(records)
 
     def write(target: PositionalWriter) -> None:
         nbytes = sum(data.nbytes for data in plan.replaced.values()) + plan.nbytes
@@ -305,7 +305,7 @@ def _write(changes: Changes, plan: _Plan) -> None:
         zip_writer = ZipWriter(
             target,
             alignment=archive.alignment,
-            kept=kept,
+            existing=existing,
             named=(names, [entry.header_offset for entry in staying]),
             offset=offset,
             before=target.last(SEARCHED_SIZE),
@@ -319,7 +319,7 @@ def _write(changes: Changes, plan: _Plan) -> None:
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
         # A rollback would refuse a wrong local header.
         archive.contents.require_headers(archive.entries)
-        undo.change_end(file, offset, plan.size(archive.alignment, offset, kept), write)
+        undo.change_end(file, offset, plan.size(archive.alignment, offset, existing), write)
         return
     items = [Item(name, plan.replaced.get(name) or entry_data(archive, name)) for name in names]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)

@@ -77,16 +77,16 @@ class Plan:
         self,
         alignment: int = layout.MIN_ALIGNMENT,
         offset: int = 0,
-        kept: tuple[int, bytes] = (0, b""),
+        existing: tuple[int, bytes] = (0, b""),
     ) -> int:
         """The size of the archive in bytes.
 
         Args:
             alignment: Alignment of the data of every entry, in bytes.
             offset: Offset of the plan's first entry, in bytes.
-            kept: Number of entries before `offset`, and their packed directory records.
+            existing: Number of entries before `offset`, and their packed directory records.
         """
-        count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
+        count, directory_size = existing[0] + len(self.items) + len(self.models), len(existing[1])
         for name, data in self.entries:
             least = max(alignment, least_alignment(name))
             placement = layout.place(name, data.nbytes, 0, offset, least)

@@ -38,7 +38,7 @@ class ZipWriter:
     Args:
         file: The target; it is not closed.
         alignment: Alignment of all data in bytes, a power of two from 64 to 32768.
-        kept: Number and packed directory records of the entries that are already in the file.
+        existing: Number and packed directory records of the entries that are already in the file.
         named: Names and header offsets of these entries, for messages.
         offset: Offset of the end of these entries in the archive, in bytes.
         before: The last `end_records.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
@@ -53,7 +53,7 @@ class ZipWriter:
         file: SupportsWrite,
         *,
         alignment: int = layout.MIN_ALIGNMENT,
-        kept: tuple[int, bytes] = (0, b""),
+        existing: tuple[int, bytes] = (0, b""),
         named: tuple[Sequence[str], Sequence[int]] = ((), ()),
         offset: int = 0,
         before: bytes = b"",
@@ -61,7 +61,7 @@ class ZipWriter:
         layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
-        self._kept_count, self._kept_records = kept
+        self._existing_count, self._existing_records = existing
         self._named = named
         self._offset = offset
         self.names: list[str] = []
@@ -101,8 +101,8 @@ class ZipWriter:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        if self._kept_count + len(self.names) >= layout.MAX_ENTRIES:
-            require_entries(self._kept_count + len(self.names) + 1)
+        if self._existing_count + len(self.names) >= layout.MAX_ENTRIES:
+            require_entries(self._existing_count + len(self.names) + 1)
         alignment = max(self._alignment, alignment)
         placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
@@ -140,9 +140,9 @@ class ZipWriter:
                 signature (ZIP-16).
         """
         directory_offset = self._offset
-        self._append(b"".join((self._kept_records, *self._records)))
+        self._append(b"".join((self._existing_records, *self._records)))
         directory_size = self._offset - directory_offset
-        count = self._kept_count + len(self.names)
+        count = self._existing_count + len(self.names)
         directory_end = self._offset
         self._append(layout.end_of_archive(count, directory_size, directory_offset))
         self._write_gathered()

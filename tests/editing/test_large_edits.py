@@ -96,7 +96,7 @@ def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) ->
         records = b"".join(placement.pack()[1] for placement in placements)
     with MappedFile(path, is_writable=True) as written:
         target = PositionalWriter(written, offset)
-        writer = ZipWriter(target, kept=(len(placements), records), offset=offset)
+        writer = ZipWriter(target, existing=(len(placements), records), offset=offset)
         writer.add("small", SMALL.tobytes())
         writer.add(MODEL_PROTO, with_small(model).SerializeToString(deterministic=True))
         writer.finish()

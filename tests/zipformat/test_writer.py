@@ -211,7 +211,7 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
     offset = placements[-1].end if placements else 0
     target = io.BytesIO()
     records = b"".join(placement.pack()[1] for placement in placements)
-    zip_writer = ZipWriter(target, kept=(count, records), offset=offset)
+    zip_writer = ZipWriter(target, existing=(count, records), offset=offset)
     for name, data in ENTRIES[count:]:
         zip_writer.add(name, data)
     assert zip_writer.finish() == len(whole)
@@ -221,12 +221,12 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
 def test_entries_that_are_in_the_file_already_count(count: int) -> None:
     target = io.BytesIO()
-    zip_writer = ZipWriter(target, kept=(count - 1, b""))
+    zip_writer = ZipWriter(target, existing=(count - 1, b""))
     zip_writer.add("last", b"")
     zip_writer.finish()
     assert (target.getvalue()[-98:-94] == b"PK\x06\x06") == (count > 0xFFFE)
     with pytest.raises(UnsupportedFeatureError, match="at most"):
-        ZipWriter(target, kept=(layout.MAX_ENTRIES, b"")).add("more", b"")
+        ZipWriter(target, existing=(layout.MAX_ENTRIES, b"")).add("more", b"")
 
 
 def test_entries_of_no_bytes_are_entries() -> None:
