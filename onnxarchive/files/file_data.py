@@ -109,8 +109,8 @@ class FileData:
     @contextlib.contextmanager
     def opened(self) -> Iterator[MappedFile]:
         """Opens the file, unless it is open, during a block."""
-        kept = None if self.file is None else contextlib.nullcontext(self.file)
-        with kept or _open_file(self.path, self.root) as file, with_path(file.path):
+        already_open = None if self.file is None else contextlib.nullcontext(self.file)
+        with already_open or _open_file(self.path, self.root) as file, with_path(file.path):
             if file.identity != self.identity:
                 raise ArchiveFormatError("the file was replaced after it was opened")
             yield file

@@ -24,7 +24,7 @@ from onnxarchive.files.replacement import replacing
 from onnxarchive.interop.ort_options import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
-from onnxarchive.model.prepacked import places_of
+from onnxarchive.model.prepacked import ranges_of
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     linked_model,
@@ -320,7 +320,7 @@ def _faults(
                 yield error.message
                 continue
             assert data is not None  # else `Strict` has raised an error
-            if not _packed_places(ref.tensor) <= positions:
+            if not _packed_ranges(ref.tensor) <= positions:
                 yield (
                     f"{ref}: expected packed weights at entries of the archive, which has others "
                     "by now; write a new link"
@@ -332,11 +332,11 @@ def _faults(
                 )
 
 
-def _packed_places(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
+def _packed_ranges(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
     """Offset and size of each buffer of packed weights that a link's tensor names."""
     return {
         position
         for pair in tensor.external_data
         if tensors.names_packed(pair)
-        for position in places_of(tensors.text(pair.value))
+        for position in ranges_of(tensors.text(pair.value))
     }

@@ -43,7 +43,7 @@ from onnxarchive.model.prepacked import (
     PREFIX,
     PackedSet,
     PackedWeight,
-    places_of,
+    ranges_of,
 )
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import packable
@@ -227,7 +227,7 @@ def _pack(
                 data = _mapped(os.path.join(directory, "data"))
             key = pair.value.partition("|")[0]
             stored: list[tuple[str, int]] = []
-            for number, (offset, nbytes) in enumerate(places_of(pair.value)):
+            for number, (offset, nbytes) in enumerate(ranges_of(pair.value)):
                 view, file = data[offset : offset + nbytes], f"{key}.{number}"
                 first = buffers.setdefault(file, view)
                 if first is not view and first != view:

@@ -153,11 +153,11 @@ def holds_weights(graph: onnx.GraphProto) -> bool:
     This is not for a model whose weights are left in its file: no other tensor holds data then,
     whatever the shapes claim.
     """
-    held = 0
+    element_count = 0
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            held += math.prod(tensor.dims[: dtypes.MAX_RANK])
-            if held > _MANY_ELEMENTS:
+            element_count += math.prod(tensor.dims[: dtypes.MAX_RANK])
+            if element_count > _MANY_ELEMENTS:
                 return True
     return False
 

@@ -120,11 +120,11 @@ class Keys:
     The same names in the same order get the same keys.
 
     Args:
-        taken: Keys already in use.
+        used: Keys already in use.
     """
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = {fold(key) for key in taken}
+    def __init__(self, used: Iterable[str] = ()) -> None:
+        self._used = {fold(key) for key in used}
         self._next_number: dict[tuple[str, int], int] = {}
 
     def assign(self, name: str) -> str:
@@ -135,10 +135,10 @@ class Keys:
         """
         key = _derive(name)
         folded = fold(key)
-        if folded in self._taken:
+        if folded in self._used:
             key = self._numbered(key)
             folded = fold(key)
-        self._taken.add(folded)
+        self._used.add(folded)
         return key
 
     def _numbered(self, base: str) -> str:
@@ -153,10 +153,11 @@ class Keys:
             digits += 1
             beginning = base[: MAX_KEY_SIZE - digits - len("_")]
             searched = fold(beginning), digits
+            # The tensor whose key has no number is the first, so numbers begin with 2.
             first = self._next_number.get(searched, max(2, 10 ** (digits - 1)))
             for number in range(first, 10**digits):
                 key = f"{beginning}_{number}"
-                if fold(key) not in self._taken:
+                if fold(key) not in self._used:
                     self._next_number[searched] = number + 1
                     return key
             self._next_number[searched] = 10**digits

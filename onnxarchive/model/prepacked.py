@@ -104,7 +104,7 @@ class PackedSet:
         try:
             index = json.loads(data)
             weights = {
-                id: {name: _weight(it) for name, it in named.items()}
+                id: {name: _weight(fields) for name, fields in named.items()}
                 for id, named in index["weights"].items()
             }
             unpacked = {
@@ -117,17 +117,17 @@ class PackedSet:
             raise ValueError(f"expected an index of packed weights, found {error!r}") from None
 
 
-def pair_value(key: str, places: Iterable[tuple[int, int]]) -> str:
+def pair_value(key: str, ranges: Iterable[tuple[int, int]]) -> str:
     """The value of a pair in `external_data` that names packed weights.
 
     Args:
         key: The key of ONNX Runtime.
-        places: Offset and size of each buffer in the file, in bytes.
+        ranges: Offset and size of each buffer in the file, in bytes.
     """
-    return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in places)])
+    return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in ranges)])
 
 
-def places_of(value: str) -> list[tuple[int, int]]:
+def ranges_of(value: str) -> list[tuple[int, int]]:
     """Offset and size of each buffer that the value of a pair names; see `pair_value`."""
     return [(int(offset), int(nbytes)) for offset, nbytes in _PLACE.findall(value)]
 

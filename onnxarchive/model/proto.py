@@ -80,22 +80,22 @@ def require_size(nbytes: int) -> None:
         )
 
 
-def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
+def filled(data: Buffer, inlined: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
     """Puts data of external tensors into a serialized model; returns the bytes in pieces.
 
     Args:
         data: The serialized model.
-        held: Data of external tensors, by location. Data of 4 KiB or more is not copied.
+        inlined: Data of external tensors, by location. Data of 4 KiB or more is not copied.
 
     Raises:
         ArchiveFormatError: The result is too large for protobuf.
     """
-    if not held:
+    if not inlined:
         return (memoryview(data),)
     from onnxarchive.model import weights  # not needed to open an archive
 
     try:
-        pieces = weights.fill(data, held.get)
+        pieces = weights.fill(data, inlined.get)
     except UnsupportedFeatureError as error:
         raise ArchiveFormatError(
             f"{error.message}; store more tensors outside (size_threshold, convert_attribute)",
@@ -188,17 +188,17 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
     before = metadata(model)
     changed = {key: value for key, value in pairs.items() if before.get(key) != value}
     unwritten = dict(changed)
-    kept = onnx.ModelProto()
+    updated = onnx.ModelProto()
     for pair in model.metadata_props:
         key = tensors.text(pair.key)
         if key in unwritten:
-            kept.metadata_props.add(key=key, value=unwritten.pop(key))
+            updated.metadata_props.add(key=key, value=unwritten.pop(key))
         elif key in pairs and key not in changed:
-            kept.metadata_props.append(pair)
+            updated.metadata_props.append(pair)
     for key, value in unwritten.items():
-        kept.metadata_props.add(key=key, value=value)
+        updated.metadata_props.add(key=key, value=value)
     del model.metadata_props[:]
-    model.metadata_props.extend(kept.metadata_props)
+    model.metadata_props.extend(updated.metadata_props)
 
 
 class CheckedModel(NamedTuple):
@@ -371,11 +371,11 @@ def _check_reference(
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
     """Checks an external tensor; `nbytes` is the size of the tensor's entry, None if unknown."""
     tensor = ref.tensor
-    held = tensors.held_fields(tensor)
+    fields = tensors.held_fields(tensor)
     if tensor.HasField("segment"):
-        held.append("segment")
-    if held:
-        broken("DATA-7", f"{ref}: expected no data beside external_data, found {', '.join(held)}")
+        fields.append("segment")
+    if fields:
+        broken("DATA-7", f"{ref}: expected no data beside external_data, found {', '.join(fields)}")
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         broken(

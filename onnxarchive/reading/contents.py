@@ -330,7 +330,7 @@ class EntryData:
         self.nbytes, self.crc32 = entry.nbytes, entry.crc32
 
     @property
-    def place(self) -> tuple[object, int]:
+    def position(self) -> tuple[object, int]:
         """Identity of the file, and the offset of the data in the file."""
         return self.contents.file.identity, self.contents.entries[self.name].data_offset
 

@@ -121,7 +121,7 @@ class Finder:
                 elif _clear_tail(ref.tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
-        self._require_held()
+        self._limit_sharing()
         warnings = []
         if idle:
             warnings.append(f"external_data was left out beside data in the model: {_list(idle)}")
@@ -195,10 +195,10 @@ class Finder:
         self._ranges[-1].append((path, offset, nbytes))
         return file.part(offset, nbytes)
 
-    def _require_held(self) -> None:
+    def _limit_sharing(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        held = sum(self.locations.values())
-        limit = _SHARED_NBYTES + _MAX_SHARING * held
+        nbytes_in_files = sum(self.locations.values())
+        limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
         if sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges]) <= limit:
             return
         # Models share equal tensors with each other, but a model needs each of its own.
@@ -208,10 +208,10 @@ class Finder:
         needed = sum(nbytes * count for (_, _, nbytes), count in counts.items())
         if needed > limit:
             raise ArchiveFormatError(
-                f"expected external tensors of at most {limit} bytes in files of {held} bytes, "
-                f"found {needed} bytes: too many tensors name the same bytes; let the "
-                "nodes share one initializer: onnx_ir's DeduplicateHashedInitializersPass merges "
-                "equal ones; then use onnxarchive.save"
+                f"expected external tensors of at most {limit} bytes in files of "
+                f"{nbytes_in_files} bytes, found {needed} bytes: too many tensors name the "
+                "same bytes; let the nodes share one initializer: onnx_ir's "
+                "DeduplicateHashedInitializersPass merges equal ones; then use onnxarchive.save"
             )
 
     def _require_data(

@@ -238,18 +238,18 @@ def _zip64_end_record(
     return record
 
 
-def _unused(view: memoryview, start: int, end: int, slack: int, place: str) -> list[str]:
+def _unused(view: memoryview, start: int, end: int, slack: int, where: str) -> list[str]:
     """A sentence about bytes that belong to no entry, unless a data descriptor explains them."""
     second = _SECOND_DIRECTORY.search(view[start:end])
     if second is not None:
         raise _format_error(
             f"expected one directory, found the signature of another in unused bytes at offset "
-            f"{start + second.start()}, {place}"
+            f"{start + second.start()}, {where}"
         )
     if end - start <= slack:
         return []
     return [
-        f"{end - start} bytes at offset {start} {place} are left out: the directory lists no entry "
+        f"{end - start} bytes at offset {start} {where} are left out: the directory lists no entry "
         "there"
     ]
 

@@ -102,14 +102,14 @@ class PlannedModel:
     Attributes:
         items: The new entries, in the order of the model.
         model: The model; tensors stored outside are external.
-        held: Bytes of large tensors that go into the serialized model, by placeholder. In `model`,
-            these tensors are external, with the placeholders as locations.
+        inlined: Bytes of large tensors that go into the serialized model, by placeholder. In
+            `model`, these tensors are external, with the placeholders as locations.
         shared: The keys of entries of other models that this model shares.
     """
 
     items: list[Item]
     model: onnx.ModelProto
-    held: Mapping[str, memoryview]
+    inlined: Mapping[str, memoryview]
     shared: frozenset[str]
 
     def serialize(self) -> SerializedModel:
@@ -121,7 +121,7 @@ class PlannedModel:
         data = proto.encode(self.model)
         del self.model
         proto.parse(data, Strict())
-        return data, self.held
+        return data, self.inlined
 
 
 def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
@@ -352,20 +352,20 @@ def plan_model(
     if shared:
         shared.add(added)
     small: dict[Path, bytes] = {}
-    held: dict[str, memoryview] = {}
+    inlined: dict[str, memoryview] = {}
     if staying:
         proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
         small, large = _staying(staying)
         for path, view in _views(large, temporary).items():
-            locations[path] = f"{weights.SPAN_LOCATION}{len(held)}"
-            held[locations[path]] = view
+            locations[path] = f"{weights.SPAN_LOCATION}{len(inlined)}"
+            inlined[locations[path]] = view
     model = _with_locations(source, main, locations, in_place=source.is_own and not leave)
     for path, raw_data in small.items():
         tensors.set_raw_data(walking.at(model, path), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
         walking.at(model, path).ClearField("external_data")
-    return PlannedModel(items, model, held, frozenset(shared_keys))
+    return PlannedModel(items, model, inlined, frozenset(shared_keys))
 
 
 def _with_locations(

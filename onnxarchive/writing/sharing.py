@@ -79,20 +79,20 @@ class SharedEntries:
     def __init__(self) -> None:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         # By `id()` of a `_Content`: number of its keys that `find` has tried for the present model.
         self._tried: dict[int, int] = {}
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 
-    def begin_model(self, taken: Iterable[str] = ()) -> None:
+    def begin_model(self, used: Iterable[str] = ()) -> None:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: Keys of entries that this model already uses; no other tensor of the model gets
+            used: Keys of entries that this model already uses; no other tensor of the model gets
                 these keys.
         """
-        self._taken = {*taken}
+        self._used = {*used}
         self._tried.clear()
 
     def add(self, planned: Iterable[tuple[str, TensorRef, Data]]) -> None:
@@ -119,8 +119,8 @@ class SharedEntries:
         for number in range(first, len(content.keys)):
             self._tried[id(content)] = number + 1
             key = content.keys[number]
-            if key not in self._taken:
-                self._taken.add(key)
+            if key not in self._used:
+                self._used.add(key)
                 self.crc32s[key] = content.crc32
                 self.saved_nbytes += data.nbytes
                 return key
@@ -133,21 +133,21 @@ def type_and_dims(ref: TensorRef) -> object:
 
 
 def _are_same(first: Data, second: Data) -> bool:
-    """True if the data is equal; data at the same place is not read."""
+    """True if the data is equal; data at the same position is not read."""
     if first.nbytes != second.nbytes:
         return False
-    place = _place(first)
-    return (place is not None and place == _place(second)) or are_equal(first, second)
+    position = _position(first)
+    return (position is not None and position == _position(second)) or are_equal(first, second)
 
 
-def _place(data: Data) -> object:
+def _position(data: Data) -> object:
     """Identity of the data's file and offset in the file, or address in memory; None if unknown."""
     if isinstance(data, FileData):
         return data.identity, data.offset
     if isinstance(data, RandomAccessData):
         return data.file.identity, data.offset
     if isinstance(data, EntryData):
-        return data.place
+        return data.position
     if isinstance(data, Stored):
         return np.frombuffer(data.view, np.uint8).ctypes.data
     return None

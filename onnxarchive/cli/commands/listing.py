@@ -62,10 +62,12 @@ def ls(arguments: argparse.Namespace) -> None:
                         "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
                         "dims": [*ref.tensor.dims],
                         "models": users[key],
-                        **_place(entries[key]),
+                        **_as_dict(entries[key]),
                     }
         others = [  # models and assets
-            {"name": name, **_place(entry)} for name, entry in entries.items() if name not in users
+            {"name": name, **_as_dict(entry)}
+            for name, entry in entries.items()
+            if name not in users
         ]
         totals = {
             "tensors": len(listed),
@@ -96,7 +98,7 @@ def _count(model: onnx.ModelProto) -> int:
     return len(model.graph.initializer) + sum(1 for _ in tensors.walk_others(model))
 
 
-def _place(entry: Entry) -> dict[str, int]:
+def _as_dict(entry: Entry) -> dict[str, int]:
     return {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
 
 
