@@ -135,10 +135,14 @@ def prepack(
                     require_space(path, 2 * sum(nbytes for nbytes, _ in weights.values()), parent)
                     folder = os.path.join(directory, str(number))
                     keys = _pack(archive, folder, sess_options, weights, buffers)
+                # ONNX Runtime writes the packed form of equal weights for one of them.
+                equal = {weights[name]: own for name, own in keys.items()}
                 packed[identifier] = {
-                    name: PackedWeight(*weights[name], own) for name, own in keys.items()
+                    name: PackedWeight(*content, keys.get(name, equal[content]))
+                    for name, content in weights.items()
+                    if content in equal
                 }
-                unpacked[identifier] = tuple(sorted(weights.keys() - keys.keys()))
+                unpacked[identifier] = tuple(sorted(weights.keys() - packed[identifier].keys()))
             new = PackedSet(version, machine(), packed, unpacked)
             with edit(path, progress=progress, **options) as changes:
                 if dict(changes.entries) != entries:

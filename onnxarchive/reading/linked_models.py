@@ -205,15 +205,13 @@ def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
     chosen = max(sets, key=lambda one: (one.onnxruntime == version, one.version))
     weights = chosen.weights[archive.model_id]
     pairs: dict[str, list[tuple[str, str]]] = {}
-    used: set[str] = set()  # ONNX Runtime refuses a key that two weights have
     for entry_key, name, nbytes, crc32 in packable(archive):
         weight = weights.get(name)
         if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
             continue
         for key, buffers in weight.buffers.items():
             ranges = [_range(archive, chosen.folder + file, size) for file, size in buffers]
-            if key not in used and None not in ranges:
-                used.add(key)
+            if None not in ranges:
                 own = pairs.setdefault(entry_key, [])
                 value = prepacked.pair_value(key, filter(None, ranges))
                 own.append((f"prepacked_{len(own)}", value))

@@ -476,7 +476,6 @@ def test_a_damaged_header_of_packed_weights_does_not_stop_sessions(path: Path) -
 
 
 def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
-    # ONNX Runtime refuses a model in which two weights name one key.
     weight = np.random.default_rng(1).standard_normal((1024, 1024), np.float32)
     graph = helper.make_graph(
         [
@@ -493,6 +492,7 @@ def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
     onnxarchive.save(model, path)
     onnxarchive.prepack(path)
     assert len(index_of(path).files) == 1
+    assert pairs_of(path) == {"a": ["prepacked_0"], "b": ["prepacked_0"]}
     np.testing.assert_array_equal(run(path), expected(model))
 
 
