@@ -44,7 +44,7 @@ _MAX_LISTED = 20
 _PRECISION: Final = re.compile(
     "_(fp16|fp32|bf16|u?int[48]|q4|q4f16|q8|bnb4|quantized|o[1-4])$", re.IGNORECASE
 )
-_MAX_SEARCHED = 1000  # limit of folders that `_models_below` searches
+_MAX_SEARCHED = 1000  # folders in which models are looked for to name them in a message
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model ({MODEL_PROTO} or a file named *{_MODEL_SUFFIX})"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
@@ -175,7 +175,7 @@ class _Opening:
         names = [name for name in place.names if not is_litter(name)]
         models = [name for name in names if is_model_name(name)]
         if not models:
-            raise _no_model(_models_below(root))
+            raise _no_model(_models_below(root, _MAX_SEARCHED))
         source = self._whole(place, _only(models), names)
         source.files = tuple(place.paths)
         return source
@@ -325,14 +325,14 @@ def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
     return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
 
 
-def _models_below(root: Root) -> list[str]:
-    """The models in a directory and in folders below it, at most 1000 folders in all.
+def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
+    """The models in a directory and in folders below it, at most `max_folders` folders in all.
 
     Hidden folders and links to folders are not searched.
     """
     models: list[str] = []
     folders = [""]
-    for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to `folders`
+    for folder in islice(folders, max_folders):  # the loop appends to `folders`
         with contextlib.suppress(OSError):  # a folder that cannot be read
             for entry in root.scan(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name

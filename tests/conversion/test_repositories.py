@@ -74,6 +74,15 @@ def test_shared_tensors_are_stored_once_and_outputs_are_those_of_the_files(
         np.testing.assert_array_equal(session.run(None, x)[0], expected)
 
 
+def test_models_below_any_number_of_folders_are_found(repository: Path, path: Path) -> None:
+    for number in range(1100):
+        (repository / f"folder {number}").mkdir()
+    (repository / "folder 0" / "inner").mkdir()
+    onnx.save(runnable_model(), repository / "folder 0" / "inner" / "deep.onnx")
+    onnxarchive.convert(repository, path, models="all")
+    assert "deep" in ids(path)
+
+
 @pytest.mark.parametrize("name", ["decoder_model", "decoder_model.onnx", "onnx/decoder_model.onnx"])
 def test_the_default_model_can_be_named(repository: Path, path: Path, name: str) -> None:
     onnxarchive.convert(repository, path, models="all", default=name)
