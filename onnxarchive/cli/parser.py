@@ -75,7 +75,6 @@ class _CommandParser(argparse.ArgumentParser):
     """Parses options between positional arguments: `convert model.onnx --force model.onnxa`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments; see `argparse.ArgumentParser`."""
         # `parse_known_intermixed_args` refuses subcommands, and forgets "--".
         if self._subparsers is not None or "--" in args:
             return super().parse_known_args(args, namespace)

@@ -208,8 +208,6 @@ class _Contents:
 
 
 def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
-    """The contents of some models and assets of an archive."""
-
     @cache
     def entry_content(name: str) -> _Content:
         entry = archive.entries[name]

@@ -217,8 +217,6 @@ class Edit:
 
 
 class _EditedMapping(MutableMapping[str, _Value]):
-    """A part of an edit."""
-
     def __init__(self, changes: Changes) -> None:
         self._all_changes = changes
 

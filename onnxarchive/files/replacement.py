@@ -84,7 +84,6 @@ class _Temporary(Work, Generic[_Made]):
                 raise
 
     def keep(self) -> None:
-        """Keeps the file or directory."""
         self._is_there = False
 
     def remove(self) -> None:

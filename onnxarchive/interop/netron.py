@@ -147,7 +147,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answers one request."""
         try:
             answer = self.server.find(urllib.parse.urlsplit(self.path).path)
         except ArchiveError as error:

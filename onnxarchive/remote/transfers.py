@@ -87,7 +87,6 @@ class _Arrived(MappedFile):
     """The bytes of an object that has arrived, without the log; errors name the object."""
 
     def __init__(self, file: MappedFile, remote: RemoteFile) -> None:
-        """Opens the file in which the object has arrived."""
         with naming(file.path):
             super().__init__(file.absolute_path, descriptor=os.dup(file.fileno()))
         self.path, self.size = remote.path, remote.size

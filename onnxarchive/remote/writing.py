@@ -247,7 +247,6 @@ class _FileSystemWriter(ObjectWriter):
             )
 
     def write(self, data: Buffer) -> int:
-        """Writes data in pieces."""
         for piece in pieces(data):
             attempt(self.path, lambda piece=piece: self._file.write(piece))  # type: ignore[misc]
         return len(as_bytes(data))
@@ -260,7 +259,6 @@ class _FileSystemWriter(ObjectWriter):
         self._file = None
 
     def close(self) -> None:
-        """Discards the file, unless it is committed."""
         file, self._file = self._file, None
         if file is None:
             return

@@ -276,7 +276,6 @@ class _Faults:
         self._faults: dict[object, tuple[ArchiveFormatError, list[TensorRef]]] = {}
 
     def add(self, ref: TensorRef, error: ArchiveFormatError) -> None:
-        """Adds the error of one tensor."""
         error = without_traceback(error)
         key = type(error), error.location if isinstance(error, _FileError) else error.message
         earlier, refs = self._faults.setdefault(key, (error, []))

@@ -243,7 +243,6 @@ class _SharedData(MadeData):
     earlier_crc32: int
 
     def resolve(self) -> tuple[TensorRef | None, Data]:
-        """As `MadeData.resolve`."""
         ref, data = None, self.data
         if isinstance(data, MadeData):
             ref, data = data.resolve()

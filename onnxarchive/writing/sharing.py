@@ -42,7 +42,6 @@ class _Alike:
         self._by_crc32: defaultdict[int, list[_Content]] = defaultdict(list)
 
     def add(self, key: str, data: Data) -> None:
-        """Adds an entry."""
         self._unread.append((key, data))
 
     def find(self, data: Data) -> _Content | None:

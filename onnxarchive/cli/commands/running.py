@@ -125,7 +125,6 @@ def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as a dict for JSON."""
     return {
         "path": outcome.path,
         "session_ms": outcome.session_seconds * _MS,
@@ -147,7 +146,6 @@ def _value(value: Value) -> dict[str, Any]:
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
-    """An outcome as lines of text."""
     header = ["data type", "shape"]
     inputs = [
         [*_row(value), "random" if value["random"] else "given"] for value in result["inputs"]
