@@ -338,10 +338,10 @@ class Strict(Report):
 class RenamedEntry(Report):
     """Forwards broken rules to another report, with one entry renamed."""
 
-    def __init__(self, report: Report, name: str, other: str) -> None:
-        """Forwards to `report`, with `other` in place of the entry name `name`."""
+    def __init__(self, report: Report, name: str, new_name: str) -> None:
+        """Forwards to `report`, with `new_name` in place of the entry name `name`."""
         self._report = report
-        self._renamed = {name: other}
+        self._renamed = {name: new_name}
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Forwards a broken rule."""

@@ -189,7 +189,7 @@ class _Content:
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
+class _ComparedContents:
     """Contents of an archive.
 
     Attributes:
@@ -207,7 +207,7 @@ class _Contents:
         return [*{id(content): content for content in contents}.values()]
 
 
-def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
+def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _ComparedContents:
     @cache
     def entry_content(name: str) -> _Content:
         entry = archive.entries[name]
@@ -224,7 +224,7 @@ def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _C
                     data = tensors.raw_data(ref)
                     pieces = partial(_inner_pieces, ref)
                     contents[ref.path] = _Content(data.nbytes, checksum(data), pieces)
-    return _Contents(by_id, {path: entry_content(ASSET_PREFIX + path) for path in assets})
+    return _ComparedContents(by_id, {path: entry_content(ASSET_PREFIX + path) for path in assets})
 
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:

@@ -76,8 +76,8 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
         other: The message with the other list.
     """
     lists = getattr(one, field), getattr(other, field)
-    ones, others = (_by_name(field, it) for it in lists)
-    for name in chain(ones, (it for it in others if it not in ones)):
+    ones, others = (_by_name(field, messages) for messages in lists)
+    for name in chain(ones, (name for name in others if name not in ones)):
         before = lists[0][ones[name]] if name in ones else None
         after = lists[1][others[name]] if name in others else None
         changes = tuple(_message_changes("", before, after))
@@ -95,7 +95,7 @@ def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Ch
         other: The other message.
         prefix: A prefix for the names of changes.
     """
-    values, others = (dict(_values(it)) for it in (one, other))
+    values, others = (dict(_values(message)) for message in (one, other))
     for name in {**values, **others}:
         before, after = values.get(name), others.get(name)
         if isinstance(before, Message) or isinstance(after, Message):
@@ -115,7 +115,7 @@ def _message_changes(
                 name = f"{name[:_MAX_AROUND]}...{name[-_MAX_AROUND:]}"
             yield from field_changes(one, other, f"{prefix}{name}: " if name else "")
             return
-    before, after = (None if it is None else describe(it) for it in (one, other))
+    before, after = (None if message is None else describe(message) for message in (one, other))
     yield Change(prefix + name, before, after)
 
 
@@ -134,7 +134,7 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
     if before != after:
         is_long = max(len(ones), len(others)) > _MAX_LISTED
         index = sum(takewhile(bool, map(eq, before, after))) if is_long else None
-        texts = [describe_values(it, index) if it else None for it in (ones, others)]
+        texts = [describe_values(values, index) if values else None for values in (ones, others)]
         yield Change(name, texts[0], texts[1])
 
 

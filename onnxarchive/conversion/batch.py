@@ -306,7 +306,9 @@ def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
         yield folder.address, os.path.basename(folder.name)
         return
     for listed in sorted(folder.objects()):
-        is_hidden = any(it[:1] == "." and it not in (".", "..") for it in listed.path.split("/"))
+        is_hidden = any(
+            part[:1] == "." and part not in (".", "..") for part in listed.path.split("/")
+        )
         if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
             yield listed.url, listed.path
 

@@ -161,11 +161,11 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
         return Source(archive.models[identifier], data, is_own=True, cleared=cleared)
 
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
-    default, *others = archive.models
+    default, *further = archive.models
     files = (archive.path,) if isinstance(archive.contents.file, MappedFile) else ()
     return replace(
         source(default),
         assets=assets,
         files=files,
-        further={other: source(other) for other in others},
+        further={identifier: source(identifier) for identifier in further},
     )

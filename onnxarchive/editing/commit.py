@@ -72,7 +72,7 @@ _Assets: TypeAlias = Mapping[str, Item | None]
 
 
 @dataclass(frozen=True)
-class _Plan(Plan):
+class _EditPlan(Plan):
     """The entries of an edited archive that are written.
 
     Attributes:
@@ -131,7 +131,7 @@ def _changed_assets(changes: Changes, models: _Models) -> dict[str, Item | None]
     return assets
 
 
-def _require_valid(changes: Changes, plan: _Plan) -> None:
+def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
     archive = changes.archive
     model_sizes = {name: data.nbytes for name, data in plan.models}
@@ -148,7 +148,7 @@ def _require_valid(changes: Changes, plan: _Plan) -> None:
 # Planning
 
 
-def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
+def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans the whole archive as `save` does."""
     archive, options = changes.archive, changes.options
     items = {item.name: item for item in asset_items(archive)} | dict(assets)
@@ -158,10 +158,10 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
         assets=[item for item in items.values() if item is not None],
         temporary=directory_of(changes.file.absolute_path),
     )
-    return _Plan(plan.items, plan.models)
+    return _EditPlan(plan.items, plan.models)
 
 
-def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
+def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
     archive = changes.archive
     names = archive.entries.names[: archive.contents.first_model]
@@ -185,7 +185,7 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _Plan:
     if any(name not in archive.entries for name in new):
         require_names(order)
     writer.require_entries(len(order) + len(models))
-    return _Plan(items, model_items(serialized), stay=stay, replaced=replaced)
+    return _EditPlan(items, model_items(serialized), stay=stay, replaced=replaced)
 
 
 def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Stored]:
@@ -279,7 +279,7 @@ def _unused(archive: Archive, models: _Models, unused: Sequence[str]) -> ValueEr
 # Writing
 
 
-def _write(changes: Changes, plan: _Plan) -> None:
+def _write(changes: Changes, plan: _EditPlan) -> None:
     """Writes an edited archive: to a clone, in place, or to a new file."""
     archive, file, options = changes.archive, changes.file, changes.options
     directory = archive.contents.directory

@@ -36,8 +36,7 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive_file import require_finished
-from onnxarchive.zipformat import directory
-from onnxarchive.zipformat.directory import EMPTY, Directory, Entry
+from onnxarchive.zipformat.directory import EMPTY, Directory, Entry, read_directory
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE, check_false_ends, locate
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
@@ -405,9 +404,9 @@ def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_
     bounds = locate(end, file.size, report)
     if bounds is None:
         return Contents(file, EMPTY, {})
-    listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
-    named = keys.check_names(listed.names, report, are_all=listed.is_whole)
-    entries, directory_end = listed.entries, bounds.offset + bounds.size
+    directory = read_directory(file.read(bounds.offset, bounds.size), bounds, report)
+    named = keys.check_names(directory.names, report, are_all=directory.is_whole)
+    entries, directory_end = directory.entries, bounds.offset + bounds.size
     check_false_ends(
         end,
         file.size,
@@ -418,7 +417,7 @@ def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_
         report,
     )
     data = _read_models(file, entries, report, max_model_nbytes)
-    return Contents(file, listed, _models(data, listed, named, report))
+    return Contents(file, directory, _models(data, directory, named, report))
 
 
 def _read_models(
@@ -492,7 +491,7 @@ def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
 
 
 def _models(
-    data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
+    data: Mapping[str, bytes], directory: Directory, named: Sequence[str], report: Report
 ) -> dict[str, CheckedModel]:
     """Parses models and compares their tensors with the entries whose names are in `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
@@ -505,12 +504,12 @@ def _models(
             # messages. So the later models are not parsed: they may have too many messages.
             break
         models[name] = model
-    size_of = dict(zip(listed.names, listed.sizes, strict=True))
+    size_of = dict(zip(directory.names, directory.sizes, strict=True))
     checked = proto.check_all_references(
         models,
         {key: size_of[key] for key in named},
         report,
-        are_all=listed.is_whole,
+        are_all=directory.is_whole,
         are_all_models=len(models) == len(data) > 0,
     )
     return {keys.model_id(name): model for name, model in checked.items()}

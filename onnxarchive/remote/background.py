@@ -105,7 +105,7 @@ def as_arriving(
             item = items.get()
             if item is None:
                 running -= 1
-                for future in [it for it in begun if it.done()]:
+                for future in [future for future in begun if future.done()]:
                     begun.remove(future)
                     future.result()
             else:

@@ -96,7 +96,7 @@ def open_cached(
     directory, prefix = directory_of_cache(cache), origin.identity[:_HASH_LENGTH]
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
-    copies = [it for it in cached_archives(directory, prefix) if it.is_complete]
+    copies = [copy for copy in cached_archives(directory, prefix) if copy.is_complete]
     remote = open_origin(origin, copies[0].version if copies else None)
     key = remote.cache_key()
     if key is None:
@@ -255,7 +255,7 @@ def cached_archives(directory: str, prefix: str = "") -> list[CachedArchive]:
         if name.startswith(prefix) and _NAME.fullmatch(name):
             with contextlib.suppress(FileNotFoundError, ArchiveFormatError):  # removed; no file
                 archives.append(_cached_archive(path))
-    return sorted(archives, key=lambda it: it.used, reverse=True)
+    return sorted(archives, key=lambda archive: archive.used, reverse=True)
 
 
 def _cached_archive(json_path: str) -> CachedArchive:
@@ -309,10 +309,14 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
     """
     archives = cached_archives(directory)
     shown_urls = {shown_url(url)[:_MOST_URL] for url in urls}
-    unknown = sorted(shown_urls - {it.url for it in archives})
+    unknown = sorted(shown_urls - {archive.url for archive in archives})
     if unknown:
         raise ValueError(
             f"expected URLs of archives in the cache {directory}, found {shown(unknown[0])}; "
             "'onnxarchive cache ls' lists them"
         )
-    return [it for it in archives if (not urls or it.url in shown_urls) and _remove(it)]
+    return [
+        archive
+        for archive in archives
+        if (not urls or archive.url in shown_urls) and _remove(archive)
+    ]

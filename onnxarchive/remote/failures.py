@@ -112,7 +112,7 @@ def failure(error: BaseException, name: str) -> Exception:
     chain = [error]  # fsspec may report any error as a missing file
     while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
-    if any(isinstance(it, RefusedRedirectError) for it in chain):
+    if any(isinstance(each, RefusedRedirectError) for each in chain):
         return OSError(errno.EIO, f"the server redirects{REMEDY}", name)
     kind, status = type(error).__name__, status_of(error)
     if kind == "PreconditionError":

@@ -231,11 +231,13 @@ class RemoteFile(File):
 
     def _begin(self, offset: int, size: int) -> None:
         """Begins a stream; keeps the last one of another file, and any in use, and stops others."""
-        others = [it for each in RemoteFile._streaming if (it := each()) not in (None, self)]
-        for other in others[:-1]:
-            if other is not None:
-                other.stop_reading_ahead()
-        RemoteFile._streaming = [ref(it) for it in (*others[-1:], self) if it is not None]
+        others = [
+            file for reference in RemoteFile._streaming if (file := reference()) not in (None, self)
+        ]
+        for file in others[:-1]:
+            if file is not None:
+                file.stop_reading_ahead()
+        RemoteFile._streaming = [ref(file) for file in (*others[-1:], self) if file is not None]
         self._stream, self._position = self._ahead(offset, max(size, _FIRST_AHEAD)), offset
 
     def stop_reading_ahead(self) -> None:
@@ -297,7 +299,7 @@ class RemoteFile(File):
                 self._rate = nbytes / elapsed
             return int(max(2, min(self._rate * SECONDS_AHEAD / PART_SIZE, IN_FLIGHT)))
 
-        streams = (partial(self._arriving, *it) for it in parts)
+        streams = (partial(self._arriving, *part) for part in parts)
         with closing(as_arriving(self.path, streams, most)) as pieces:
             for offset, piece in pieces:
                 nbytes += len(piece)
@@ -342,7 +344,7 @@ class RemoteFile(File):
                 yield memoryview(body)
 
     def _in_order(self, parts: Iterable[Range]) -> Generator[tuple[int, bytes]]:
-        return in_order(self.path, (partial(self._part, *it) for it in parts))
+        return in_order(self.path, (partial(self._part, *part) for part in parts))
 
     async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
         if offset >= self._end[0]:

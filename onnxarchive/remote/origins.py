@@ -185,7 +185,7 @@ class StoreOrigin(Origin):
         else:
             size = min(size, result.meta["size"])
             pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
-            return self._version(result), b"".join([bytes(it) async for it in pieces])
+            return self._version(result), b"".join([bytes(piece) async for piece in pieces])
         raise problems.pop()  # as in `attempt`
 
     async def _get(
@@ -280,7 +280,7 @@ class FileSystemOrigin(Origin):
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, None)
         etag, time = (
-            next((str(info[it]) for it in keys if info.get(it)), None)
+            next((str(info[key]) for key in keys if info.get(key)), None)
             for keys in (_ETAG_KEYS, _TIME_KEYS)
         )
         return Version(info.get("size"), etag, info.get("VersionId"), time)
@@ -328,7 +328,9 @@ def _identity_in_store(url: str, store: Store | None, options: Options | None) -
     ]
     # In Google's cloud, the file of an account may name the server.
     values = [str(value) for group in settings for value in group.values()]
-    files = [_content(it) for it in values if scheme_of(url) == "gs" and os.path.isfile(it)]
+    files = [
+        _content(value) for value in values if scheme_of(url) == "gs" and os.path.isfile(value)
+    ]
     return _hash(url, headers, proxies, settings, files)
 
 
@@ -358,7 +360,7 @@ def _package(system: Any) -> str:
 
 def _proxies() -> dict[str, str]:
     """The environment variables that name proxies: a proxy may answer in place of a server."""
-    return {name: it for name, it in os.environ.items() if name.lower().endswith("_proxy")}
+    return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
 
 
 def _hash(*parts: object) -> tuple[str, bool]:

@@ -77,7 +77,7 @@ def keep_secrets(
     if not (has_secret or has_token):
         return store
     schemes = _PORTS if url is None else [parts.scheme]
-    has_proxy = any(_has_proxy(parts._replace(scheme=it), client) for it in schemes)
+    has_proxy = any(_has_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
         problem = run(name, partial(_problem, parts._replace(path=path).geturl(), client))
@@ -189,7 +189,7 @@ async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
         if status in _REDIRECTS:
             head = re.sub(rb"\r?\n[ \t]+", b" ", head)  # lines may be folded
             locations = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
-            return [it.decode("latin-1") for it in locations]
+            return [location.decode("latin-1") for location in locations]
         if status < 500 and status not in _TRANSIENT:
             return []
     raise _UnknownError(f"the server answered with HTTP status {status}")

@@ -154,7 +154,7 @@ def open_store(
         else:
             bucket, _, key = url.partition("://")[2].partition("/")
             settings = {**groups.get("config", {}), **environment(scheme)}
-            has_token = any(re.search(_TOKENS, it) for it in settings)
+            has_token = any(re.search(_TOKENS, setting) for setting in settings)
             allow_http = settings.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
             if allow_http:  # obstore ignores the variable if there are options of the client
                 client.setdefault("allow_http", allow_http)
@@ -269,7 +269,7 @@ def grouped(options: Options) -> dict[str, Any]:
             groups[key] = value
         elif key in ("client_options", "retry_config"):
             group = _group(value).items()
-            groups.setdefault(key, {}).update({name.lower(): it for name, it in group})
+            groups.setdefault(key, {}).update({name.lower(): option for name, option in group})
         else:
             groups.setdefault(_GROUPS.get(key, "config"), {})[key] = value
     client, retries = groups.get("client_options", {}), groups.get("retry_config", {})

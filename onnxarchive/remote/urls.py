@@ -67,12 +67,12 @@ def unsigned_url(url: str) -> str:
 
     Other parameters are kept, because they may select the object. The result is only for hashing.
     """
-    parameters = [it for it in urlsplit(url).query.split("&") if it]
-    names = [it.partition("=")[0] for it in parameters]
+    parameters = [pair for pair in urlsplit(url).query.split("&") if pair]
+    names = [pair.partition("=")[0] for pair in parameters]
     if any(re.fullmatch(_SIGNED, name, re.IGNORECASE) for name in names):
         parameters = [
-            it
-            for it, name in zip(parameters, names, strict=True)
+            pair
+            for pair, name in zip(parameters, names, strict=True)
             if not re.fullmatch(_OF_SIGNATURE, name)
         ]
     return "?".join((without_user(re.split(r"[?#]", url, maxsplit=1)[0]), *parameters))

@@ -237,16 +237,16 @@ class _Opening:
             files.append(file)
         source, *further = self.models(files, place)
         used = self._locations() | {name, *further_names}
-        asset_names = [other for other in names if other.startswith(ASSET_PREFIX)]
-        asset_names = [other for other in asset_names if other not in used]
+        asset_names = [path for path in names if path.startswith(ASSET_PREFIX)]
+        asset_names = [path for path in asset_names if path not in used]
         keys.check_names([*asset_names, MODEL_PROTO], Strict())
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         source.assets = {
-            other.removeprefix(ASSET_PREFIX): _whole_file(place, other) for other in asset_names
+            path.removeprefix(ASSET_PREFIX): _whole_file(place, path) for path in asset_names
         }
         used.update(asset_names)
         if not self.other_files:
-            unused = [other for other in names if other not in used]
+            unused = [path for path in names if path not in used]
             source.warnings += _left_out(unused, _REMEDY)
         source.others, source.left_out = self._others(place, used, source.assets)
         return source
@@ -373,7 +373,11 @@ def models_of_repository(
         names = [name for name in onnx_files if not _PRECISION.search(stems[name])]
     else:
         patterns = [include] if isinstance(include, str) else include
-        names = [it for it in onnx_files if any(fnmatchcase(bases[it], one) for one in patterns)]
+        names = [
+            name
+            for name in onnx_files
+            if any(fnmatchcase(bases[name], pattern) for pattern in patterns)
+        ]
     if not names:
         hint = f"; {listing(onnx_files)} match no pattern of --include" if onnx_files else ""
         raise ArchiveFormatError(f"expected a file named *{_MODEL_SUFFIX}, found none{hint}")

@@ -39,7 +39,7 @@ _PLACEHOLDER = "\0onnxarchive/"  # no file has a name with a NUL character
 
 
 @dataclass(frozen=True, slots=True)
-class _Elements:
+class _ArchivedElements:
     """Elements of a tensor, read from the archive on request."""
 
     archive: Archive
@@ -83,7 +83,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
         """
         proto = archive.tensors.refs[key].tensor
         super().__init__(
-            _Elements(archive, key),
+            _ArchivedElements(archive, key),
             onnx_ir.DataType(proto.data_type),
             shape=onnx_ir.Shape(proto.dims),
             name=name,
@@ -134,7 +134,7 @@ def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
+class _ModelArchive:
     """The archive of a model; copies of the model share this object.
 
     This is the archive that the model was loaded from. If a save of the model has replaced an
@@ -143,7 +143,7 @@ class _Origin:
 
     archive: Archive
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ModelArchive:
         return self
 
 
@@ -179,7 +179,7 @@ def _load(archive: Archive) -> onnx_ir.Model:
         return _with_names_of(tensor, archive, key)
 
     _replace_tensors(model, mapped)
-    model.graph.meta[_ORIGIN] = _Origin(archive)
+    model.graph.meta[_ORIGIN] = _ModelArchive(archive)
     for ref in missing.values():
         raise UnsupportedFeatureError(f"{ref}: onnx_ir cannot hold this tensor")
     return model
@@ -226,8 +226,10 @@ class SplitModel:
     def source(self) -> Source:
         """The proto, and the large tensors, which are read when they are needed."""
         data = [
-            LazyData(tensors.external_type(ref).nbytes(ref.tensor.dims), partial(data_of, it), ref)
-            for ref, it in zip(tensors.external(self.proto), self.large, strict=True)
+            LazyData(
+                tensors.external_type(ref).nbytes(ref.tensor.dims), partial(data_of, tensor), ref
+            )
+            for ref, tensor in zip(tensors.external(self.proto), self.large, strict=True)
         ]
         return Source(self.proto, data, is_own=True)
 
@@ -241,7 +243,7 @@ class SplitModel:
 
     @property
     def origin(self) -> Archive | None:
-        """The archive of the model, as in `_Origin`, or None."""
+        """The archive of the model, as in `_ModelArchive`, or None."""
         origin = self.model.graph.meta.get(_ORIGIN)
         return None if origin is None else origin.archive
 
@@ -255,7 +257,7 @@ class SplitModel:
 
     def saved_as(self, file: MappedFile, model: str) -> None:
         """Sets the origin to `file`, locked by the caller; `model` is the model's id in it."""
-        self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
+        self.model.graph.meta[_ORIGIN] = _ModelArchive(Archive(file.reopened(), model=model))
 
 
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:

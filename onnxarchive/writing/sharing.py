@@ -20,7 +20,7 @@ _MAX_COLLISIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
+class _SharedContent:
     """Data of one entry, or of several equal entries.
 
     Attributes:
@@ -39,12 +39,12 @@ class _Alike:
 
     def __init__(self) -> None:
         self._unread: list[tuple[str, Data]] = []
-        self._by_crc32: defaultdict[int, list[_Content]] = defaultdict(list)
+        self._by_crc32: defaultdict[int, list[_SharedContent]] = defaultdict(list)
 
     def add(self, key: str, data: Data) -> None:
         self._unread.append((key, data))
 
-    def find(self, data: Data) -> _Content | None:
+    def find(self, data: Data) -> _SharedContent | None:
         """The entries that hold this data, or None."""
         for key, unread in self._unread:
             crc32, content = self._find(unread)
@@ -52,12 +52,12 @@ class _Alike:
             if content is not None:
                 content.keys.append(key)
             elif len(contents) < _MAX_COLLISIONS:
-                contents.append(_Content([key], unread, crc32))
+                contents.append(_SharedContent([key], unread, crc32))
         self._unread.clear()
         return self._find(data)[1]
 
-    def _find(self, data: Data) -> tuple[int, _Content | None]:
-        """The CRC-32 of this data, and the `_Content` of equal data (None if there is none)."""
+    def _find(self, data: Data) -> tuple[int, _SharedContent | None]:
+        """The CRC-32 of this data, and the `_SharedContent` of equal data or None."""
         data = resolved(data)
         crc32 = Crc32.of(data).value if data.crc32 is None else data.crc32
         equal = (one for one in self._by_crc32[crc32] if _are_same(resolved(one.data), data))
@@ -79,7 +79,7 @@ class SharedEntries:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._used: set[str] = set()
-        # By `id()` of a `_Content`: number of its keys that `find` has tried for the present model.
+        # By `id()` of a `_SharedContent`: number of its keys that `find` has tried for this model.
         self._tried: dict[int, int] = {}
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
