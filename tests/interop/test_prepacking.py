@@ -649,6 +649,19 @@ def test_a_model_that_onnx_runtime_saved_with_packed_weights_converts(
 # The command line
 
 
+def test_packed_weights_whose_weight_has_changed_are_not_counted(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def double(model: onnx.ModelProto) -> onnx.ModelProto:
+        weight = numpy_helper.to_array(model.graph.initializer[0]) * 2
+        model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, WEIGHT))
+        return model
+
+    onnxarchive.transform(packed, tmp_path / "double.onnxa", double, weights="loaded")
+    assert main(["info", str(tmp_path / "double.onnxa")]) == 0
+    assert " 0 packed weights, " in capsys.readouterr().out
+
+
 def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnxarchive.save(runnable_model(), path)
     assert main(["run", str(path)]) == 0

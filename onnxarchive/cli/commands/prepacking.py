@@ -41,15 +41,27 @@ def prepack(arguments: argparse.Namespace) -> None:
 
 
 def described_sets(archive: Archive) -> list[dict[str, Any]]:
-    """The sets of packed weights in an archive, as dicts for JSON."""
+    """The sets of packed weights in an archive, as dicts for JSON.
+
+    Only weights are counted that have the same bytes as when they were packed.
+    """
     from onnxarchive.interop.ort_options import machine
     from onnxarchive.reading.linked_models import packed_sets
 
+    present = {
+        (id, ref.name, archive.entries[key].nbytes, archive.entries[key].crc32)
+        for id, model in archive.contents.models.items()
+        for key, ref in model.refs.items()
+    }
     return [
         {
             "onnxruntime": packed.onnxruntime,
             "machine": packed.machine,
-            "weights": sum(map(len, packed.weights.values())),
+            "weights": sum(
+                (id, name, weight.nbytes, weight.crc32) in present
+                for id, weights in packed.weights.items()
+                for name, weight in weights.items()
+            ),
             "nbytes": sum(packed.files.values()),
             "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
             "is_usable": packed.machine == machine() and _compares_packed(),
