@@ -28,7 +28,7 @@ from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.finder import Finder
-from onnxarchive.sources.other_files import divided, is_hidden, is_litter, levels_of
+from onnxarchive.sources.other_files import divided, is_hidden, is_litter, levels_in_cache
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place
 from onnxarchive.sources.recognition import is_model_name, is_zip
 from onnxarchive.sources.serialized import parse_files
@@ -188,7 +188,7 @@ class _Opening:
         """How to convert a source whose links lead out of its directory."""
         is_directory = os.path.isdir(self.path)
         directory = os.path.realpath(self.path if is_directory else os.path.dirname(self.path))
-        if self.follow_links is False and levels_of(directory) is not None:
+        if self.follow_links is False and levels_in_cache(directory) is not None:
             return (
                 "convert with follow_links=True (--follow-links): the model is in a Hugging Face "
                 "cache"
@@ -201,7 +201,7 @@ class _Opening:
     def _root(self, directory: str) -> Root:
         root = Root(directory)
         if self.follow_links is True:
-            levels = levels_of(root.path)
+            levels = levels_in_cache(root.path)
             if levels is not None:
                 root.linked = os.path.normpath(os.path.join(root.path, *[os.pardir] * levels))
         elif self.follow_links is not False:

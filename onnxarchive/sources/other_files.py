@@ -64,7 +64,7 @@ def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
     return others, left_out
 
 
-def levels_of(path: str) -> int | None:
+def levels_in_cache(path: str) -> int | None:
     """Counts the levels from a directory in a revision up to the directory of the model.
 
     Args:

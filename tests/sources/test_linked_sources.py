@@ -19,7 +19,7 @@ from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.other_files import levels_of
+from onnxarchive.sources.other_files import levels_in_cache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
 
@@ -123,7 +123,7 @@ def test_other_files_of_a_snapshot_are_taken_along(snapshot: Path, tmp_path: Pat
     ],
 )
 def test_a_cache_is_recognised_by_its_layout(path: str, levels: int | None) -> None:
-    assert levels_of(path) == levels
+    assert levels_in_cache(path) == levels
 
 
 def test_of_a_tree_with_a_cache_the_snapshots_are_converted_and_no_blobs(
