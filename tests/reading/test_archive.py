@@ -737,22 +737,14 @@ def test_bytes_before_or_after_an_archive_are_refused(path: Path) -> None:
             onnxarchive.open(path)
 
 
-def test_a_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveFormatError, match="found a directory") as caught:
-        onnxarchive.open(tmp_path)
-    assert (caught.value.rule, caught.value.path) == ("FILE-1", str(tmp_path))
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ArchiveFormatError, match="found a pipe") as caught:
-        onnxarchive.open(tmp_path / "pipe")
-    assert caught.value.rule == "FILE-1"
-
-
-def test_a_device_is_refused() -> None:
-    with pytest.raises(ArchiveFormatError, match="found a device"):
-        onnxarchive.open("/dev/zero")
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = {"directory": tmp_path, "pipe": tmp_path / "pipe", "device": Path("/dev/zero")}[kind]
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(ArchiveFormatError, match=f"found a {kind}") as caught:
+        onnxarchive.open(path)
+    assert (caught.value.rule, caught.value.path) == ("FILE-1", str(path))
 
 
 def test_a_socket_is_no_archive(tmp_path: Path) -> None:
