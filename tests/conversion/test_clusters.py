@@ -34,7 +34,7 @@ GOOD = {*LARGE, "single", "ready"}
 FAILURES = {
     "models/broken": "expected",
     "models/missing": "found no such file",
-    "models/denied": "the server refuses access (HTTP status 403)",
+    "models/denied": "the server refuses access (HTTP status 403, InvalidObjectState)",
     "bad": "key 'bad/../m.onnx'",
 }
 SECRET = "SECRET"  # of `S3Server.options`
