@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -220,7 +221,9 @@ def test_weights_that_are_changed_before_they_are_packed_are_not_stored(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("obstacle", ["hard link", "symbolic link", "lock", "directory", "url"])
+@pytest.mark.parametrize(
+    "obstacle", ["hard link", "symbolic link", "lock", "directory", "url", "full disk"]
+)
 def test_an_archive_that_cannot_be_edited_is_refused_before_anything_is_packed(
     path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
@@ -242,6 +245,9 @@ def test_an_archive_that_cannot_be_edited_is_refused_before_anything_is_packed(
             stack.enter_context(onnxarchive.edit(path))
         elif obstacle == "directory":
             target, error = path.parent, ArchiveError
+        elif obstacle == "full disk":
+            disk, error = SimpleNamespace(total=1 << 40, free=9), OSError
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
         else:
             target, error = "https://nowhere.invalid/m.onnxa", UnsupportedFeatureError
         with pytest.raises(error):
@@ -432,17 +438,19 @@ def test_packed_weights_of_other_bytes_change_no_output(packed: Path, matches: b
         b"[]",
         b"{}",
         b"[" * 100_000,
-        b'{"onnxruntime": 1, "machine": "m", "weights": {}, "unpacked": {}}',
+        b'{"onnxruntime": 1, "machine": "MACHINE", "weights": {}, "unpacked": {}}',
         b'{"onnxruntime": "1", "machine": "m", "weights": {}, "unpacked": {}}',  # another folder
-        b'{"onnxruntime": "1", "machine": "m", "weights": [], "unpacked": {}}',
-        b'{"onnxruntime": "1", "machine": "m", "weights": {"": {"w": {}}}, "unpacked": {}}',
-        b'{"onnxruntime": "1", "machine": "m", "unpacked": {}, "weights": {"": {"w": {"nbytes": 1,'
-        b' "crc32": 1, "packed": {"a|b": [["x", 1]]}}}}}',
+        b'{"onnxruntime": "VERSION", "machine": "MACHINE", "weights": [], "unpacked": {}}',
+        b'{"onnxruntime": "VERSION", "machine": "MACHINE", "unpacked": {},'
+        b' "weights": {"": {"w": {}}}}',
+        b'{"onnxruntime": "VERSION", "machine": "MACHINE", "unpacked": {},'
+        b' "weights": {"": {"w": {"nbytes": 1, "crc32": 1, "packed": {"a|b": [["x", 1]]}}}}}',
     ],
 )
 def test_an_index_that_cannot_be_read_is_named_and_not_used(packed: Path, content: bytes) -> None:
     with onnxarchive.edit(packed) as edit:
-        edit.assets[asset("index.json")] = content
+        content = content.replace(b"VERSION", ort.__version__.encode())
+        edit.assets[asset("index.json")] = content.replace(b"MACHINE", machine().encode())
     with pytest.warns(UserWarning, match=r"index\.json'?: .*its packed weights are not used"):
         session = onnxarchive.session(packed, providers=CPU)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
