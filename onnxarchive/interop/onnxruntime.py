@@ -142,8 +142,8 @@ def session(
     access = Access(
         store=store, storage_options=storage_options, cache=cache, cache_progress=cache_progress
     )
-    with contextlib.ExitStack() as files:
-        inputs = session_inputs(path, model, sess_options, prepack, access, files)
+    with contextlib.ExitStack() as resources:
+        inputs = session_inputs(path, model, sess_options, prepack, access, resources)
         is_local = inputs.path is not None
         if is_local and sess_options is not None and shares_optimized_data(sess_options):
             warnings.warn(
@@ -159,7 +159,7 @@ def session(
                 raise
             reason = " ".join(str(error).split())
         inputs = session_inputs(
-            path, model, sess_options, prepack, access, files, uses_packed=False
+            path, model, sess_options, prepack, access, resources, uses_packed=False
         )
         ort_session = inputs.make(sess_options, providers, kwargs)
         warnings.warn(
@@ -211,8 +211,8 @@ def session_options(
         model, options = onnxarchive.session_options("model.onnxa")
         session = onnxruntime.InferenceSession(model, options)
     """
-    with contextlib.ExitStack() as files:
-        inputs = session_inputs(path, model, sess_options, prepack, access, files)
+    with contextlib.ExitStack() as resources:
+        inputs = session_inputs(path, model, sess_options, prepack, access, resources)
     return inputs.model, inputs.own_options()
 
 
@@ -281,7 +281,7 @@ def session_inputs(
     sess_options: ort.SessionOptions | None,
     prepack: bool | None,
     access: Access,
-    files: contextlib.ExitStack,
+    resources: contextlib.ExitStack,
     *,
     uses_packed: bool = True,
 ) -> SessionInputs:
@@ -293,11 +293,11 @@ def session_inputs(
         sess_options: The caller's options.
         prepack: As in `session`.
         access: Options for a remote archive.
-        files: Closes a file that is opened here.
+        resources: Closes a file that is opened here.
         uses_packed: Whether the model may refer to packed weights in the archive.
     """
     ort = require_onnxruntime()
-    archive = _opened(source, model, access, files)
+    archive = _opened(source, model, access, resources)
     is_own = archive is not source
     if sess_options is None:
         options = ort.SessionOptions()
@@ -324,7 +324,7 @@ def session_inputs(
     return SessionInputs(serialized, options, entries, file, path, len(pairs))
 
 
-def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:
+def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
         Location.of(source, **access)  # refuses unknown options
         if model not in ("", source.model_id):
@@ -334,7 +334,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
             )
         return source
     archive = open(source, model=model, **access)
-    files.enter_context(archive.contents.file)
+    resources.enter_context(archive.contents.file)
     return archive
 
 
