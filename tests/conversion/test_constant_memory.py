@@ -18,7 +18,15 @@ import onnx
 import pytest
 from models import MEASURE_MEMORY, external, model_of, run_python
 from onnx import TensorProto
-from sparse_files import GIB, GRAPH, INITIALIZER, header, varint, write_sparse_model
+from sparse_files import (
+    GIB,
+    GRAPH,
+    INITIALIZER,
+    header,
+    varint,
+    write_int64_data,
+    write_sparse_model,
+)
 
 import onnxarchive
 from onnxarchive.model import proto
@@ -143,19 +151,8 @@ def test_models_with_equal_data_files_of_1_gib_become_one_archive_in_150_mib(fol
 def test_300_mb_of_varints_are_decoded_in_150_mib(folder: Path) -> None:
     # Numbers of one to five bytes on the wire, as shapes, indices and hashes have them.
     values = np.array([5, 300, 70_000, 9_000_000, 2**32 - 1, 0, 1, 127], np.int64)
-    pattern = b"".join(varint(int(value)) for value in values)
-    repeats = 300_000_000 // len(pattern)
-    payload = repeats * len(pattern)
-    count = repeats * len(values)
-    tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[count])
-    head = tensor.SerializeToString() + header(_INT64_DATA, payload)
-    initializer = header(INITIALIZER, len(head) + payload) + head
-    with open(folder / "m.onnx", "wb") as file:
-        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
-        file.write(header(GRAPH, len(initializer) + payload) + initializer)
-        file.write(pattern * (repeats % 1000))
-        for _ in range(repeats // 1000):
-            file.write(pattern * 1000)
+    repeats = 300_000_000 // sum(len(varint(int(value))) for value in values)
+    write_int64_data(folder / "m.onnx", values.tolist(), repeats)
     assert _growth(_CONVERT, folder / "m.onnx", folder / "m.onnxa") < BOUND
     with onnxarchive.open(folder / "m.onnxa") as archive:
         rows = archive.tensors["w"].reshape(repeats, len(values))

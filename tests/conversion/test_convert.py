@@ -43,7 +43,7 @@ from models import (
 )
 from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
-from sparse_files import write_sparse_model
+from sparse_files import write_int64_data, write_sparse_model
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
@@ -736,15 +736,10 @@ os.unlink(at("m.onnxa"))
 
 
 def test_a_tensor_of_varints_is_decoded_in_pieces(tmp_path: Path) -> None:
+    write_int64_data(tmp_path / "m.onnx", range(0, 1 << 28, 1 << 18), 8 << 10)
     code = f"""
 {MEASURE_MEMORY}
-import onnx, onnxarchive
-from models import model_of
-tensor = onnx.TensorProto(name="w", data_type=7, dims=[8 << 20])
-tensor.int64_data.extend(range(8 << 20))
-with open(sys.argv[1], "wb") as file:
-    file.write(model_of(tensor).SerializeToString())
-del tensor
+import onnxarchive
 print(growth(lambda: onnxarchive.convert(sys.argv[1], sys.argv[1] + "a", progress=sample)))
 """
     assert int(run_python(code, tmp_path / "m.onnx")) < 40 * MIB

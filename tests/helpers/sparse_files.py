@@ -118,3 +118,18 @@ def write_sparse_model(path: Path, sizes: Sequence[int]) -> None:
             file.seek(nbytes - 1, os.SEEK_CUR)
             file.write(b"\x07")  # not all is zero
         file.truncate()
+
+
+def write_int64_data(path: Path, values: Sequence[int], repeats: int) -> None:
+    """A single .onnx of a tensor with these values again and again, as varints."""
+    pattern = b"".join(map(varint, values))
+    nbytes = repeats * len(pattern)
+    tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[repeats * len(values)])
+    head = tensor.SerializeToString() + header(TensorProto.INT64_DATA_FIELD_NUMBER, nbytes)
+    initializer = header(INITIALIZER, len(head) + nbytes) + head
+    with open(path, "wb") as file:
+        file.write(ModelProto(ir_version=10).SerializeToString())
+        file.write(header(GRAPH, len(initializer) + nbytes) + initializer)
+        file.write(pattern * (repeats % 1000))
+        for _ in range(repeats // 1000):
+            file.write(pattern * 1000)
