@@ -367,13 +367,23 @@ def test_an_interrupted_download_goes_on_where_it_was(
 def test_a_signature_that_expires_is_named_and_another_goes_on(
     web: WebServer, url: str, folder: Path
 ) -> None:
-    def expire(done: int, _: int) -> None:
-        if done > 400_000:
-            web.change = lambda *_: Answer(403, {}, [b"<Error><Code>AccessDenied</Code></Error>"])
+    has_expired = threading.Event()
 
+    def progress(done: int, _: int) -> None:
+        if done > 400_000:
+            has_expired.set()
+
+    def expire(request: Request, answer: Answer) -> Answer:
+        start = request.range.removeprefix("bytes=").partition("-")[0]
+        if not start or int(start) < 800_000:
+            return answer
+        has_expired.wait(60)
+        return Answer(403, {}, [b"<Error><Code>AccessDenied</Code></Error>"])
+
+    web.change = expire
     message = r"HTTP status 403, AccessDenied\); .* not expired, .* signature .* keeps \d+ of"
     with pytest.raises(PermissionError, match=message) as caught:
-        onnxarchive.download(f"{url}?X-Amz-Signature=SECRET", folder, progress=expire)
+        onnxarchive.download(f"{url}?X-Amz-Signature=SECRET", folder, progress=progress)
     assert "SECRET" not in str(caught.value)
     web.change = lambda _, answer: answer
     web.requests.clear()
