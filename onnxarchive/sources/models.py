@@ -326,14 +326,23 @@ def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
 
 
 def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
-    """The models in a directory and in folders below it, at most `max_folders` folders in all.
+    """The models in a directory and in folders below it.
 
     Hidden folders and links to folders are not searched.
+
+    Args:
+        root: The directory.
+        max_folders: For a hint: at most this many folders are searched, and those that cannot be
+            read are left out.
+
+    Raises:
+        OSError: A folder cannot be read, and `max_folders` is None.
     """
     models: list[str] = []
     folders = [""]
+    skipped = () if max_folders is None else (OSError,)
     for folder in islice(folders, max_folders):  # the loop appends to `folders`
-        with contextlib.suppress(OSError):  # a folder that cannot be read
+        with contextlib.suppress(*skipped):
             for entry in root.scan(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if not entry.is_dir(follow_symlinks=False):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -141,6 +144,23 @@ def test_a_link_out_of_the_repository_is_named_with_one_remedy(
     with pytest.raises(ArchiveFormatError, match=message) as caught:
         onnxarchive.convert(repository, path, models="all", other_files=True)
     assert str(caught.value).count("or convert with") == 1
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_no_models_are_missing(
+    repository: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "closed").mkdir()
+    open_file = os.open
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        if os.path.basename(name) == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return open_file(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match="my repository/closed"):
+        onnxarchive.convert(repository, path, models="all")
+    assert not path.exists()
 
 
 def test_data_files_of_a_model_are_no_assets(path: Path, tmp_path: Path) -> None:
