@@ -245,12 +245,6 @@ def test_an_error_of_any_system_call_names_its_file(
     for name, count in counted.counts.items():
         for at in range(count) if is_every else [count - 1]:
             problem = run(FailingCall(name, at))
-            from models import open_below
-            import gc
-            o=open_below(tmp_path)
-            if o:
-                gc.collect(); o2=open_below(tmp_path)
-                print("LEFT", name, at, [os.path.basename(x) for x in o], "after gc", [os.path.basename(x) for x in o2])
             # Removing a directory takes several calls.
             left = [it.name for it in folder.rglob(".*.tmp") if it.is_file() or name == "mkdir"]
             if left and name != "unlink":
