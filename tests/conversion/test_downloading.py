@@ -388,6 +388,8 @@ def test_a_signature_that_expires_is_named_and_another_goes_on(
     web.change = lambda _, answer: answer
     web.requests.clear()
     require_downloaded(f"{url}?X-Amz-Signature=OTHER", folder / "m.onnxa")
+    # The server may get requests of the first download late.
+    web.requests = [it for it in web.requests if it.path.endswith("OTHER")]
     assert asked(web) < len(ARCHIVE) - 400_000
 
 
