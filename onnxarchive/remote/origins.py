@@ -296,13 +296,13 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     require_key(url, store)
     if is_of_store(url, store):
         opened, key = open_store(url, store, options)
-        stall = own_options(options)[1]
-        return StoreOrigin(name, *_identity_in_store(url, store, options), opened, key, stall)
+        _, stall, others = own_options(options)
+        return StoreOrigin(name, *_identity_in_store(url, store, others), opened, key, stall)
     system, path = open_file_system(url, options)
     return FileSystemOrigin(name, *_identity_in_system(url, options, system), system, path)
 
 
-def _identity_in_store(url: str, store: Store | None, options: Options | None) -> tuple[str, bool]:
+def _identity_in_store(url: str, store: Store | None, options: Options) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of an object that obstore reads.
 
     A store of the caller does not tell which server it asks: this may depend on environment
@@ -313,7 +313,7 @@ def _identity_in_store(url: str, store: Store | None, options: Options | None) -
         return _hash(kind, str(getattr(store, "prefix", "")), url)
     if store is not None and kind != "HTTPStore":
         return _hash(kind, id(store), url)[0], False
-    groups = grouped(own_options(options)[2])
+    groups = grouped(options)
     client = getattr(store, "client_options", groups.get("client_options")) or {}
     headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):

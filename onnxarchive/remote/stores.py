@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import UnsupportedFeatureError, needing, shown
+from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import run
 from onnxarchive.remote.failures import (
     NO_SIZE,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Store: TypeAlias = "ObjectStore"
 Options: TypeAlias = Mapping[str, Any]
-Stream: TypeAlias = AsyncGenerator[bytes, None]  # of the pieces of a range, in order
 
 # {scheme of a URL: class of obstore}. obstore also reads web addresses, fsspec all other URLs.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
@@ -60,7 +60,7 @@ STALL = 30.0  # seconds without a byte after which a transfer ends
 # arrive; those of an upload are not seen to arrive.
 _READ_TIME, _WRITE_TIME = timedelta(days=1), timedelta(hours=1)
 _ANSWER_TIME = 5.0  # seconds in which obstore answers without a server, if it has its threads
-_process_with_threads = 0  # the id of this process, if obstore has answered
+_answered: Work | None = None  # begun when obstore answered this process, or its parent
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 # By option: the argument of obstore's stores that takes it, if it is not `config`.
@@ -189,8 +189,8 @@ def _require_threads(name: str) -> None:
     Raises:
         OSError: obstore does not answer.
     """
-    global _process_with_threads
-    if os.getpid() == _process_with_threads:
+    global _answered
+    if _answered is not None and _answered.is_own:
         return
 
     async def ask() -> bool:
@@ -211,7 +211,7 @@ def _require_threads(name: str) -> None:
             "start processes with multiprocessing's method 'spawn'",
             name,
         )
-    _process_with_threads = os.getpid()
+    _answered = Work()
 
 
 def require_size(size: object, name: str) -> int:
