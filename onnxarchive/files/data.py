@@ -115,16 +115,12 @@ def copied(data: Data) -> bytes | None:
 class Pieces:
     """The concatenation of several buffers, and their CRC-32 if it is known."""
 
-    __slots__ = ("crc32", "parts")
+    __slots__ = ("crc32", "nbytes", "parts")
 
     def __init__(self, parts: tuple[memoryview, ...], crc32: int | None = None) -> None:
         self.parts = parts
+        self.nbytes = sum([part.nbytes for part in parts])
         self.crc32 = crc32
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return sum([part.nbytes for part in self.parts])
 
     @property
     def is_constant(self) -> bool:
