@@ -12,6 +12,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import WEB, scheme_of, shown_url
@@ -51,6 +52,7 @@ def download(
             another user or has a second name; or a name that comes from the URL is a link.
         LockedError: Another process or thread is downloading to this file, or edits the file that
             it replaces for more than 30 seconds; what has arrived is kept.
+        UnsupportedFeatureError: `path` is a URL.
         ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written: if the disk has too little free
             space, this is found before the download begins.
@@ -81,6 +83,8 @@ def path_of(url: str, path: str | os.PathLike[str] | None, *, is_key: bool = Fal
         path: As for `download`.
         is_key: True if `url` is a key in a store.
     """
+    if path is not None:
+        require_local_target(path)
     if path is None or os.path.isdir(path):
         shown = url if is_key else shown_url(url)
         name = shown.rstrip("/").rpartition("/")[2]

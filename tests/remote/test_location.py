@@ -60,9 +60,11 @@ def test_only_a_local_path_is_local(source: Any) -> None:
         onnxarchive.link,
         onnxarchive.infer_shapes,
         lambda path, target: onnxarchive.transform(path, target, lambda model: model),
+        lambda _, target: onnxarchive.download("https://example.invalid/m.onnxa", target),
         lambda path, target: main(["export", str(path), target]),
         lambda path, target: main(["link", str(path), target]),
         lambda path, target: main(["extract", str(path), target]),
+        lambda _, target: main(["download", "https://example.invalid/m.onnxa", target]),
     ],
     ids=[
         "export",
@@ -70,9 +72,11 @@ def test_only_a_local_path_is_local(source: Any) -> None:
         "link",
         "infer_shapes",
         "transform",
+        "download",
         "export command",
         "link command",
         "extract command",
+        "download command",
     ],
 )
 def test_a_url_is_refused_before_anything_where_only_local_files_are_written(
