@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections import Counter
@@ -19,10 +20,12 @@ import pytest
 from edits import NAME, no_clone, weights
 from hypothesis import settings
 from models import copying_clone, runnable_model
+from sparse_files import require_room
 from web_server import WebServer, serving
 
 import onnxarchive
 from onnxarchive.files import filesystem
+from tools.zip_readers.readers import READERS, Reader
 
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
@@ -121,6 +124,25 @@ def two(path: Path) -> Path:
     """An archive of `weights(2)`."""
     onnxarchive.save(weights(2), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory on a disk with room for files of GiB, removed in the end."""
+    folder = tmp_path_factory.mktemp("large")
+    require_room(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=READERS.values(), ids=lambda reader: reader.name)
+def zip_reader(request: pytest.FixtureRequest) -> Reader:
+    """Each of the other zip readers that are installed."""
+    reader: Reader = request.param
+    missing = reader.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    return reader
 
 
 @pytest.fixture

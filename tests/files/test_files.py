@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -44,14 +45,22 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["pread", "no pread"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reads with os.pread, and without it as on Windows."""
-    if request.param == "no pread":
-        monkeypatch.delattr(os, "pread", raising=False)
-    elif not hasattr(os, "pread"):
-        pytest.skip("this system has no pread")
-    return str(request.param)
+def with_and_without(call: str) -> Any:
+    """A fixture that lets a test use a call of `os`, and then do without it as on Windows."""
+
+    @pytest.fixture(params=[call, f"no {call}"])
+    def fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        if request.param != call:
+            monkeypatch.delattr(os, call, raising=False)
+        elif not hasattr(os, call):
+            pytest.skip(f"this system has no {call}")
+        return str(request.param)
+
+    return fixture
+
+
+reading = with_and_without("pread")
+writing = with_and_without("pwrite")
 
 
 # Reading
@@ -545,16 +554,6 @@ def test_a_file_that_is_closed_while_a_thread_reads_it_gives_that_thread_its_own
 
 
 # Writing
-
-
-@pytest.fixture(params=["pwrite", "no pwrite"])
-def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Writes with os.pwrite, and without it as on Windows."""
-    if request.param == "no pwrite":
-        monkeypatch.delattr(os, "pwrite", raising=False)
-    elif not hasattr(os, "pwrite"):
-        pytest.skip("this system has no pwrite")
-    return str(request.param)
 
 
 def test_bytes_are_written_at_their_position(source: Path, writing: str) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from sparse_files import GIB, convert_sparsely, external, require_room, write_data
+from sparse_files import GIB, convert_sparsely, external, write_data
 
 import onnxarchive
 
@@ -29,13 +27,11 @@ BIAS = np.arange(1024, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def archive(large_folder: Path) -> Path:
     """An archive of 5 GiB that takes no disk: y = w[i] + b, the bias behind the weight."""
-    folder = tmp_path_factory.mktemp("sessions")
-    require_room(folder)
     size = ROWS * 4096
     marks = {row * 4096 + column * 4: struct.pack("<f", it) for (row, column), it in MARKS.items()}
-    write_data(folder / "data", size + BIAS.nbytes, {**marks, size: BIAS.tobytes()})
+    write_data(large_folder / "data", size + BIAS.nbytes, {**marks, size: BIAS.tobytes()})
     graph = helper.make_graph(
         [
             helper.make_node("Gather", ["w", "i"], ["row"]),
@@ -51,11 +47,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     opset = helper.make_opsetid("", 21)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    path = folder / "model.onnxa"
-    convert_sparsely(folder / "model.onnx", path)
-    yield path
-    shutil.rmtree(folder)
+    (large_folder / "model.onnx").write_bytes(model.SerializeToString())
+    path = large_folder / "model.onnxa"
+    convert_sparsely(large_folder / "model.onnx", path)
+    return path
 
 
 def _require_rows(session: Any) -> None:

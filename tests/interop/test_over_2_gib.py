@@ -6,15 +6,13 @@ Each runs in a process of its own that says how much anonymous memory it took.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from models import MEASURE_MEMORY, run_python
 from onnx import TensorProto, helper
-from sparse_files import GIB, convert_sparsely, external, require_room, write_data
+from sparse_files import GIB, convert_sparsely, external, write_data
 
 import onnxarchive
 
@@ -33,11 +31,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def archive(large_folder: Path) -> Path:
     """An archive of two tensors of 1.1 GiB that takes no disk; nodes that do nothing follow."""
-    folder = tmp_path_factory.mktemp("checker")
-    require_room(folder)
-    write_data(folder / "data", 2 * SIZE, {SIZE - 4: LAST, 2 * SIZE - 4: LAST})
+    write_data(large_folder / "data", 2 * SIZE, {SIZE - 4: LAST, 2 * SIZE - 4: LAST})
     graph = helper.make_graph(
         [
             helper.make_node("Gather", ["w0", "i"], ["row0"]),
@@ -55,12 +51,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     opset = helper.make_opsetid("", 21)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    path = folder / "model.onnxa"
-    convert_sparsely(folder / "model.onnx", path)
+    (large_folder / "model.onnx").write_bytes(model.SerializeToString())
+    path = large_folder / "model.onnxa"
+    convert_sparsely(large_folder / "model.onnx", path)
     assert path.stat().st_size > 2 * GIB
-    yield path
-    shutil.rmtree(folder)
+    return path
 
 
 def _growth(call: str, *paths: Path) -> int:

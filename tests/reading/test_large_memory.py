@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from models import model_of, raw_tensor
 from onnx import TensorProto
 from processes import completed
-from sparse_files import convert_sparsely, external, require_room, write_data, write_model
+from sparse_files import convert_sparsely, external, write_data, write_model
 
 import onnxarchive
 
@@ -31,24 +29,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on a disk with room, removed in the end."""
-    path = tmp_path_factory.mktemp("memory")
-    require_room(path)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="module")
-def source(folder: Path) -> Path:
+def source(large_folder: Path) -> Path:
     """A model of 1 GiB in 1024 tensors, all of them zero."""
-    write_data(folder / "data", COUNT * MIB, {})
+    write_data(large_folder / "data", COUNT * MIB, {})
     tensors = [
         external(f"layer.{index}/weight", TensorProto.FLOAT, [512, 512], "data", index * MIB)
         for index in range(COUNT)
     ]
-    write_model(folder / "model.onnx", tensors)
-    return folder / "model.onnx"
+    write_model(large_folder / "model.onnx", tensors)
+    return large_folder / "model.onnx"
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +148,8 @@ def test_converting_1_gib_loads_no_tensor(source: Path) -> None:
     assert found["largest"] < 40
 
 
-def test_60_000_tensors_take_at_most_80_mib(folder: Path) -> None:
-    path = folder / "many.onnxa"
+def test_60_000_tensors_take_at_most_80_mib(large_folder: Path) -> None:
+    path = large_folder / "many.onnxa"
     tensors = (raw_tensor(f"layer.{index}.weight", dims=(16,)) for index in range(60_000))
     onnxarchive.save(model_of(*tensors), path, size_threshold=0)
     found = measure(

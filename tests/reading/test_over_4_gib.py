@@ -12,7 +12,6 @@ import struct
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from processes import completed
-from sparse_files import GIB, convert_sparsely, external, require_room, write_data, write_model
+from sparse_files import GIB, convert_sparsely, external, write_data, write_model
 
 import onnxarchive
 from onnxarchive.files.data import crc32
@@ -38,22 +37,13 @@ MARKS = {
 SMALL = np.arange(300, dtype=np.float32)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on a disk with room, removed in the end."""
-    path = tmp_path_factory.mktemp("large")
-    require_room(path)
-    yield path
-    shutil.rmtree(path)
-
-
 # A tensor of more than 4 GiB
 
 
 @pytest.fixture(scope="module")
-def source(folder: Path) -> Path:
-    path = folder / "over_4_gib.onnx"
-    data = folder / "over_4_gib.data"
+def source(large_folder: Path) -> Path:
+    path = large_folder / "over_4_gib.onnx"
+    data = large_folder / "over_4_gib.data"
     write_data(data, SIZE + SMALL.nbytes, {**MARKS, SIZE: SMALL.tobytes()})
     write_model(
         path,
@@ -227,9 +217,10 @@ HALF_SIZE = 4 * HALF
 
 
 @pytest.fixture(scope="module")
-def two_halves(folder: Path) -> Path:
+def two_halves(large_folder: Path) -> Path:
     """An archive of two tensors that are too large for one .onnx."""
-    source, data, path = folder / "halves.onnx", folder / "halves.data", folder / "halves.onnxa"
+    source = large_folder / "halves.onnx"
+    data, path = source.with_suffix(".data"), source.with_suffix(".onnxa")
     marks = {0: 1.0, HALF_SIZE - 4: 10.0, HALF_SIZE: 2.0, 2 * HALF_SIZE - 4: 11.0}
     packed = {offset: struct.pack("<f", value) for offset, value in marks.items()}
     write_data(data, 2 * HALF_SIZE, packed)
