@@ -27,9 +27,9 @@ from onnxarchive.remote.stores import (
     is_web,
     open_file_system,
     open_store,
-    own_options,
     require_key,
     require_size,
+    split_options,
 )
 from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
 
@@ -296,7 +296,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     require_key(url, store)
     if is_of_store(url, store):
         opened, key = open_store(url, store, options)
-        _, stall, others = own_options(options)
+        _, stall, others = split_options(options)
         return StoreOrigin(name, *_identity_in_store(url, store, others), opened, key, stall)
     system, path = open_file_system(url, options)
     return FileSystemOrigin(name, *_identity_in_system(url, options, system), system, path)

@@ -130,7 +130,7 @@ def open_store(
         OSError: Redirects may send a secret to another server; see `keep_secrets`.
         ValueError: An option has a wrong name or value.
     """
-    allows_redirects, stall, options = own_options(options)
+    allows_redirects, stall, options = split_options(options)
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
     scheme, name = scheme_of(url), url if store is not None else shown_url(url)
@@ -225,7 +225,7 @@ def require_size(size: object, name: str) -> int:
     return size
 
 
-def own_options(options: Options | None) -> tuple[bool, float, Options]:
+def split_options(options: Options | None) -> tuple[bool, float, Options]:
     """The values of `allow_redirects` and `stall_timeout`, and the options for the libraries."""
     own: dict[str, str] = {}
     others: dict[str, Any] = {}
@@ -332,7 +332,7 @@ def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
 
 def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
-    allows_redirects, _, options = own_options(options)
+    allows_redirects, _, options = split_options(options)
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:
