@@ -18,6 +18,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import local_file, locking, undo
+from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import remove_abandoned
 from onnxarchive.files.undo import FileBefore
@@ -119,7 +120,7 @@ def roll_back(file: MappedFile) -> bool:
     return True
 
 
-def _require_whole(file: MappedFile) -> None:
+def _require_whole(file: File) -> None:
     """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Strict(), undo.MAX_END_NBYTES)
     for number in range(len(contents.directory.entries)):

@@ -176,18 +176,22 @@ class MappedFile(File, Work):
 
     def read(self, offset: int, size: int) -> bytes:
         """See `File.read`."""
-        try:
-            part = self._read_once(offset, min(size, _READ_SIZE))
-            if len(part) == size:
-                return part
-            copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
-            while part:
-                copy.write(part)
-                part = self._read_once(offset + copy.tell(), min(size - copy.tell(), _READ_SIZE))
-        except OSError as error:
-            error.filename = self.path
-            raise
-        return copy.getvalue()
+        descriptor = self._require_open()
+        copy: io.BytesIO | None = None
+        while True:
+            try:
+                part = _read_at(descriptor.number, offset, min(size, _READ_SIZE))
+            except OSError as error:
+                error.filename = self.path
+                raise
+            if copy is None:
+                if len(part) == size:
+                    return part
+                copy = io.BytesIO()  # `getvalue` returns the bytes without another copy
+            if not part:
+                return copy.getvalue()
+            copy.write(part)
+            offset, size = offset + len(part), size - len(part)
 
     def has_zeros_alone(self, offset: int, size: int) -> bool:
         """True if `size` bytes from `offset` are all zeros; on most systems, holes are not read."""
@@ -348,14 +352,6 @@ class MappedFile(File, Work):
         self._descriptor = None
         self._view = None
 
-    def _read_once(self, offset: int, size: int) -> bytes:
-        descriptor = self._require_open()
-        if hasattr(os, "pread"):
-            return os.pread(descriptor.number, size, offset)
-        with locking.POSITION_LOCK:  # Windows
-            os.lseek(descriptor.number, offset, os.SEEK_SET)
-            return os.read(descriptor.number, size)
-
     def _require_open(self) -> _Descriptor:
         descriptor = self._descriptor
         if descriptor is None:
@@ -415,6 +411,14 @@ def make_file(path: str, mode: int = 0o666) -> MappedFile:
     """Creates a file and opens it for reading and writing; `mode` is that before the umask."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return MappedFile(path, descriptor=os.open(path, flags, mode))
+
+
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    with locking.POSITION_LOCK:  # Windows
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:

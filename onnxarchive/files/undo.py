@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space, sync
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 
@@ -61,10 +62,8 @@ class UnfinishedEdit:
         return self.old_size - self.offset
 
 
-class FileBefore(MappedFile):
+class FileBefore(File):
     """Reads the file's state before an unfinished edit; the file is not changed."""
-
-    is_mapped = False
 
     def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
         self.path = file.path
@@ -73,14 +72,15 @@ class FileBefore(MappedFile):
         self._file = file
         self._edit = edit
 
-    def _read_once(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
+        """See `File.read`."""
         begin, copy_offset = self._edit.offset, self._edit.copy_offset
         size = max(min(size, self.size - offset), 0)
         if copy_offset is None:
             return self._file.read(offset, size)
-        if offset < begin:
-            return self._file.read(offset, min(size, begin - offset))
-        return self._file.read(copy_offset + offset - begin, size).translate(_INVERTED)
+        unchanged = self._file.read(offset, min(size, max(begin - offset, 0)))
+        copy_offset += max(offset - begin, 0)
+        return unchanged + self._file.read(copy_offset, size - len(unchanged)).translate(_INVERTED)
 
 
 def find(file: MappedFile) -> UnfinishedEdit | None:
