@@ -58,6 +58,7 @@ from onnxarchive.writing.stored_entries import (
 )
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.directory import Directory
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
@@ -292,7 +293,7 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         headers[name][1] if name in headers else record
         for name, record in zip(names, directory.records, strict=False)
     ]
-    existing = plan.stay, b"".join(records)
+    existing = Directory(staying, records)
 
     def write(target: PositionalWriter) -> None:
         nbytes = sum(data.nbytes for data in plan.replaced.values()) + plan.nbytes
@@ -306,7 +307,6 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
             target,
             alignment=archive.alignment,
             existing=existing,
-            named=(names, [entry.header_offset for entry in staying]),
             offset=offset,
             before=target.last(SEARCHED_SIZE),
         )

@@ -28,6 +28,7 @@ from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.sharing import SharedEntries
 from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.directory import EMPTY, Directory
 
 # From this size in bytes, external tensors that go into the model are mapped, not held in memory.
 MAPPED_SIZE = 1 << 20
@@ -77,16 +78,17 @@ class Plan:
         self,
         alignment: int = layout.MIN_ALIGNMENT,
         offset: int = 0,
-        existing: tuple[int, bytes] = (0, b""),
+        existing: Directory = EMPTY,
     ) -> int:
         """The size of the archive in bytes.
 
         Args:
             alignment: Alignment of the data of every entry, in bytes.
             offset: Offset of the plan's first entry, in bytes.
-            existing: Number of entries before `offset`, and their packed directory records.
+            existing: The entries before `offset`.
         """
-        count, directory_size = existing[0] + len(self.items) + len(self.models), len(existing[1])
+        count = len(existing.entries) + len(self.entries)
+        directory_size = sum(map(len, existing.records))
         for name, data in self.entries:
             least = max(alignment, least_alignment(name))
             placement = layout.place(name, data.nbytes, 0, offset, least)

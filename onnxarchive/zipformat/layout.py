@@ -20,13 +20,9 @@ from onnxarchive.zipformat.records import (
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # with a larger power of two, padding may not fit an extra field
+ALIGNMENTS = frozenset(1 << exponent for exponent in range(6, 16))
 _LOCAL_ZIP64_SIZE = len(records.pack_zip64_extra(0, 0))  # with both sizes
 END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
-
-
-def is_alignment(value: int) -> bool:
-    """True for a power of two from 64 to 32768."""
-    return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 
 def require_alignment(value: object) -> None:
@@ -35,7 +31,7 @@ def require_alignment(value: object) -> None:
     Raises:
         ValueError: `value` is not a power of two from 64 to 32768.
     """
-    if not (isinstance(value, int) and is_alignment(value)):
+    if not (isinstance(value, int) and value in ALIGNMENTS):
         raise ValueError(
             f"alignment must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}, got "
             f"{value!r}"
@@ -188,7 +184,7 @@ def placement(local: LocalHeader, header_offset: int) -> Placement | None:
     except ValueError:
         return None
     stated = records.unpack_alignment(content) if identifier == records.ALIGNMENT_EXTRA else None
-    if stated is None or not is_alignment(stated[0]):
+    if stated is None or stated[0] not in ALIGNMENTS:
         return None
     nbytes = local.uncompressed_size
     if not fits_32(nbytes) and others:

@@ -33,10 +33,9 @@ def check_local_header(header: bytes, entry: Entry, packed: bytes, report: Repor
     padding = entry.data_offset - entry.header_offset - least
     alignment = int.from_bytes(header[least - 2 : least], "little")
     if (
-        layout.is_alignment(alignment)
+        alignment in layout.ALIGNMENTS
         and entry.data_offset % alignment == 0
         and 0 <= padding < alignment
-        and layout.fits_32(entry.nbytes)
     ):
         extra = records.pack_alignment_extra(alignment, padding)
         expected = (LocalHeader.SIGNATURE, shared, len(extra).to_bytes(2, "little"), name, extra)
@@ -111,7 +110,7 @@ def _check_alignment(
         broken("ZIP-14", f"expected an alignment field of 2 bytes or more, found {len(content)}")
         return None
     alignment, padding = unpacked
-    if not layout.is_alignment(alignment) or entry.data_offset % alignment:
+    if alignment not in layout.ALIGNMENTS or entry.data_offset % alignment:
         broken(
             "ALIGN-2",
             f"expected an alignment (a power of two from {layout.MIN_ALIGNMENT} to "

@@ -11,11 +11,12 @@ import errno
 import io
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, crc32, pieces
 from onnxarchive.zipformat import end_records, layout
+from onnxarchive.zipformat.directory import EMPTY, Directory
 from onnxarchive.zipformat.layout import Placement
 
 _GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
@@ -38,8 +39,7 @@ class ZipWriter:
     Args:
         file: The target; it is not closed.
         alignment: Alignment of all data in bytes, a power of two from 64 to 32768.
-        existing: Number and packed directory records of the entries that are already in the file.
-        named: Names and header offsets of these entries, for messages.
+        existing: The entries that are already in the file.
         offset: Offset of the end of these entries in the archive, in bytes.
         before: The last `end_records.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
 
@@ -53,16 +53,14 @@ class ZipWriter:
         file: SupportsWrite,
         *,
         alignment: int = layout.MIN_ALIGNMENT,
-        existing: tuple[int, bytes] = (0, b""),
-        named: tuple[Sequence[str], Sequence[int]] = ((), ()),
+        existing: Directory = EMPTY,
         offset: int = 0,
         before: bytes = b"",
     ) -> None:
         layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
-        self._existing_count, self._existing_records = existing
-        self._named = named
+        self._existing = existing
         self._offset = offset
         self.names: list[str] = []
         self.header_offsets = array("q")
@@ -101,8 +99,8 @@ class ZipWriter:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        if self._existing_count + len(self.names) >= layout.MAX_ENTRIES:
-            require_entries(self._existing_count + len(self.names) + 1)
+        if len(self._existing.entries) + len(self.names) >= layout.MAX_ENTRIES:
+            require_entries(layout.MAX_ENTRIES + 1)
         alignment = max(self._alignment, alignment)
         placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
@@ -140,19 +138,20 @@ class ZipWriter:
                 signature (ZIP-16).
         """
         directory_offset = self._offset
-        self._append(b"".join((self._existing_records, *self._records)))
+        self._append(b"".join((*self._existing.records, *self._records)))
         directory_size = self._offset - directory_offset
-        count = self._existing_count + len(self.names)
+        names = [entry.name for entry in self._existing.entries] + self.names
+        header_offsets = array("q", (entry.header_offset for entry in self._existing.entries))
         directory_end = self._offset
-        self._append(layout.end_of_archive(count, directory_size, directory_offset))
+        self._append(layout.end_of_archive(len(names), directory_size, directory_offset))
         self._write_gathered()
         end_records.check_false_ends(
             b"".join(self._end)[-end_records.SEARCHED_SIZE :],
             self._offset,
             directory_offset,
             directory_end,
-            [*self._named[0], *self.names],
-            array("q", self._named[1]) + self.header_offsets,
+            names,
+            header_offsets + self.header_offsets,
             Strict(),
         )
         return self._offset

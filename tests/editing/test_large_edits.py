@@ -21,6 +21,7 @@ from edits import replace_model
 from models import entry_of, external, model_of, run_python
 from onnx import TensorProto
 from sparse_files import GIB
+from zip_image import directory_of
 
 import onnxarchive
 from onnxarchive.files.data import crc32
@@ -92,11 +93,9 @@ def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) ->
             file.write(placement.pack()[0])
             placements.append(placement)
             offset = placement.end
-        file.flush()
-        records = b"".join(placement.pack()[1] for placement in placements)
     with MappedFile(path, is_writable=True) as written:
         target = PositionalWriter(written, offset)
-        writer = ZipWriter(target, existing=(len(placements), records), offset=offset)
+        writer = ZipWriter(target, existing=directory_of(placements), offset=offset)
         writer.add("small", SMALL.tobytes())
         writer.add(MODEL_PROTO, with_small(model).SerializeToString(deterministic=True))
         writer.finish()

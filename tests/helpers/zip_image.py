@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, layout
-from onnxarchive.zipformat.directory import Directory
+from onnxarchive.zipformat.directory import Directory, Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.local_header import check_local_header
@@ -257,3 +257,12 @@ def together(*changes: Change) -> Change:
             single(image)
 
     return change
+
+
+def directory_of(placements: Iterable[Placement]) -> Directory:
+    """The directory of entries, which may be written elsewhere."""
+    entries = [
+        Entry(one.name.decode(), one.header_offset, one.data_offset, one.nbytes, one.crc32)
+        for one in placements
+    ]
+    return Directory(entries, [one.pack()[1] for one in placements])

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from zip_image import directory_of
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, crc32, pieces
@@ -23,6 +24,7 @@ from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter
 
 Entries = list[tuple[str, bytes]]
+
 
 ENTRIES: Entries = [
     ("w", b"abc"),
@@ -210,8 +212,7 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
     placements = [before.add(name, data) for name, data in ENTRIES[:count]]
     offset = placements[-1].end if placements else 0
     target = io.BytesIO()
-    records = b"".join(placement.pack()[1] for placement in placements)
-    zip_writer = ZipWriter(target, existing=(count, records), offset=offset)
+    zip_writer = ZipWriter(target, existing=directory_of(placements), offset=offset)
     for name, data in ENTRIES[count:]:
         zip_writer.add(name, data)
     assert zip_writer.finish() == len(whole)
@@ -221,12 +222,13 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
 def test_entries_that_are_in_the_file_already_count(count: int) -> None:
     target = io.BytesIO()
-    zip_writer = ZipWriter(target, existing=(count - 1, b""))
+    one = Placement(b"one", 0, 0, 0)
+    zip_writer = ZipWriter(target, existing=directory_of([one] * (count - 1)))
     zip_writer.add("last", b"")
     zip_writer.finish()
     assert (target.getvalue()[-98:-94] == b"PK\x06\x06") == (count > 0xFFFE)
     with pytest.raises(UnsupportedFeatureError, match="at most"):
-        ZipWriter(target, existing=(layout.MAX_ENTRIES, b"")).add("more", b"")
+        ZipWriter(target, existing=directory_of([one] * layout.MAX_ENTRIES)).add("more", b"")
 
 
 def test_entries_of_no_bytes_are_entries() -> None:
