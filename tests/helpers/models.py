@@ -124,6 +124,13 @@ def model_of(*initializers: TensorProto) -> onnx.ModelProto:
     )
 
 
+def text_model(text: str, *initializers: TensorProto, opset: int = 21) -> onnx.ModelProto:
+    """A model in ONNX's text syntax, such as `g (float[2] x) => (float[2] y) { y = Neg(x) }`."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
+    model.graph.initializer.extend(initializers)
+    return model
+
+
 def weight_model(seed: int, count: int = 1000) -> onnx.ModelProto:
     """A model with one initializer, `w`, of `count` random floats."""
     return model_of(raw_tensor("w", dims=(count,), seed=seed))

@@ -5,11 +5,11 @@ The optimizers are skipped where they are not installed.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from edits import refused
 from models import (
     MEASURE_MEMORY,
     attribute,
@@ -29,6 +30,7 @@ from models import (
     raw_tensor,
     run_python,
     runnable_model,
+    text_model,
 )
 from onnx import TensorProto, helper, numpy_helper
 
@@ -61,46 +63,35 @@ def _weight(name: str, seed: int, rows: int = 64) -> TensorProto:
     return numpy_helper.from_array(elements, name)
 
 
-def _branch(name: str, seed: int) -> onnx.GraphProto:
-    return helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", f"{name}.w"], [f"{name}.product"]),
-            helper.make_node("Identity", [f"{name}.product"], [f"{name}.y"]),
-        ],
-        name,
-        [],
-        [helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, [2, 64])],
-        [_weight(f"{name}.w", seed)],
-    )
-
-
 def _clumsy_model() -> onnx.ModelProto:
     """A model with much to be removed, and weights of one shape that differ."""
-    branches: dict[str, Any] = {
-        "then_branch": _branch("then", 5),
-        "else_branch": _branch("else", 6),
+    model = text_model(
+        """clumsy (float[2, 64] x, bool condition) => (float[2, 64] y) {
+  p = MatMul(x, a)
+  p2 = Identity(p)
+  q = MatMul(p2, b)
+  shape = Shape(q)
+  q2 = Reshape(q, shape)
+  dead = MatMul(q2, dead_w)
+  z = If(condition) <
+    else_branch = else () => (float[2, 64] else_y) {
+      else_product = MatMul(x, else_w)
+      else_y = Identity(else_product)
+    },
+    then_branch = then () => (float[2, 64] then_y) {
+      then_product = MatMul(x, then_w)
+      then_y = Identity(then_product)
     }
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "a"], ["p"]),
-            helper.make_node("Identity", ["p"], ["p2"]),
-            helper.make_node("MatMul", ["p2", "b"], ["q"]),
-            helper.make_node("Shape", ["q"], ["shape"]),
-            helper.make_node("Reshape", ["q", "shape"], ["q2"]),
-            helper.make_node("MatMul", ["q2", "dead.w"], ["dead"]),
-            helper.make_node("If", ["condition"], ["z"], **branches),
-            helper.make_node("Identity", ["z"], ["z2"]),
-            helper.make_node("Mul", ["q2", "z2"], ["y"]),
-        ],
-        "clumsy",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64]),
-            helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
-        [_weight("a", 1), _weight("b", 2), _weight("dead.w", 3)],
+  >
+  z2 = Identity(z)
+  y = Mul(q2, z2)
+}""",
+        *(_weight("a", 1), _weight("b", 2), _weight("dead_w", 3)),
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    otherwise, then = model.graph.node[6].attribute
+    then.g.initializer.append(_weight("then_w", 5))
+    otherwise.g.initializer.append(_weight("else_w", 6))
+    return model
 
 
 def _run(path: Path) -> list[list[Any]]:
@@ -145,30 +136,37 @@ def _transformed(model: onnx.ModelProto, function: Function, path: Path, **optio
     return path.with_name("out.onnxa")
 
 
+@contextlib.contextmanager
+def _both(
+    before: Path, function: Function, **options: Any
+) -> Iterator[tuple[onnxarchive.Archive, onnxarchive.Archive]]:
+    """Transforms an archive to another file, which breaks no rule, and opens it and the first."""
+    path = before.with_name("out.onnxa")
+    transform(before, path, function, **options)
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as after, onnxarchive.open(before) as archive:
+        yield after, archive
+
+
 # Optimizers
 
 
 @pytest.mark.parametrize("module", OPTIMIZERS)
 def test_an_optimizer_that_sees_no_weights_leaves_every_bit_of_the_result(
-    clumsy: Path, tmp_path: Path, module: str
+    clumsy: Path, module: str
 ) -> None:
-    path = tmp_path / "out.onnxa"
-    transform(clumsy, path, _optimizer(module))
-    assert onnxarchive.check(path, full=True) == []
-    with onnxarchive.open(clumsy) as before, onnxarchive.open(path) as after:
+    with _both(clumsy, _optimizer(module)) as (after, before):
         assert {name: bytes(data) for name, data in after.assets.items()} == ASSETS
         kinds = [node.op_type for node in after.model.graph.node]
         assert len(kinds) < len(before.model.graph.node)
         assert "Identity" not in kinds
         assert kinds.count("MatMul") == 2  # a dead one is gone
-        crcs = {entry.crc32 for entry in before.entries.values()}
-        stored = {
-            name: entry.crc32 for name, entry in after.entries.items() if name != "__MODEL_PROTO"
-        }
-        assert crcs.issuperset(stored.values())
-        assert set(after.tensors) == {"a", "b", "then.w", "else.w"}
+        stored = {entry.crc32 for name, entry in after.entries.items() if name != "__MODEL_PROTO"}
+        assert stored <= {entry.crc32 for entry in before.entries.values()}
+        assert set(after.tensors) == {"a", "b", "then_w", "else_w"}
         assert [value.name for value in after.model.graph.input] == ["x", "condition"]
         assert b"onnxarchive:" not in bytes(after.read("__MODEL_PROTO"))
+    path = clumsy.with_name("out.onnxa")
     _require_equal_outputs(path, clumsy)
     onnx.checker.check_model(onnxarchive.load(path), full_check=True)
 
@@ -193,23 +191,15 @@ def test_an_optimizer_that_sees_the_weights_works_on_all_of_them(
 
 def test_weights_are_folded_only_where_they_are_seen(tmp_path: Path) -> None:
     optimize = _optimizer("onnxoptimizer")
-    kernel = np.random.default_rng(1).standard_normal((64, 8, 3, 3)).astype(np.float32)
-    vectors = [
-        numpy_helper.from_array(np.linspace(1, 2, 64, dtype=np.float32) + index, f"v{index}")
-        for index in range(4)
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "kernel"], ["c"]),
-            helper.make_node("BatchNormalization", ["c", "v0", "v1", "v2", "v3"], ["y"]),
-        ],
-        "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 9, 9])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64, 7, 7])],
-        [numpy_helper.from_array(kernel, "kernel"), *vectors],
+    vectors = [np.linspace(1, 2, 64, dtype=np.float32) + index for index in range(4)]
+    model = text_model(
+        """g (float[1, 8, 9, 9] x) => (float[1, 64, 7, 7] y) {
+  c = Conv(x, kernel)
+  y = BatchNormalization(c, v0, v1, v2, v3)
+}""",
+        raw_tensor("kernel", dims=(64, 8, 3, 3)),
+        *(numpy_helper.from_array(it, f"v{index}") for index, it in enumerate(vectors)),
     )
-    opset = helper.make_opsetid("", 21)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
     onnxarchive.save(model, tmp_path / "m.onnxa")
     fold = partial(optimize, passes=["fuse_bn_into_conv"])
     found = {}
@@ -222,37 +212,23 @@ def test_weights_are_folded_only_where_they_are_seen(tmp_path: Path) -> None:
     assert "BatchNormalization" not in found["loaded"]
 
 
-def test_the_version_of_operators_is_converted(clumsy: Path, tmp_path: Path) -> None:
-    path = tmp_path / "out.onnxa"
-    transform(clumsy, path, lambda model: onnx.version_converter.convert_version(model, 22))
-    with onnxarchive.open(path) as archive:
-        assert archive.model.opset_import[0].version == 22
-        assert set(archive.tensors) == {"a", "b", "dead.w", "then.w", "else.w"}
-    _require_equal_outputs(path, clumsy)
+def test_the_version_of_operators_is_converted(clumsy: Path) -> None:
+    convert = partial(onnx.version_converter.convert_version, target_version=22)
+    with _both(clumsy, convert) as (after, _):
+        assert after.model.opset_import[0].version == 22
+        assert set(after.tensors) == {"a", "b", "dead_w", "then_w", "else_w"}
+    _require_equal_outputs(clumsy.with_name("out.onnxa"), clumsy)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
 @pytest.mark.parametrize("module", OPTIMIZERS)
 def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> None:
     _optimizer(module)
-    nodes, weights = [], []
-    for index in range(5):
-        nodes.append(helper.make_node("MatMul", [f"x{index}", f"w{index}"], [f"p{index}"]))
-        nodes.append(helper.make_node("Identity", [f"p{index}"], [f"x{index + 1}"]))
-        weights.append(
-            TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[4096, 4096])
-        )
-    graph = helper.make_graph(
-        nodes,
-        "large",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, 4096])],
-        [helper.make_tensor_value_info("x5", TensorProto.FLOAT, [1, 4096])],
-    )
-    opset = helper.make_opsetid("", 21)
+    layers = "".join(f"p{i} = MatMul(x{i}, w{i}) x{i + 1} = Identity(p{i})\n" for i in range(5))
     with onnxarchive.Writer(tmp_path / "m.onnxa") as writer:
         for index in range(5):
             writer.add(f"w{index}", np.full((4096, 4096), index + 1, np.float32))
-        writer.finish(helper.make_model(graph, opset_imports=[opset], ir_version=10))
+        writer.finish(text_model(f"g (float[1, 4096] x0) => (float[1, 4096] x5) {{ {layers} }}"))
     assert os.path.getsize(tmp_path / "m.onnxa") > 300 * MIB
     code = f"""
 {MEASURE_MEMORY}
@@ -295,15 +271,13 @@ def _in_4_bits(model: onnx.ModelProto) -> onnx.ModelProto:
     ("quantize", "operator"), [(_quantized, "MatMulInteger"), (_in_4_bits, "MatMulNBits")]
 )
 def test_a_quantizer_reads_loaded_weights(
-    clumsy: Path, tmp_path: Path, quantize: Callable[..., onnx.ModelProto], operator: str
+    clumsy: Path, quantize: Callable[..., onnx.ModelProto], operator: str
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    path = tmp_path / "out.onnxa"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        transform(clumsy, path, quantize, weights="loaded")
-    with onnxarchive.open(path) as archive:
-        assert operator in [node.op_type for node in archive.model.graph.node]
+        with _both(clumsy, quantize, weights="loaded") as (after, _):
+            assert operator in [node.op_type for node in after.model.graph.node]
 
 
 def test_a_function_that_changes_nothing_is_warned_of_where_weights_are_hidden(
@@ -339,7 +313,7 @@ def test_hidden_weights_are_inputs_without_data(clumsy: Path, tmp_path: Path) ->
     (model,) = seen
     assert model.ByteSize() < 5000
     names = [value.name for value in model.graph.input]
-    assert names == ["x", "condition", "a", "b", "dead.w", "else.w", "then.w"]
+    assert names == ["x", "condition", "a", "b", "dead_w", "else_w", "then_w"]
     assert not model.graph.initializer
     onnx.checker.check_model(model, full_check=True)
 
@@ -370,14 +344,13 @@ def test_a_function_that_changes_nothing_gives_the_same_bytes(
 
 
 def test_hidden_initializers_of_subgraphs_come_back_in_the_main_graph(path: Path) -> None:
-    out = _transformed(full_model(), _no_change, path)
-    with onnxarchive.open(path) as before, onnxarchive.open(out) as after:
+    onnxarchive.save(full_model(), path, convert_attribute=True)
+    with _both(path, _no_change) as (after, before):
         assert set(after.tensors) == set(before.tensors)
         for name, array in before.tensors.items():
             assert array.tobytes() == after.tensors[name].tobytes()
         assert len(after.model.graph.initializer) == len(after.tensors)
         assert len(keys_of(after)) == len(keys_of(before))
-    assert onnxarchive.check(out, full=True) == []
 
 
 def test_initializers_of_one_name_in_two_branches_are_not_mixed_up(path: Path) -> None:
@@ -411,10 +384,10 @@ def _remove_dead(model: onnx.ModelProto) -> None:
 def test_a_weight_that_nothing_uses_any_more_is_left_out(path: Path, is_trained: bool) -> None:
     model = _clumsy_model()
     if is_trained:
-        model.training_info.add().update_binding.add(key="dead.w", value="dead.w")
+        model.training_info.add().update_binding.add(key="dead_w", value="dead_w")
     with onnxarchive.open(_transformed(model, _in_place(_remove_dead), path)) as archive:
-        assert ("dead.w" in archive.tensors) == is_trained
-        assert {*archive.tensors} | {"dead.w"} == {"a", "b", "dead.w", "then.w", "else.w"}
+        assert ("dead_w" in archive.tensors) == is_trained
+        assert {*archive.tensors} | {"dead_w"} == {"a", "b", "dead_w", "then_w", "else_w"}
 
 
 def test_a_weight_that_nothing_used_before_is_kept(path: Path) -> None:
@@ -423,52 +396,45 @@ def test_a_weight_that_nothing_used_before_is_kept(path: Path) -> None:
         assert list(archive.tensors) == ["w"]
 
 
-def test_renamed_weights_are_known_by_their_marks(clumsy: Path, tmp_path: Path) -> None:
-    prefix = partial(onnx.compose.add_prefix, prefix="m/")
-    transform(clumsy, tmp_path / "out.onnxa", prefix)
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
-        np.testing.assert_array_equal(archive.tensors["m/a"], before.tensors["a"])
-        np.testing.assert_array_equal(archive.tensors["m/b"], before.tensors["b"])
-        assert archive.model.graph.input[0].name == "m/x"
-        assert all(not value.doc_string for value in archive.model.graph.input)
+def test_renamed_weights_are_known_by_their_marks(clumsy: Path) -> None:
+    with _both(clumsy, partial(onnx.compose.add_prefix, prefix="m/")) as (after, before):
+        np.testing.assert_array_equal(after.tensors["m/a"], before.tensors["a"])
+        np.testing.assert_array_equal(after.tensors["m/b"], before.tensors["b"])
+        assert after.model.graph.input[0].name == "m/x"
+        assert all(not value.doc_string for value in after.model.graph.input)
 
 
-def test_no_mark_of_a_weight_is_left_in_the_model(clumsy: Path, tmp_path: Path) -> None:
+def test_no_mark_of_a_weight_is_left_in_the_model(clumsy: Path) -> None:
     def note(model: onnx.ModelProto) -> None:
         model.graph.value_info.append(model.graph.input[2])
         model.graph.node[6].attribute[0].g.value_info.append(model.graph.input[3])
 
-    transform(clumsy, tmp_path / "out.onnxa", _in_place(note))
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
-        assert [value.name for value in archive.model.graph.value_info] == ["a"]
-        assert b"onnxarchive:" not in bytes(archive.read("__MODEL_PROTO"))
+    with _both(clumsy, _in_place(note)) as (after, _):
+        assert [value.name for value in after.model.graph.value_info] == ["a"]
+        assert b"onnxarchive:" not in bytes(after.read("__MODEL_PROTO"))
 
 
-def test_two_weights_may_change_names(clumsy: Path, tmp_path: Path) -> None:
+def test_two_weights_may_change_names(clumsy: Path) -> None:
     def swap(model: onnx.ModelProto) -> None:
         one, other = model.graph.input[2:4]
         one.name, other.name = other.name, one.name
 
-    transform(clumsy, tmp_path / "out.onnxa", _in_place(swap))
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
-        np.testing.assert_array_equal(archive.tensors["b"], before.tensors["a"])
-        np.testing.assert_array_equal(archive.tensors["a"], before.tensors["b"])
+    with _both(clumsy, _in_place(swap)) as (after, before):
+        np.testing.assert_array_equal(after.tensors["b"], before.tensors["a"])
+        np.testing.assert_array_equal(after.tensors["a"], before.tensors["b"])
 
 
-def test_an_initializer_takes_the_place_of_a_weight_whose_input_is_removed(
-    clumsy: Path, tmp_path: Path
-) -> None:
+def test_an_initializer_takes_the_place_of_a_weight_whose_input_is_removed(clumsy: Path) -> None:
     new = np.ones((64, 64), np.float32)
 
     def put_another(model: onnx.ModelProto) -> None:
         del model.graph.input[2]
         model.graph.initializer.append(numpy_helper.from_array(new, "a"))
 
-    transform(clumsy, tmp_path / "out.onnxa", _in_place(put_another))
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
-        names = [tensor.name for tensor in archive.model.graph.initializer]
-        assert names == ["a", "b", "dead.w", "else.w", "then.w"]
-        np.testing.assert_array_equal(archive.tensors["a"], new)
+    with _both(clumsy, _in_place(put_another)) as (after, _):
+        names = [tensor.name for tensor in after.model.graph.initializer]
+        assert names == ["a", "b", "dead_w", "else_w", "then_w"]
+        np.testing.assert_array_equal(after.tensors["a"], new)
 
 
 @pytest.mark.parametrize("weights", HOWS)
@@ -480,13 +446,11 @@ def test_initializers_that_have_one_name_keep_it(path: Path, weights: Weights) -
     sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.int64), "b.indices"))
     with onnxarchive.open(_transformed(model, _no_change, path, weights=weights)) as archive:
         names = [tensor.name for tensor in archive.model.graph.initializer]
-        assert sorted(names)[:4] == ["a", "a", "b", "dead.w"]
+        assert sorted(names)[:4] == ["a", "a", "b", "dead_w"]
         assert [tensor.values.name for tensor in archive.model.graph.sparse_initializer] == ["b"]
 
 
-def test_external_weights_are_renamed_removed_copied_and_added(
-    clumsy: Path, tmp_path: Path
-) -> None:
+def test_external_weights_are_renamed_removed_copied_and_added(clumsy: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         a, b, dead = model.graph.initializer
         dead.CopyFrom(b)
@@ -495,36 +459,28 @@ def test_external_weights_are_renamed_removed_copied_and_added(
         a.dims[:] = [32, 128]
         model.graph.initializer.append(raw_tensor("new", dims=(400,)))
 
-    transform(clumsy, tmp_path / "out.onnxa", _in_place(change), weights="external")
-    assert onnxarchive.check(tmp_path / "out.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
-        assert list(archive.tensors)[:4] == ["renamed", "b", "twice", "new"]
-        np.testing.assert_array_equal(
-            archive.tensors["renamed"], before.tensors["a"].reshape(32, 128)
-        )
-        np.testing.assert_array_equal(archive.tensors["b"], before.tensors["b"])
-        np.testing.assert_array_equal(archive.tensors["twice"], before.tensors["b"])
-        assert archive.entries["new"].nbytes == 1600
-        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
+    with _both(clumsy, _in_place(change), weights="external") as (after, before):
+        assert list(after.tensors)[:4] == ["renamed", "b", "twice", "new"]
+        renamed = before.tensors["a"].reshape(32, 128)
+        np.testing.assert_array_equal(after.tensors["renamed"], renamed)
+        np.testing.assert_array_equal(after.tensors["b"], before.tensors["b"])
+        np.testing.assert_array_equal(after.tensors["twice"], before.tensors["b"])
+        assert after.entries["new"].nbytes == 1600
+        assert {name: bytes(data) for name, data in after.assets.items()} == ASSETS
 
 
-@pytest.mark.parametrize("weights", ["external", "loaded", "hidden"])
-def test_initializers_may_be_removed_and_sorted_in_place(
-    clumsy: Path, tmp_path: Path, weights: Weights
-) -> None:
+@pytest.mark.parametrize("weights", HOWS)
+def test_initializers_may_be_removed_and_sorted_in_place(clumsy: Path, weights: Weights) -> None:
     def change(model: onnx.ModelProto) -> None:
         names = [tensor.name for tensor in model.graph.initializer]
-        if "dead.w" in names:
-            del model.graph.initializer[names.index("dead.w")]
+        if "dead_w" in names:
+            del model.graph.initializer[names.index("dead_w")]
             _remove_dead(model)
         model.graph.initializer.sort(key=lambda tensor: tensor.name, reverse=True)
 
-    path = tmp_path / "out.onnxa"
-    transform(clumsy, path, _in_place(change), weights=weights)
-    assert onnxarchive.check(path, full=True) == []
-    with onnxarchive.open(path) as archive, onnxarchive.open(clumsy) as before:
-        for name in set(archive.tensors) & set(before.tensors):
-            np.testing.assert_array_equal(archive.tensors[name], before.tensors[name])
+    with _both(clumsy, _in_place(change), weights=weights) as (after, before):
+        for name in set(after.tensors) & set(before.tensors):
+            np.testing.assert_array_equal(after.tensors[name], before.tensors[name])
 
 
 def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
@@ -539,23 +495,13 @@ def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
 
 def test_options_are_those_of_save(clumsy: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
-    transform(
-        clumsy,
-        tmp_path / "out.onnxa",
-        _no_change,
-        size_threshold=1 << 20,
-        alignment=4096,
-        assets={"tokenizer.json": b"[]"},
-        progress=lambda *it: done.append(it),
-    )
-    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
-        assert list(archive.entries) == [
-            "assets/deep/labels.txt",
-            "assets/tokenizer.json",
-            "__MODEL_PROTO",
-        ]
-        assert bytes(archive.assets["tokenizer.json"]) == b"[]"
-        assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
+    options: dict[str, Any] = {"size_threshold": 1 << 20, "alignment": 4096}
+    options |= {"assets": {"tokenizer.json": b"[]"}, "progress": lambda *it: done.append(it)}
+    with _both(clumsy, _no_change, **options) as (after, _):
+        names = ["assets/deep/labels.txt", "assets/tokenizer.json", "__MODEL_PROTO"]
+        assert list(after.entries) == names
+        assert bytes(after.assets["tokenizer.json"]) == b"[]"
+        assert all(entry.data_offset % 4096 == 0 for entry in after.entries.values())
     transform(tmp_path / "out.onnxa", tmp_path / "again.onnxa", _no_change)
     with onnxarchive.open(tmp_path / "again.onnxa") as archive:
         assert archive.alignment == 4096  # the archive's
@@ -582,25 +528,9 @@ def _retyped(model: onnx.ModelProto) -> None:
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
 
 
-def _reshaped(model: onnx.ModelProto) -> None:
-    model.graph.input[2].type.tensor_type.shape.dim[0].dim_value = 65
-
-
-def _flattened(model: onnx.ModelProto) -> None:
-    del model.graph.input[2].type.tensor_type.shape.dim[1]
-
-
 def _renamed_unmarked(model: onnx.ModelProto) -> None:
     model.graph.input[2].ClearField("doc_string")
     model.graph.input[2].name = model.graph.node[0].input[1] = "other"
-
-
-def _undefined(model: onnx.ModelProto) -> None:
-    del model.graph.input[2]
-
-
-def _both(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(_weight("a", 8))
 
 
 def _both_renamed(model: onnx.ModelProto) -> None:
@@ -608,41 +538,8 @@ def _both_renamed(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(_weight("new", 8))
 
 
-def _input_and_sparse(model: onnx.ModelProto) -> None:
-    model.graph.sparse_initializer.add().values.CopyFrom(_weight("a", 8))
-
-
-def _two_inputs(model: onnx.ModelProto) -> None:
-    model.graph.input.append(model.graph.input[2])
-
-
-def _two_weights_of_one_name(model: onnx.ModelProto) -> None:
-    model.graph.input[2].name = "b"
-
-
-def _two_initializers(model: onnx.ModelProto) -> None:
-    model.graph.initializer.extend([_weight("new", 8), _weight("new", 9)])
-
-
-LOSSES: list[tuple[Callable[[onnx.ModelProto], None], str]] = [
-    (_retyped, r"'a': expected FLOAT of shape \[64, 64\].*FLOAT16.*'loaded'"),
-    (_reshaped, r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]"),
-    (_flattened, r"'a': expected FLOAT of shape \[64, 64\].*\[64\]"),
-    (_renamed_unmarked, "'a': expected .* new input 'other'.*'external'"),
-    (_undefined, "'a': expected .* found no input, although the tensor's name is still used"),
-    (_both, "'a': expected .* either one input or one initializer 'a' .* found several"),
-    (_both_renamed, "'a': expected .* one input or one initializer 'new' for"),
-    (_input_and_sparse, "'a': expected .* or one initializer .* found several"),
-    (_two_inputs, "'a': expected .* one input or .* found several; keep one"),
-    (_two_weights_of_one_name, "'b': expected .* one input or .* found several"),
-    (_two_initializers, "'new': expected .* one initializer .* found several"),
-]
 NO_MODEL = "expected <lambda> to return an onnx.ModelProto, found "
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    **{
-        change.__name__.strip("_"): (_in_place(change), ArchiveFormatError, message)
-        for change, message in LOSSES
-    },
     "nothing": (lambda model: None, TypeError, f"{NO_MODEL}.*None"),
     "tuple": (lambda model: (model,), TypeError, f"{NO_MODEL}.*tu"),
     "invalid": (
@@ -651,19 +548,63 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         "<lambda> returned False: its model is invalid",
     ),
 }
+LOSSES: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
+    "another type": (_retyped, r"'a': expected FLOAT of shape \[64, 64\].*FLOAT16.*'loaded'"),
+    "another shape": (
+        lambda model: setattr(model.graph.input[2].type.tensor_type.shape.dim[0], "dim_value", 65),
+        r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]",
+    ),
+    "fewer dims": (
+        lambda model: model.graph.input[2].type.tensor_type.shape.dim.pop(),
+        r"'a': expected FLOAT of shape \[64, 64\].*\[64\]",
+    ),
+    "a new name without its mark": (
+        _renamed_unmarked,
+        "'a': expected .* new input 'other'.*'external'",
+    ),
+    "no input": (
+        lambda model: model.graph.input.pop(2),
+        "'a': expected .* found no input, although the tensor's name is still used",
+    ),
+    "an input and an initializer": (
+        lambda model: model.graph.initializer.append(_weight("a", 8)),
+        "'a': expected .* either one input or one initializer 'a' .* found several",
+    ),
+    "both of a new name": (
+        _both_renamed,
+        "'a': expected .* one input or one initializer 'new' for",
+    ),
+    "an input and a sparse tensor": (
+        lambda model: model.graph.sparse_initializer.add().values.CopyFrom(_weight("a", 8)),
+        "'a': expected .* or one initializer .* found several",
+    ),
+    "two inputs": (
+        lambda model: model.graph.input.append(model.graph.input[2]),
+        "'a': expected .* one input or .* found several; keep one",
+    ),
+    "two weights of one name": (
+        lambda model: setattr(model.graph.input[2], "name", "b"),
+        "'b': expected .* one input or .* found several",
+    ),
+    "two initializers": (
+        lambda model: model.graph.initializer.extend([_weight("new", 8), _weight("new", 9)]),
+        "'new': expected .* one initializer .* found several",
+    ),
+}
+REFUSED |= {
+    kind: (_in_place(change), ArchiveFormatError, message)
+    for kind, (change, message) in LOSSES.items()
+}
 
 
 @pytest.mark.parametrize(("function", "kind", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_function_that_loses_weights_is_refused(
     clumsy: Path, function: Any, kind: type[Exception], message: str
 ) -> None:
-    before = clumsy.read_bytes()
-    with pytest.raises(kind, match=message) as caught:
+    with refused(clumsy, kind, message) as caught:
         transform(clumsy, clumsy, function)
     if isinstance(caught.value, onnxarchive.ArchiveError):
         assert str(clumsy) in str(caught.value)
-    assert clumsy.read_bytes() == before
-    assert os.listdir(clumsy.parent) == [clumsy.name]
 
 
 @pytest.mark.parametrize("weights", ["external", "loaded"])
@@ -671,12 +612,10 @@ def test_a_second_initializer_of_a_name_is_refused_also_where_weights_are_seen(
     clumsy: Path, weights: Weights
 ) -> None:
     def add_to_branch(model: onnx.ModelProto) -> None:
-        model.graph.node[6].attribute[0].g.initializer.append(_weight("else.w", 8))
+        model.graph.node[6].attribute[0].g.initializer.append(_weight("else_w", 8))
 
-    before = clumsy.read_bytes()
-    with pytest.raises(ArchiveFormatError, match=r"'else\.w': expected .* found several; remove"):
+    with refused(clumsy, ArchiveFormatError, r"'else_w': expected .* found several; remove"):
         transform(clumsy, clumsy, _in_place(add_to_branch), weights=weights)
-    assert clumsy.read_bytes() == before
 
 
 def test_what_cannot_be_written_is_told_before_the_function_is_called(
@@ -720,58 +659,42 @@ def _set_data_of_a_wrong_location(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set_data, r"tensor 'dead\.w' .*found raw_data; to store .*, clear external_data"),
-        (_set_data_of_a_wrong_location, r"tensor 'dead\.w' .*found raw_data; to store"),
-        (_point_elsewhere, r"tensor 'dead\.w' .*expected a key .*found 'nowhere'"),
-        (_grow, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 16640 bytes"),
-        (_take_a_part, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 8192 bytes"),
+        (_set_data, r"tensor 'dead_w' .*found raw_data; to store .*, clear external_data"),
+        (_set_data_of_a_wrong_location, r"tensor 'dead_w' .*found raw_data; to store"),
+        (_point_elsewhere, r"tensor 'dead_w' .*expected a key .*found 'nowhere'"),
+        (_grow, r"tensor 'dead_w' .* all 16384 bytes .*, found .* 16640 bytes"),
+        (_take_a_part, r"tensor 'dead_w' .* all 16384 bytes .*, found .* 8192 bytes"),
     ],
 )
 def test_an_external_tensor_must_be_one_of_the_archive(
     clumsy: Path, change: Callable[[onnx.ModelProto], None], message: str
 ) -> None:
-    changed, before = _in_place(change), clumsy.read_bytes()
     done: list[tuple[int, int]] = []
-    with pytest.raises(ArchiveFormatError, match=message):
-        transform(clumsy, clumsy, changed, weights="external", progress=lambda *it: done.append(it))
+    options: dict[str, Any] = {"weights": "external", "progress": lambda *it: done.append(it)}
+    with refused(clumsy, ArchiveFormatError, message):
+        transform(clumsy, clumsy, _in_place(change), **options)
     assert done == []  # it is seen before other weights are written
-    assert clumsy.read_bytes() == before
-    assert os.listdir(clumsy.parent) == [clumsy.name]
 
 
 def test_an_exception_of_the_function_passes(clumsy: Path) -> None:
     def fail(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with refused(clumsy, ZeroDivisionError):
         transform(clumsy, clumsy, fail)
-    assert os.listdir(clumsy.parent) == [clumsy.name]
 
 
 @pytest.mark.parametrize("weights", HOWS)
 @pytest.mark.parametrize("size_threshold", [1024, 1 << 20])
 def test_damaged_weights_are_not_copied(
-    clumsy: Path, tmp_path: Path, weights: Weights, size_threshold: int
+    clumsy: Path, weights: Weights, size_threshold: int
 ) -> None:
     flip_byte(clumsy, entry_of(clumsy, "b").data_offset + 77)
-    with pytest.raises(ChecksumError, match=r"clumsy\.onnxa: (entry|tensor) 'b'.*CRC-32"):
-        transform(
-            clumsy,
-            tmp_path / "out.onnxa",
-            _no_change,
-            weights=weights,
-            size_threshold=size_threshold,
-        )
-    assert os.listdir(tmp_path) == [clumsy.name]
+    options: dict[str, Any] = {"weights": weights, "size_threshold": size_threshold}
+    with refused(clumsy, ChecksumError, r"clumsy\.onnxa: (entry|tensor) 'b'.*CRC-32"):
+        transform(clumsy, clumsy.with_name("out.onnxa"), _no_change, **options)
 
 
 def test_an_unknown_way_is_refused(clumsy: Path) -> None:
     with pytest.raises(ValueError, match=r"expected one of .*hidden.* for weights, found 'none'"):
         transform(clumsy, clumsy, _no_change, weights="none")  # type: ignore[arg-type]
-
-
-def test_the_optimizers_are_named_as_they_are() -> None:
-    found = [name for name in OPTIMIZERS if importlib.util.find_spec(name) is not None]
-    if not found:
-        pytest.skip("no optimizer is installed")
-    assert all(callable(_optimizer(name)) for name in found)
