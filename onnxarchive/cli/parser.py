@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Final, Unpack
 
@@ -19,34 +19,19 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location
 
-COMMANDS: Final = {
-    "convert": "converting",
-    "export": "exporting",
-    "link": "exporting",
-    "extract": "exporting",
-    "ls": "listing",
-    "info": "listing",
-    "models": "listing",
-    "check": "checking",
-    "diff": "checking",
-    "replace-model": "editing",
-    "remove-model": "editing",
-    "rename-model": "editing",
+# For each module of `cli/commands/`, the commands for which it has `add_NAME`; the help has the
+# same order.
+_COMMANDS: Final = {
+    "converting": "convert",
+    "exporting": "export link extract",
+    "listing": "ls info models cat",
+    "checking": "check diff",
+    "editing": "replace-model remove-model rename-model set-metadata recover",
     "assets": "assets",
-    "set-metadata": "editing",
-    "prepack": "prepacking",
-    "recover": "editing",
-    "run": "running",
-    "view": "running",
-    "download": "downloading",
-    "cat": "listing",
-    "cache": "downloading",
-    "completion": "completion",
+    "running": "run view prepack completion",
+    "downloading": "download cache",
 }
-"""For each command, in the order of the help, the module of `cli/commands/` with `add_NAME`."""
-
-REPEATED: Final[dict[str, Any]] = {"action": "append", "default": []}
-"""Options of argparse for an argument that may be given several times."""
+_MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names.split()}
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -64,15 +49,18 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         "early; 143 terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
-    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name in [command] if command in COMMANDS else COMMANDS:
-        module = import_module(f"onnxarchive.cli.commands.{COMMANDS[name]}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Command)
+    for name in [command] if command in _MODULES else _MODULES:
+        module = import_module(f"onnxarchive.cli.commands.{_MODULES[name]}")
         getattr(module, f"add_{name.replace('-', '_')}")(commands)
     return top
 
 
-class _CommandParser(argparse.ArgumentParser):
-    """Parses options between positional arguments: `convert model.onnx --force model.onnxa`."""
+class Command(argparse.ArgumentParser):
+    """The parser of a command; methods add the arguments that several commands have.
+
+    It parses options between positional arguments: `convert model.onnx --force model.onnxa`.
+    """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # `parse_known_intermixed_args` refuses subcommands, and forgets "--".
@@ -86,6 +74,61 @@ class _CommandParser(argparse.ArgumentParser):
         finally:
             del self.__dict__["parse_known_args"]
 
+    def add(
+        self, argument: str, help: str, *, to: argparse._ArgumentGroup | None = None, **options: Any
+    ) -> None:
+        """Adds an argument.
+
+        Args:
+            argument: The argument with its value, as in `--jobs N`; without a value it is a flag.
+            help: A text for the help.
+            to: A group of the arguments; None for none.
+            options: Options of argparse.
+        """
+        name, _, value = argument.partition(" ")
+        options |= {"metavar": value} if value else {"action": "store_true"}
+        (to or self).add_argument(name, help=help, **options)
+
+    def add_repeated(self, argument: str, help: str, **options: Any) -> None:
+        """Adds an option that may be given several times."""
+        self.add(argument, help, action="append", default=[], **options)
+
+    def add_model(self, action: str, default: str | None = "") -> None:
+        self.add("--model ID", f"{action}; 'onnxarchive models' lists the ids", default=default)
+
+    def add_jobs(self) -> None:
+        self.add("--jobs N", "use N cores (default: all)", type=_positive)
+
+    def add_copy(self) -> None:
+        help = "write a new file; needed if ARCHIVE is a symbolic link or has further hard links"
+        self.add("--copy", help)
+        self.add_timeout()
+
+    def add_timeout(self) -> None:
+        help = (
+            "wait at most this long while other processes open or edit the archive (default: "
+            "%(default)s; inf: without limit)"
+        )
+        self.add("--timeout SECONDS", help, type=float, default=locking.TIMEOUT)
+
+    def add_force(self) -> None:
+        """Adds the option for `require_free`."""
+        self.add("--force", "replace files that exist")
+
+    def add_url_options(self, *, cache: bool = True) -> None:
+        """Adds the options for `access`, at the end of the arguments."""
+        group = self.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
+        if cache:
+            help = "use the copy in the user's cache (run and link download it)"
+            self.add("--cache", help, to=group)
+            self.add("--cache-dir DIR", "a directory for copies instead", to=group)
+        help = (
+            "an option for obstore or fsspec, such as region=eu-west-1, timeout=60 (seconds) or "
+            'default_headers=\'{"accept": "*/*"}\'; put credentials in the environment, where '
+            "other users cannot see them"
+        )
+        self.add_repeated("--storage-option KEY=VALUE", help, to=group)
+
 
 def add_command(
     commands: Any,
@@ -96,7 +139,7 @@ def add_command(
     name: str | None = None,
     archive: bool = True,
     json: bool = True,
-) -> argparse.ArgumentParser:
+) -> Command:
     """Adds a command.
 
     Args:
@@ -108,13 +151,11 @@ def add_command(
         archive: Whether the first argument is an archive.
         json: Whether to add the option `--json`.
     """
-    name = name or function.__name__.replace("_", "-")
-    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
-    command.epilog = f"Example: {command.prog} {example}".rstrip()
+    command = _named(commands, name or function.__name__.replace("_", "-"), help, example)
     command.set_defaults(function=function)
     if json:
-        add_arguments(command, {"--json": "print the result as JSON"})
-    add_arguments(command, {"--debug": "print the traceback of an error, for bug reports"})
+        command.add("--json", "print the result as JSON")
+    command.add("--debug", "print the traceback of an error, for bug reports")
     if archive:
         command.add_argument("archive", type=file_name, metavar="ARCHIVE")
     return command
@@ -122,26 +163,13 @@ def add_command(
 
 def add_group(commands: Any, name: str, help: str, example: str) -> Any:
     """Adds a command with actions of its own; returns the subparsers for these."""
-    command = commands.add_parser(name, help=help, description=help)
+    return _named(commands, name, help, example).add_subparsers(required=True, metavar="ACTION")
+
+
+def _named(commands: Any, name: str, help: str, example: str) -> Command:
+    command: Command = commands.add_parser(name, help=help, description=help)
     command.epilog = f"Example: {command.prog} {example}".rstrip()
-    return command.add_subparsers(required=True, metavar="ACTION")
-
-
-def add_arguments(
-    command: argparse._ActionsContainer, arguments: Mapping[str, str], **options: Any
-) -> None:
-    """Adds arguments.
-
-    Args:
-        command: The command, or a group of its arguments.
-        arguments: Help texts, by the argument and its value as in `--jobs N`. An option without a
-            value is a flag.
-        options: Options of argparse for all these arguments.
-    """
-    for argument, help in arguments.items():
-        name, _, value = argument.partition(" ")
-        kind = {"metavar": value} if value else {"action": "store_true"}
-        command.add_argument(name, help=help, **kind, **options)  # type: ignore[arg-type]
+    return command
 
 
 def file_name(text: str) -> str:
@@ -149,6 +177,13 @@ def file_name(text: str) -> str:
     if text == "-":
         raise argparse.ArgumentTypeError("cannot read standard input: save it to a file")
     return text
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of 1 or more, found {number}")
+    return number
 
 
 def pairs(
@@ -176,41 +211,6 @@ def pairs(
     return values
 
 
-def add_model(command: argparse.ArgumentParser, action: str, *, default: str | None = "") -> None:
-    help = f"{action}; 'onnxarchive models' lists the ids"
-    add_arguments(command, {"--model ID": help}, default=default)
-
-
-def add_jobs(command: argparse.ArgumentParser) -> None:
-    add_arguments(command, {"--jobs N": "use N cores (default: all)"}, type=_positive)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of 1 or more, found {number}")
-    return number
-
-
-def add_copy(command: argparse.ArgumentParser) -> None:
-    help = "write a new file; needed if ARCHIVE is a symbolic link or has further hard links"
-    add_arguments(command, {"--copy": help})
-    add_timeout(command)
-
-
-def add_timeout(command: argparse.ArgumentParser) -> None:
-    help = (
-        "wait at most this long while other processes open or edit the archive (default: "
-        "%(default)s; inf: without limit)"
-    )
-    add_arguments(command, {"--timeout SECONDS": help}, type=float, default=locking.TIMEOUT)
-
-
-def add_force(command: argparse.ArgumentParser) -> None:
-    """Adds the option for `require_free`."""
-    add_arguments(command, {"--force": "replace files that exist"})
-
-
 def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
     """Refuses a target that exists, unless `force` is true.
 
@@ -232,40 +232,13 @@ def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
         raise FileExistsError(errno.EEXIST, text, target.name)
 
 
-def add_url_options(command: argparse.ArgumentParser) -> None:
-    """Adds the options for `access`, at the end of the arguments."""
-    group = command.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
-    add_arguments(
-        group,
-        {
-            "--cache": "use the copy in the user's cache (run and link download it)",
-            "--cache-dir DIR": "a directory for copies instead",
-        },
-    )
-    add_storage_option(group)
-
-
 def access(arguments: argparse.Namespace) -> Access:
-    """Options for remote archives, from the arguments that `add_url_options` adds."""
-    cache = arguments.cache_dir or arguments.cache or None
-    options = storage_options(arguments)
-    return Access(storage_options=options, cache=cache, cache_progress=has_terminal())
-
-
-def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:
-    """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
-    with opened(Location.of(arguments.archive, **access(arguments))) as file:
-        return Archive(file, model=model)
-
-
-def add_storage_option(command: argparse._ActionsContainer) -> None:
-    """Adds the option for `storage_options`."""
-    help = (
-        "an option for obstore or fsspec, such as region=eu-west-1, timeout=60 (seconds) or "
-        'default_headers=\'{"accept": "*/*"}\'; put credentials in the environment, where other '
-        "users cannot see them"
+    """Options for remote archives, from the arguments of `Command.add_url_options`."""
+    return Access(
+        storage_options=storage_options(arguments),
+        cache=arguments.cache_dir or arguments.cache or None,
+        cache_progress=has_terminal(),
     )
-    add_arguments(command, {"--storage-option KEY=VALUE": help}, **REPEATED)
 
 
 def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
@@ -277,3 +250,9 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
         raise ValueError(
             f"expected {form}, each key once, found another form or a repeated key"
         ) from None
+
+
+def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:
+    """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
+    with opened(Location.of(arguments.archive, **access(arguments))) as file:
+        return Archive(file, model=model)

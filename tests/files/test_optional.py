@@ -35,8 +35,8 @@ CALLS = [
     ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
     (
         "shtab",
-        "onnxarchive.cli.commands.completion",
-        "onnxarchive.cli.commands.completion.completion(None)",
+        "onnxarchive.cli.commands.running",
+        "onnxarchive.cli.commands.running.completion(None)",
     ),
     (
         "torch",

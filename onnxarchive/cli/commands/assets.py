@@ -11,7 +11,7 @@ from typing import Any, Final
 import onnxarchive
 from onnxarchive.cli.commands.editing import edit, say_size
 from onnxarchive.cli.output import StandardOutput, say
-from onnxarchive.cli.parser import add_arguments, add_command, add_copy, add_group
+from onnxarchive.cli.parser import add_command, add_group
 from onnxarchive.cli.terminal import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
@@ -31,14 +31,14 @@ def add_assets(commands: Any) -> None:
     add_command(actions, list_assets, "List the assets.", "model.onnxa", name="ls")
     help, example = "Add files, or replace assets of the same names.", "model.onnxa labels.txt"
     command = add_command(actions, store_assets, help, example, name="add")
-    add_arguments(command, {f"assets {ASSET}": ASSET_HELP}, nargs="+")
-    add_copy(command)
+    command.add(f"assets {ASSET}", ASSET_HELP, nargs="+")
+    command.add_copy()
     command = add_command(actions, remove_assets, "Remove assets.", example, name="rm")
-    add_arguments(command, {"names NAME": "the name of an asset"}, nargs="+")
-    add_copy(command)
+    command.add("names NAME", "the name of an asset", nargs="+")
+    command.add_copy()
     help = "Write an asset to standard output."
     command = add_command(actions, print_asset, help, example, name="cat", json=False)
-    add_arguments(command, {"name NAME": "the name of the asset"})
+    command.add("name NAME", "the name of the asset")
 
 
 def list_assets(arguments: argparse.Namespace) -> None:

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import DONE, FOUND, fail, say, status_of
-from onnxarchive.cli.parser import (
-    access,
-    add_arguments,
-    add_command,
-    add_jobs,
-    add_model,
-    add_url_options,
-    file_name,
-)
+from onnxarchive.cli.parser import access, add_command, file_name
 from onnxarchive.cli.terminal import cut, printable, progress_bar
 from onnxarchive.errors import ArchiveError
 from onnxarchive.remote.location import Access
@@ -42,12 +34,11 @@ def add_check(commands: Any) -> None:
         "       onnxarchive check [options] --link LINK [ARCHIVE]"
     )
     help = "an archive; with --link, the link's archive"
-    add_arguments(command, {"archives ARCHIVE": help}, type=file_name, nargs="*")
-    add_arguments(command, {"--full": "read every byte and compare checksums"})
-    help = "check that this link fits its archive"
-    add_arguments(command, {"--link LINK": help}, type=file_name)
-    add_jobs(command)
-    add_url_options(command)
+    command.add("archives ARCHIVE", help, type=file_name, nargs="*")
+    command.add("--full", "read every byte and compare checksums")
+    command.add("--link LINK", "check that this link fits its archive", type=file_name)
+    command.add_jobs()
+    command.add_url_options()
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -122,15 +113,10 @@ def add_diff(commands: Any) -> None:
     help = "Compare the graphs, tensors and assets of two archives (weights by CRC-32)."
     command = add_command(commands, diff, help, "model.onnxa other.onnxa")
     command.add_argument("other", type=file_name, metavar="OTHER")
-    add_model(command, "compare this model only", default=None)
-    add_arguments(
-        command,
-        {
-            "--full": "also compare bytes, not only the CRC-32s of tensors and assets",
-            "--stack-traces": "also compare the stack traces in the metadata of nodes",
-        },
-    )
-    add_url_options(command)
+    command.add_model("compare this model only", default=None)
+    command.add("--full", "also compare bytes, not only the CRC-32s of tensors and assets")
+    command.add("--stack-traces", "also compare the stack traces in the metadata of nodes")
+    command.add_url_options()
 
 
 def diff(arguments: argparse.Namespace) -> int:

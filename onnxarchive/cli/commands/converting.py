@@ -27,17 +27,7 @@ from onnxarchive.cli.output import (
     status_of,
     warn,
 )
-from onnxarchive.cli.parser import (
-    REPEATED,
-    access,
-    add_arguments,
-    add_command,
-    add_force,
-    add_jobs,
-    add_url_options,
-    pairs,
-    require_free,
-)
+from onnxarchive.cli.parser import access, add_command, pairs, require_free
 from onnxarchive.cli.terminal import count, count_bar, printable, progress_bar, size, table
 from onnxarchive.files.replacement import remove_temporaries
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
@@ -62,55 +52,48 @@ def add_convert(commands: Any) -> None:
         "convert every model in the sources, one at a time, or N at a time with --jobs N; "
         "archives keep the relative paths of the models, below DIR"
     )
-    add_arguments(command, {"--output-dir DIR": help})
-    add_jobs(command)
+    command.add("--output-dir DIR", help)
+    command.add_jobs()
     help = "store initializers of this size or more outside the model (default %(default)s)"
-    threshold = {"--size-threshold BYTES": help}
-    add_arguments(command, threshold, type=int, default=DEFAULT_SIZE_THRESHOLD)
+    command.add("--size-threshold BYTES", help, type=int, default=DEFAULT_SIZE_THRESHOLD)
     help = (
         "begin the data of every entry at a multiple of BYTES, a power of two from 64 to 32768 "
         "(default %(default)s)"
     )
-    add_arguments(command, {"--alignment BYTES": help}, type=int, default=layout.MIN_ALIGNMENT)
-    add_arguments(
-        command,
-        {
-            "--convert-attribute": "store all large tensors outside the model, not only "
-            "initializers",
-            "--assets": "add other files of the model's directory or zip, such as tokenizer.json, "
-            "as assets, except hidden files, models and weights",
-        },
+    command.add("--alignment BYTES", help, type=int, default=layout.MIN_ALIGNMENT)
+    help = "store all large tensors outside the model, not only initializers"
+    command.add("--convert-attribute", help)
+    help = (
+        "add other files of the model's directory or zip, such as tokenizer.json, as assets, "
+        "except hidden files, models and weights"
     )
+    command.add("--assets", help)
     help = f"add assets (give the option after the paths): {ASSET_HELP}"
-    add_arguments(command, {f"--asset {ASSET}": help}, nargs="+", action="extend", default=[])
-    help = "add another model, such as decoder=decoder.onnx; equal tensors of the models are "
-    add_arguments(command, {"--model ID=PATH": f"{help}stored once"}, **REPEATED)
-    add_arguments(
-        command,
-        {
-            "--all-models": "add every .onnx in the directory SOURCE and below it, except further "
-            "precisions such as model_fp16.onnx; ids are made of the file names",
-            "--default NAME": "with --all-models: the default model (default: model.onnx)",
-        },
+    command.add(f"--asset {ASSET}", help, nargs="+", action="extend", default=[])
+    help = (
+        "add another model, such as decoder=decoder.onnx; equal tensors of the models are stored "
+        "once"
     )
+    command.add_repeated("--model ID=PATH", help)
+    help = (
+        "add every .onnx in the directory SOURCE and below it, except further precisions such as "
+        "model_fp16.onnx; ids are made of the file names"
+    )
+    command.add("--all-models", help)
+    help = "with --all-models: the default model (default: model.onnx)"
+    command.add("--default NAME", help)
     help = "with --all-models: only files of these names, as '*_fp16.onnx'"
-    add_arguments(command, {"--include PATTERN": help}, **REPEATED)
-    help = "compare data files with the SHA-1 checksums in the model"
-    add_arguments(command, {"--verify-checksum": help})
+    command.add_repeated("--include PATTERN", help)
+    command.add("--verify-checksum", "compare data files with the SHA-1 checksums in the model")
     help = (
         "follow symbolic links in a source if they lead to files below DIRECTORY (without "
         "DIRECTORY: within the model's folder of a Hugging Face cache)"
     )
-    add_arguments(command, {"--follow-links DIRECTORY": help}, nargs="?", const=True, default=False)
-    add_arguments(
-        command,
-        {
-            "--dry-run": "report the outcome, but write no archive",
-            "--skip-existing": "with --output-dir: skip models whose archive exists",
-        },
-    )
-    add_force(command)
-    add_url_options(command)
+    command.add("--follow-links DIRECTORY", help, nargs="?", const=True, default=False)
+    command.add("--dry-run", "report the outcome, but write no archive")
+    command.add("--skip-existing", "with --output-dir: skip models whose archive exists")
+    command.add_force()
+    command.add_url_options()
 
 
 def convert(arguments: argparse.Namespace) -> int:

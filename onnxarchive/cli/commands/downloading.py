@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import (
-    add_arguments,
-    add_command,
-    add_force,
-    add_group,
-    add_storage_option,
-    require_free,
-    storage_options,
-)
+from onnxarchive.cli.parser import add_command, add_group, require_free, storage_options
 from onnxarchive.cli.terminal import count, printable, progress_bar, size, table
 
 if TYPE_CHECKING:
@@ -31,9 +23,9 @@ def add_download(commands: Any) -> None:
     help = "Download a remote archive and verify it; resume an interrupted download."
     command = add_command(commands, download, help, _URL, archive=False)
     command.add_argument("url", metavar="URL")
-    add_arguments(command, {"path PATH": "the file (default: the URL's last part)"}, nargs="?")
-    add_force(command)
-    add_storage_option(command)
+    command.add("path PATH", "the file (default: the URL's last part)", nargs="?")
+    command.add_force()
+    command.add_url_options(cache=False)
 
 
 def download(arguments: argparse.Namespace) -> None:
@@ -64,10 +56,10 @@ def add_cache(commands: Any) -> None:
     ls = add_command(actions, list_cache, help, "", name="ls", archive=False)
     help = "Remove archives from the cache; programs that use them are not affected."
     clear = add_command(actions, clear_cache, help, _URL, name="clear", archive=False)
-    add_arguments(clear, {"urls URL": "remove only these archives"}, nargs="*")
+    clear.add("urls URL", "remove only these archives", nargs="*")
     help = "the directory of the cache (default: the user's cache)"
     for command in (ls, clear):
-        add_arguments(command, {"--directory DIR": help}, default=True)
+        command.add("--directory DIR", help, default=True)
 
 
 def list_cache(arguments: argparse.Namespace) -> None:

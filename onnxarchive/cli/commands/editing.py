@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import (
-    REPEATED,
-    add_arguments,
-    add_command,
-    add_copy,
-    add_model,
-    add_timeout,
-    file_name,
-    pairs,
-)
+from onnxarchive.cli.parser import Command, add_command, file_name, pairs
 from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.errors import shown, shown_names
 
@@ -48,10 +39,9 @@ def say_size(arguments: argparse.Namespace) -> None:
     say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
 
 
-def _add_edit_options(command: argparse.ArgumentParser) -> None:
-    help = "rewrite the whole archive, without tensors that no model uses"
-    add_arguments(command, {"--compact": help})
-    add_copy(command)
+def _add_edit_options(command: Command) -> None:
+    command.add("--compact", "rewrite the whole archive, without tensors that no model uses")
+    command.add_copy()
 
 
 def add_replace_model(commands: Any) -> None:
@@ -62,11 +52,11 @@ def add_replace_model(commands: Any) -> None:
         "a .onnx, such as an edited link or a __MODEL_PROTO that was extracted and edited; its "
         "external data may be in the archive or in other files"
     )
-    add_arguments(command, {"model MODEL": help}, type=file_name)
+    command.add("model MODEL", help, type=file_name)
     help = "the id of the model to replace; an unknown id adds a model"
-    add_arguments(command, {"--name ID": help}, default="")
+    command.add("--name ID", help, default="")
     help = "store initializers of this size or more outside the model (default: as in the archive)"
-    add_arguments(command, {"--size-threshold BYTES": help}, type=int)
+    command.add("--size-threshold BYTES", help, type=int)
     _add_edit_options(command)
 
 
@@ -79,7 +69,7 @@ def replace_model(arguments: argparse.Namespace) -> None:
 def add_remove_model(commands: Any) -> None:
     help = "Remove a model; the weights stay in place unless --compact or --copy is given."
     command = add_command(commands, remove_model, help, "model.onnxa decoder")
-    add_arguments(command, {"id ID": "the id of the model"})
+    command.add("id ID", "the id of the model")
     _add_edit_options(command)
 
 
@@ -92,10 +82,9 @@ def remove_model(arguments: argparse.Namespace) -> None:
 def add_rename_model(commands: Any) -> None:
     help = "Give a model of an archive another id."
     command = add_command(commands, rename_model, help, "model.onnxa decoder encoder")
-    add_arguments(
-        command, {"old OLD": "the id of the model", "new NEW": "the new id: [a-z][a-z0-9_]*"}
-    )
-    add_copy(command)
+    command.add("old OLD", "the id of the model")
+    command.add("new NEW", "the new id: [a-z][a-z0-9_]*")
+    command.add_copy()
 
 
 def rename_model(arguments: argparse.Namespace) -> None:
@@ -107,12 +96,12 @@ def rename_model(arguments: argparse.Namespace) -> None:
 def add_set_metadata(commands: Any) -> None:
     help = "Set metadata, doc string, producer and domain of a model in an archive."
     command = add_command(commands, set_metadata, help, "model.onnxa author=Ada")
-    add_arguments(command, {"pairs KEY=VALUE": "metadata to set"}, nargs="*")
-    add_arguments(command, {"--remove KEY": "metadata to remove"}, **REPEATED)
+    command.add("pairs KEY=VALUE", "metadata to set", nargs="*")
+    command.add_repeated("--remove KEY", "metadata to remove")
     for field in _TEXT_FIELDS:
         option, words = field.replace("_", "-"), field.replace("_", " ")
-        add_arguments(command, {f"--{option} TEXT": f"set the {words}; '' removes it"})
-    add_model(command, "change this model")
+        command.add(f"--{option} TEXT", f"set the {words}; '' removes it")
+    command.add_model("change this model")
     _add_edit_options(command)
 
 
@@ -137,7 +126,7 @@ def set_metadata(arguments: argparse.Namespace) -> None:
 
 def add_recover(commands: Any) -> None:
     help = "Roll back an interrupted edit, and remove temporary files of killed processes."
-    add_timeout(add_command(commands, recover, help, "model.onnxa"))
+    add_command(commands, recover, help, "model.onnxa").add_timeout()
 
 
 def recover(arguments: argparse.Namespace) -> None:

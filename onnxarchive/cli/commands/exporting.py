@@ -8,15 +8,7 @@ from typing import Any
 
 import onnxarchive
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import (
-    access,
-    add_arguments,
-    add_command,
-    add_force,
-    add_model,
-    add_url_options,
-    require_free,
-)
+from onnxarchive.cli.parser import access, add_command, require_free
 from onnxarchive.cli.terminal import printable, progress_bar, size
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
@@ -26,17 +18,12 @@ from onnxarchive.remote.urls import shown_url
 def add_export(commands: Any) -> None:
     help = "Write a model of an archive as a .onnx."
     command = add_command(commands, export, help, "model.onnxa exported.onnx")
-    add_arguments(
-        command,
-        {
-            "target TARGET": "the .onnx to write",
-            "--external-data NAME": "write large tensors to this file beside the .onnx; needed "
-            "from 2 GiB on",
-        },
-    )
-    add_model(command, "write this model")
-    add_force(command)
-    add_url_options(command)
+    command.add("target TARGET", "the .onnx to write")
+    help = "write large tensors to this file beside the .onnx; needed from 2 GiB on"
+    command.add("--external-data NAME", help)
+    command.add_model("write this model")
+    command.add_force()
+    command.add_url_options()
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -64,12 +51,11 @@ def add_link(commands: Any) -> None:
     help = "Write a small .onnx that uses an archive as its external data, for other tools."
     command = add_command(commands, link, help, "model.onnxa linked.onnx")
     help = "the .onnx to write, in the archive's directory or above; a directory gets one per model"
-    add_arguments(command, {"target TARGET": help})
-    add_model(command, "link this model")
-    help = "refer to packed weights, for ONNX Runtime 1.32 or newer"
-    add_arguments(command, {"--prepack": help})
-    add_force(command)
-    add_url_options(command)
+    command.add("target TARGET", help)
+    command.add_model("link this model")
+    command.add("--prepack", "refer to packed weights, for ONNX Runtime 1.32 or newer")
+    command.add_force()
+    command.add_url_options()
 
 
 def link(arguments: argparse.Namespace) -> None:
@@ -94,8 +80,8 @@ def link(arguments: argparse.Namespace) -> None:
 def add_extract(commands: Any) -> None:
     help = "Unzip an archive to a directory of ONNX external data."
     command = add_command(commands, extract, help, "model.onnxa unzipped")
-    add_arguments(command, {"directory DIRECTORY": "a new or an empty directory"})
-    add_url_options(command)
+    command.add("directory DIRECTORY", "a new or an empty directory")
+    command.add_url_options()
 
 
 def extract(arguments: argparse.Namespace) -> None:

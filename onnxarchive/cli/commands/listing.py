@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -13,17 +12,11 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+import onnxarchive
 from onnxarchive.cli.commands.assets import write_asset
-from onnxarchive.cli.commands.prepacking import described_sets, set_lines
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
-from onnxarchive.cli.parser import (
-    add_arguments,
-    add_command,
-    add_model,
-    add_url_options,
-    open_archive,
-)
-from onnxarchive.cli.terminal import count, cut, shape, size, table
+from onnxarchive.cli.parser import add_command, open_archive
+from onnxarchive.cli.terminal import count, cut, printable, shape, size, table
 from onnxarchive.errors import shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
@@ -39,8 +32,8 @@ _MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
 def add_ls(commands: Any) -> None:
     help = "List the tensors and assets of an archive."
     command = add_command(commands, ls, help, "model.onnxa")
-    add_model(command, "list the tensors of this model only", default=None)
-    add_url_options(command)
+    command.add_model("list the tensors of this model only", default=None)
+    command.add_url_options()
 
 
 def ls(arguments: argparse.Namespace) -> None:
@@ -117,7 +110,7 @@ def _ids(ids: Iterable[str]) -> str:
 
 def add_models(commands: Any) -> None:
     help = "List the models in an archive with inputs, outputs, parameters and bytes of weights."
-    add_url_options(add_command(commands, models, help, "model.onnxa"))
+    add_command(commands, models, help, "model.onnxa").add_url_options()
 
 
 def models(arguments: argparse.Namespace) -> None:
@@ -175,8 +168,8 @@ def _parameters(model: onnx.ModelProto) -> int:
 def add_info(commands: Any) -> None:
     help = "Describe a model in an archive."
     command = add_command(commands, info, help, "model.onnxa --model decoder")
-    add_model(command, "describe this model")
-    add_url_options(command)
+    command.add_model("describe this model")
+    command.add_url_options()
 
 
 def info(arguments: argparse.Namespace) -> None:
@@ -238,6 +231,61 @@ def _bytes(archive: Archive) -> dict[str, int]:
     }
 
 
+def described_sets(archive: Archive) -> list[dict[str, Any]]:
+    """The sets of packed weights in an archive, as dicts for JSON.
+
+    Only weights are counted that have the same bytes as when they were packed.
+    """
+    from onnxarchive.interop.ort_options import machine
+    from onnxarchive.reading.linked_models import packed_sets
+
+    present = {
+        (id, ref.name, archive.entries[key].nbytes, archive.entries[key].crc32)
+        for id, model in archive.contents.models.items()
+        for key, ref in model.refs.items()
+    }
+    return [
+        {
+            "onnxruntime": packed.onnxruntime,
+            "machine": packed.machine,
+            "weights": sum(
+                (id, name, weight.nbytes, weight.crc32) in present
+                for id, weights in packed.weights.items()
+                for name, weight in weights.items()
+            ),
+            "nbytes": sum(packed.files.values()),
+            "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
+            "is_usable": packed.machine == machine() and _compares_packed(),
+        }
+        for packed in packed_sets(archive)
+    ]
+
+
+def set_lines(described: dict[str, Any]) -> list[str]:
+    """A described set as lines of text."""
+    usable = "" if described["is_usable"] else ", not usable here"
+    lines = [
+        f"{count(described['weights'], 'packed weight')}, {size(described['nbytes'])}, "
+        f"of ONNX Runtime {printable(described['onnxruntime'])} "
+        f"on {printable(described['machine'])}{usable}"
+    ]
+    for identifier, names in described["unpacked"].items():
+        if names:
+            model = f" of the model {identifier!r}" if identifier else ""
+            lines.append(cut(f"{len(names):,} not packed{model}: {', '.join(names)}"))
+    return lines
+
+
+def _compares_packed() -> bool:
+    """Whether there is an ONNX Runtime that compares packed weights before it uses them."""
+    from onnxarchive.interop.ort_options import compares_packed
+
+    try:
+        return compares_packed()
+    except (ImportError, onnxarchive.UnsupportedFeatureError):
+        return False
+
+
 def add_cat(commands: Any) -> None:
     help = "Write a tensor (as .npy) or an asset to standard output."
     example = "model.onnxa layer.0/weight > weight.npy"
@@ -246,9 +294,9 @@ def add_cat(commands: Any) -> None:
         "the tensor, or the path of the asset; a type that numpy lacks, such as BFLOAT16, is "
         "written as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
     )
-    add_arguments(command, {"name NAME": help})
-    add_model(command, "write the tensor of this model")
-    add_url_options(command)
+    command.add("name NAME", help)
+    command.add_model("write the tensor of this model")
+    command.add_url_options()
 
 
 def cat(arguments: argparse.Namespace) -> None:
@@ -262,10 +310,4 @@ def cat(arguments: argparse.Namespace) -> None:
             name = f"{archive.path}: tensor {shown(arguments.name)}"
             remedy = "use onnxarchive.open in Python"
             array = npy_array(archive.tensors[arguments.name], name, remedy)
-            output = StandardOutput()
-            header = io.BytesIO()
-            np.lib.format.write_array_header_1_0(
-                header, np.lib.format.header_data_from_array_1_0(array)
-            )
-            output.write(header.getvalue())
-            output.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            np.save(StandardOutput(), array, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The commands `run`, and `view`, which shows an archive in a browser."""
+"""The commands for other programs: ONNX Runtime (`run`, `prepack`), Netron (`view`), shells."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+import onnxarchive
+from onnxarchive.cli.commands.listing import described_sets, set_lines
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import (
-    REPEATED,
-    access,
-    add_arguments,
-    add_command,
-    add_model,
-    add_url_options,
-    file_name,
-    pairs,
-)
-from onnxarchive.cli.terminal import count, printable, shape, table
+from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
+from onnxarchive.cli.terminal import count, printable, progress_bar, shape, table
+from onnxarchive.errors import needing
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -40,31 +34,26 @@ _MS: Final = 1000.0
 def add_run(commands: Any) -> None:
     help = "Run a model with ONNX Runtime, and print inputs, outputs, time and memory growth."
     command = add_command(commands, run, help, "model.onnxa --repeat 5", archive=False)
-    add_arguments(command, {"path MODEL": "an archive or a .onnx"}, type=file_name)
-    add_model(command, "run this model of the archive")
-    add_arguments(
-        command,
-        {
-            "--input NAME=FILE.npy": "an input (.npz for a sequence); other inputs are random",
-            "--dim NAME=SIZE": "the size of a dimension that the model leaves open (default 1); "
-            "NAME is x[0] for an unnamed first dimension of the input x",
-        },
-        **REPEATED,
+    command.add("path MODEL", "an archive or a .onnx", type=file_name)
+    command.add_model("run this model of the archive")
+    help = "an input (.npz for a sequence); other inputs are random"
+    command.add_repeated("--input NAME=FILE.npy", help)
+    help = (
+        "the size of a dimension that the model leaves open (default 1); NAME is x[0] for an "
+        "unnamed first dimension of the input x"
     )
+    command.add_repeated("--dim NAME=SIZE", help)
     help = "an execution provider, such as cpu or cuda; repeat --provider in order of preference"
-    add_arguments(command, {"--provider NAME": help}, action="append")
+    command.add("--provider NAME", help, action="append")
     help = "run the model N times and print the median time (default %(default)s)"
-    add_arguments(command, {"--repeat N": help}, type=int, default=1)
-    add_arguments(
-        command,
-        {
-            "--no-prepack": "make no packed copies of weights, so that memory stays small",
-            "--output DIR": "save the outputs as .npy files in a new directory, which --input "
-            "reads; types that numpy lacks, such as BFLOAT16, as raw bytes: "
-            "np.load(PATH).view(ml_dtypes.bfloat16)",
-        },
+    command.add("--repeat N", help, type=int, default=1)
+    command.add("--no-prepack", "make no packed copies of weights, so that memory stays small")
+    help = (
+        "save the outputs as .npy files in a new directory, which --input reads; types that numpy "
+        "lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
     )
-    add_url_options(command)
+    command.add("--output DIR", help)
+    command.add_url_options()
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -174,14 +163,42 @@ def _row(value: Mapping[str, Any]) -> list[str]:
     return [value["name"], value["data_type"], shape(value["dims"])]
 
 
+def add_prepack(commands: Any) -> None:
+    help = (
+        "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory."
+    )
+    command = add_command(commands, prepack, help, "model.onnxa")
+    command.add_model("pack the weights of this model alone", default=None)
+    command.add("--remove", "remove all packed weights instead")
+    command.add_copy()
+
+
+def prepack(arguments: argparse.Namespace) -> None:
+    from onnxarchive.interop.prepacking import remove_prepacked
+
+    path = arguments.archive
+    options = {"copy": arguments.copy, "timeout": arguments.timeout}
+    if arguments.remove and arguments.model is not None:
+        raise ValueError("expected --remove, for all models, or --model, found both")
+    with progress_bar("prepack") as progress:
+        if arguments.remove:
+            remove_prepacked(path, progress=progress, **options)
+        else:
+            onnxarchive.prepack(path, model=arguments.model, progress=progress, **options)
+    with onnxarchive.open(path) as archive:
+        sets = described_sets(archive)
+    lines = [f"{printable(path)}: {line}" for described in sets for line in set_lines(described)]
+    say(arguments, {"path": path, "packed": sets}, lines or f"{printable(path)}: no packed weights")
+
+
 def add_view(commands: Any) -> None:
     help = "Show the graph and the weights of an archive in a browser, with Netron."
     command = add_command(commands, view, help, "model.onnxa --model decoder")
     help = "the server's port (default: any free)"
-    add_arguments(command, {"--port N": help}, type=int, default=0)
-    add_model(command, "show this model")
-    add_arguments(command, {"--no-browser": "print the address without starting a browser"})
-    add_url_options(command)
+    command.add("--port N", help, type=int, default=0)
+    command.add_model("show this model")
+    command.add("--no-browser", "print the address without starting a browser")
+    command.add_url_options()
 
 
 def view(arguments: argparse.Namespace) -> None:
@@ -204,3 +221,28 @@ def view(arguments: argparse.Namespace) -> None:
             webbrowser.open(page.as_uri())
         while True:
             time.sleep(1)
+
+
+def add_completion(commands: Any) -> None:
+    help = "Print a shell script that completes commands, options and files."
+    command = add_command(commands, completion, help, "bash > onnxarchive.bash", archive=False)
+    command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
+
+
+def completion(arguments: argparse.Namespace) -> None:
+    with needing("shtab", "complete commands"):
+        import shtab
+    top = parser()
+    _complete_files(top, shtab.FILE)
+    script = shtab.complete(top, arguments.shell)
+    say(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+
+
+def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
+    """Sets file-name completion for each argument that takes a value and has no choices."""
+    for action in command._actions:  # noqa: SLF001 argparse has no public list of them
+        if isinstance(action.choices, dict):  # of the commands, or of the actions of one
+            for each in action.choices.values():
+                _complete_files(each, file)
+        elif action.nargs != 0 and action.choices is None:
+            action.complete = file  # type: ignore[attr-defined]  # where shtab looks
