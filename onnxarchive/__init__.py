@@ -36,11 +36,8 @@ from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
-    from onnxarchive.comparing.archives import (
-        Change as Change,
-        Difference as Difference,
-        diff as diff,
-    )
+    from onnxarchive.comparing.archives import Difference as Difference, diff as diff
+    from onnxarchive.comparing.changes import Change as Change
     from onnxarchive.conversion.batch import convert_many as convert_many
     from onnxarchive.conversion.converting import (
         Conversion as Conversion,
@@ -91,7 +88,8 @@ _NAMES = {
     "writing.writer": "Writer",
     "conversion.batch": "convert_many",
     "conversion.converting": "Conversion convert export extract",
-    "comparing.archives": "Change Difference diff",
+    "comparing.archives": "Difference diff",
+    "comparing.changes": "Change",
     "conversion.downloading": "download",
     "editing.transaction": "Edit edit",
     "editing.recovery": "Recovery recover",

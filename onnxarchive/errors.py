@@ -20,45 +20,12 @@ CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
 # Rules that zips of other tools may break; `convert` makes an archive of such a zip.
 MENDED_RULES = frozenset(
     {
-        "ALIGN-1",
-        "ALIGN-2",
-        "ALIGN-3",
-        "DATA-2",
-        "DATA-3",
-        "KEY-1",
-        "MODEL-1",
-        "ZIP-12",
-        "ZIP-13",
-        "ZIP-14",
-        "ZIP-6",
-        "ZIP-8",
-        "ZIP-9",
+        *("ALIGN-1", "ALIGN-2", "ALIGN-3", "DATA-2", "DATA-3", "KEY-1", "MODEL-1"),
+        *("ZIP-6", "ZIP-8", "ZIP-9", "ZIP-12", "ZIP-13", "ZIP-14"),
     }
 )
 
 INTERRUPTED = "its download or copy may have been interrupted"  # of a file that ends too early
-
-__all__ = [
-    "INTERRUPTED",
-    "ArchiveError",
-    "ArchiveFormatError",
-    "AttributesWarning",
-    "ChecksumError",
-    "LockedError",
-    "ModelNotFoundError",
-    "ObjectChangedError",
-    "Report",
-    "Strict",
-    "TensorNotFoundError",
-    "UnfinishedEditError",
-    "UnsupportedFeatureError",
-    "describe_error",
-    "naming",
-    "shown",
-    "shown_names",
-    "with_path",
-    "without_traceback",
-]
 
 _Error = TypeVar("_Error", bound=BaseException)
 _MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number

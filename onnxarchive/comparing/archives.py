@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import ne
-from typing import Final, Unpack
+from typing import Any, Final, TypeAlias, Unpack
 
 import onnx
 
@@ -31,8 +31,6 @@ from onnxarchive.model.wording import describe
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location, Openable
-
-__all__ = ["Change", "Difference", "diff"]
 
 _PIECE_SIZE: Final = 2 << 20  # bytes that are compared at a time
 _STACK_TRACE: Final = "stack_trace"  # end of metadata keys, as in pkg.torch.onnx.stack_trace
@@ -126,15 +124,14 @@ def diff(
     with _open(locations[0], model) as one, _open(locations[1], model) as two:
         archives = one, two
         ids = [id for id in one.models if id in two.models] if model is None else [model]
-        contents = [
-            _contents(archive, ids, archive.assets if model is None else ()) for archive in archives
-        ]
+        assets = [archive.assets if model is None else () for archive in archives]
+        contents = [*map(_contents, archives, [ids, ids], assets)]
         if full:
-            _compare_bytes(contents[0].distinct(), contents[1].distinct(), progress)
+            _compare_bytes(_distinct(contents[0]), _distinct(contents[1]), progress)
         sections: dict[str, tuple[Change, ...]] = {}
         for id in ids:
             described = [
-                _described_model(archive.models[id], each.tensors[id], stack_traces)
+                _described_model(archive.models[id], each[id], stack_traces)
                 for archive, each in zip(archives, contents, strict=True)
             ]
             prefix = f"{id}/" if id and model is None else ""
@@ -142,7 +139,7 @@ def diff(
             sections |= {prefix + section: changes[section] for section in changes}
         if model is None:
             sections["models"] = _missing_models(one.models, two.models)
-            sections["assets"] = _asset_changes(*(each.assets for each in contents))
+            sections["assets"] = _asset_changes(*(each[None] for each in contents))
         return Difference(one.path, two.path, sections)
 
 
@@ -188,33 +185,20 @@ class _Content:
         return f"{self.nbytes:,} bytes, CRC-32 {self.crc32:#010x}{sha256}"
 
 
-@dataclass(frozen=True, slots=True)
-class _ComparedContents:
-    """Contents of an archive.
-
-    Attributes:
-        tensors: Contents of tensors, except strings, by model id and by path in the model.
-        assets: Contents of assets by path.
-    """
-
-    tensors: dict[str, dict[Path, _Content]]
-    assets: dict[str, _Content]
-
-    def distinct(self) -> list[_Content]:
-        """All contents, tensors first; contents that several models share occur once."""
-        contents = [content for group in self.tensors.values() for content in group.values()]
-        contents += self.assets.values()
-        return [*{id(content): content for content in contents}.values()]
+# The contents of the tensors of each model by path, except strings, by model id; the contents of
+# assets by name with the id None.
+_Contents: TypeAlias = dict[str | None, dict[Any, _Content]]
 
 
-def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _ComparedContents:
+def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
     @cache
     def entry_content(name: str) -> _Content:
         entry = archive.entries[name]
         return _Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
 
-    by_id: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
-    for id, contents in by_id.items():
+    by_id: _Contents = {None: {name: entry_content(ASSET_PREFIX + name) for name in assets}}
+    for id in ids:
+        contents = by_id[id] = {}
         keys = {ref.path: key for key, ref in archive.contents.models[id].refs.items()}
         for ref in tensors.walk(archive.models[id]):
             if ref.path in keys:
@@ -224,7 +208,12 @@ def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _C
                     data = tensors.raw_data(ref)
                     pieces = partial(_inner_pieces, ref)
                     contents[ref.path] = _Content(data.nbytes, checksum(data), pieces)
-    return _ComparedContents(by_id, {path: entry_content(ASSET_PREFIX + path) for path in assets})
+    return by_id
+
+
+def _distinct(by_id: _Contents) -> Collection[_Content]:
+    """All contents; those that several models share occur once."""
+    return {id(each): each for group in by_id.values() for each in group.values()}.values()
 
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
@@ -252,7 +241,7 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 
 
 def _compare_bytes(
-    contents: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
+    contents: Collection[_Content], others: Collection[_Content], progress: Progress | None
 ) -> None:
     """Compares bytes where size and CRC-32 are equal.
 

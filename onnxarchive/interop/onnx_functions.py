@@ -25,8 +25,6 @@ from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.stored_entries import archive_options, save_referring
 
-__all__ = ["check_model", "infer_shapes"]
-
 _MODEL: Final = "model.onnx"
 _EMPTY: Final = "archive.onnxa"
 

@@ -30,8 +30,6 @@ from typing import Any
 import onnx
 from onnx import serialization
 
-__all__ = ["EXTENSION", "FORMAT", "ArchiveSerializer", "register"]
-
 FORMAT = "onnxa"
 EXTENSION = ".onnxa"
 

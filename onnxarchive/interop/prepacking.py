@@ -52,8 +52,6 @@ from onnxarchive.remote.location import Location
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-__all__ = ["prepack"]
-
 _Buffers = dict[str, memoryview]  # packed buffers by file name
 _Keys = dict[str, tuple[tuple[str, int], ...]]  # files and sizes of the buffers of each key
 

@@ -31,8 +31,6 @@ from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
 from onnxarchive.writing.stored_entries import archive_options, save_referring
 
-__all__ = ["Function", "Weights", "transform"]
-
 # Returns the changed model or a new model. onnxsim also returns whether the model is valid.
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]

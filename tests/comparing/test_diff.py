@@ -38,7 +38,8 @@ from models import (
 from onnx import AttributeProto, TensorProto, helper
 
 import onnxarchive
-from onnxarchive.comparing.archives import Change, Difference, diff
+from onnxarchive.comparing.archives import Difference, diff
+from onnxarchive.comparing.changes import Change
 from onnxarchive.model import schema
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 

@@ -18,7 +18,8 @@ from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.recognition import OtherKindError
 
 if TYPE_CHECKING:
-    from onnxarchive.comparing.archives import Change, Difference
+    from onnxarchive.comparing.archives import Difference
+    from onnxarchive.comparing.changes import Change
 
 _MAX_LINES: Final = 50  # of a section
 _MAX_PARTS: Final = 8  # of a line
