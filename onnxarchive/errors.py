@@ -293,13 +293,19 @@ class Report(ABC):
 
 
 class Strict(Report):
-    """Raises a broken rule as an error."""
+    """Raises a broken rule as an error.
+
+    Attributes:
+        path: The file that errors name; None leaves that to callers (`with_path`).
+    """
+
+    path: str | None = None
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Raises a ChecksumError for a rule about checksums, else an ArchiveFormatError."""
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
-        raise kind(subject + message, rule=rule, entry=entry)
+        raise kind(subject + message, rule=rule, entry=entry, path=self.path)
 
 
 class RenamedEntry(Report):

@@ -24,7 +24,6 @@ from onnxarchive.errors import (
     UnfinishedEditError,
     UnsupportedFeatureError,
     shown,
-    with_path,
 )
 from onnxarchive.files import local_file
 from onnxarchive.files.data import Crc32, crc32, pieces
@@ -73,6 +72,8 @@ class Contents:
         self.edited: list[onnx.ModelProto] = []
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
+        self._strict = Strict()
+        self._strict.path = file.path
 
     @property
     def local_file(self) -> MappedFile:
@@ -213,8 +214,7 @@ class Contents:
         """
         number = self.entries.index_of[name]
         if not self._verified[number]:
-            with with_path(self.file.path):
-                self.check_header(number, Strict())
+            self.check_header(number, self._strict)
             self._verified[number] = 1
 
     def require_headers(self, names: Iterable[str]) -> None:
@@ -265,8 +265,7 @@ class Contents:
         """
         for name, data in zip(names, self.views(names), strict=True):
             if self.file.is_mapped:  # else `views` has compared them
-                with with_path(self.file.path):
-                    check_crc32(self.entries[name], len(data), crc32(data), Strict())
+                check_crc32(self.entries[name], len(data), crc32(data), self._strict)
             yield data
 
     def pieces(self, name: str) -> Iterator[memoryview]:
@@ -277,9 +276,8 @@ class Contents:
             ChecksumError: The CRC-32 does not match; raised after the last piece.
             ValueError: The archive is closed.
         """
-        with with_path(self.file.path):
-            self.check_header(self.entries.index_of[name], Strict())
-            yield from self._checked_pieces(self.entries[name], Strict())
+        self.check_header(self.entries.index_of[name], self._strict)
+        yield from self._checked_pieces(self.entries[name], self._strict)
 
     def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -297,14 +295,13 @@ class Contents:
             )
             for entry, begin in zip(entries, begins, strict=True)
         )
-        with with_path(self.file.path):
-            copies = self.file.read_ranges(ranges)
-            for number, entry, begin, copy in zip(numbers, entries, begins, copies, strict=True):
-                end = begin + entry.data_offset - entry.header_offset
-                data, record = copy[end:].toreadonly(), self.directory.records[number]
-                check_local_header(bytes(copy[begin:end]), entry, record, Strict())
-                check_crc32(entry, data.nbytes, crc32(data), Strict())
-                yield data
+        copies = self.file.read_ranges(ranges)
+        for number, entry, begin, copy in zip(numbers, entries, begins, copies, strict=True):
+            end = begin + entry.data_offset - entry.header_offset
+            data, record = copy[end:].toreadonly(), self.directory.records[number]
+            check_local_header(bytes(copy[begin:end]), entry, record, self._strict)
+            check_crc32(entry, data.nbytes, crc32(data), self._strict)
+            yield data
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""
