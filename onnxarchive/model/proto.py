@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -209,13 +209,13 @@ class CheckedModel(NamedTuple):
         refs: The external tensor of each key.
         kinds: Data type and shape of each of these tensors, as they were checked: an array has this
             shape even if the model changes afterwards.
-        has_inner: True if subgraphs have initializers.
+        inner: The initializers of subgraphs, each with its key; None if the model itself holds it.
     """
 
     model: onnx.ModelProto
     refs: TensorRefs
     kinds: Mapping[str, Kind]
-    has_inner: bool
+    inner: Sequence[tuple[TensorRef, str | None]]
 
 
 def check_all_references(
@@ -259,54 +259,47 @@ def _check_model(
     named: set[str],
 ) -> CheckedModel:
     """Checks one model; adds to `named` every key that is the location of an external tensor."""
-    index_of: dict[str, int] = {}
-    others: dict[str, TensorRef] = {}
-    refs = TensorRefs(model.graph.initializer, index_of, others)
+    refs = TensorRefs(model.graph.initializer)
     kinds: dict[str, Kind] = {}
-    has_inner = False
+    inner: list[tuple[TensorRef, str | None]] = []
     nbytes_of: dict[Kind, tuple[Kind, int | None]] = {}  # most tensors share a few kinds
     key_of = dict(zip(sizes, sizes, strict=True))  # equal strings are kept once
     count = len(refs.initializers)
     for number, ref in enumerate(tensors.walk(model)):
         tensor = ref.tensor
-        has_inner = has_inner or (number >= count and ref.is_initializer)
         pairs = tensor.external_data
-        if tensor.data_location != tensors.EXTERNAL:
-            if pairs:
-                report.broken(
-                    "DATA-7",
-                    f"{ref}: expected data_location EXTERNAL beside external_data, found another "
-                    "value",
-                    entry=MODEL_PROTO,
-                )
-            continue
-        kind = tensor.data_type, tuple(tensor.dims[: dtypes.MAX_RANK + 1])
-        if kind not in nbytes_of:
-            nbytes_of[kind] = kind, tensors.array_nbytes(tensor)
-        kind, nbytes = nbytes_of[kind]
-        location = pairs[0].value if len(pairs) == 1 and pairs[0].key == tensors.LOCATION else ""
-        if (
-            nbytes is None
-            or sizes.get(location) != nbytes
-            or location in index_of
-            or location in others
-            or tensors.has_data(tensor)
-            or tensor.HasField("segment")
-        ):  # perhaps a broken rule
-            if len(pairs) > 1:
-                named.update(tensors.locations(tensor))
-            key = _check_reference(ref, sizes, refs, report, are_all)
-            if key is None:
-                continue
-            location = key
-        location = key_of[location]
-        kinds[location] = kind
-        if number < count:
-            index_of[location] = number
-        else:
-            others[location] = ref
-    named.update(refs)
-    return CheckedModel(model, refs, kinds, has_inner)
+        key = None
+        if tensor.data_location == tensors.EXTERNAL:
+            kind = tensor.data_type, tuple(tensor.dims[: dtypes.MAX_RANK + 1])
+            if kind not in nbytes_of:
+                nbytes_of[kind] = kind, tensors.array_nbytes(tensor)
+            kind, nbytes = nbytes_of[kind]
+            is_plain = len(pairs) == 1 and pairs[0].key == tensors.LOCATION
+            key = pairs[0].value if is_plain else ""
+            if (
+                nbytes is None
+                or sizes.get(key) != nbytes
+                or key in refs.positions
+                or tensors.has_data(tensor)
+                or tensor.HasField("segment")
+            ):  # perhaps a broken rule
+                if len(pairs) > 1:
+                    named.update(tensors.locations(tensor))
+                key = _check_reference(ref, sizes, refs, report, are_all)
+            if key is not None:
+                key = key_of[key]
+                refs.positions[key] = number if number < count else ref
+                kinds[key] = kind
+        elif pairs:
+            report.broken(
+                "DATA-7",
+                f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
+                entry=MODEL_PROTO,
+            )
+        if number >= count and ref.is_initializer:
+            inner.append((ref, key))
+    named.update(refs.positions)
+    return CheckedModel(model, refs, kinds, inner)
 
 
 def _check_shared(checked: Mapping[str, CheckedModel], report: Report) -> None:

@@ -104,13 +104,11 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     Attributes:
         initializers: The initializers of the main graph.
-        index_of: For each key of one of them, its index.
-        others: The refs of other tensors by key.
+        positions: By key, the index of one of them, or the ref of another tensor.
     """
 
     initializers: Sequence[onnx.TensorProto] = ()
-    index_of: Mapping[str, int] = field(default_factory=dict)
-    others: Mapping[str, TensorRef] = field(default_factory=dict)
+    positions: dict[str, int | TensorRef] = field(default_factory=dict)
 
     def keep(self) -> None:
         """Makes these refs refer to the present initializers, even if the model gets others."""
@@ -118,21 +116,19 @@ class TensorRefs(Mapping[str, TensorRef]):
             self.initializers = list(self.initializers)
 
     def __getitem__(self, key: str) -> TensorRef:
-        index = self.index_of.get(key)
-        return self.others[key] if index is None else self.initializer(index)
-
-    def initializer(self, index: int) -> TensorRef:
-        """The ref of an initializer of the main graph."""
-        return main_initializer(self.initializers[index], index)
+        position = self.positions[key]
+        if isinstance(position, TensorRef):
+            return position
+        return main_initializer(self.initializers[position], position)
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self.index_of, self.others)
+        return iter(self.positions)
 
     def __len__(self) -> int:
-        return len(self.index_of) + len(self.others)
+        return len(self.positions)
 
     def __contains__(self, key: object) -> bool:
-        return key in self.index_of or key in self.others
+        return key in self.positions
 
 
 def text(value: str | bytes) -> str:
@@ -141,11 +137,6 @@ def text(value: str | bytes) -> str:
     protobuf gives a string that is not UTF-8 as bytes.
     """
     return value if isinstance(value, str) else value.decode(errors="replace")
-
-
-def names(tensors: Iterable[onnx.TensorProto]) -> list[str]:
-    """The names of tensors, each equal to `TensorRef.name`."""
-    return [text(tensor.name) for tensor in tensors]
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -28,20 +27,6 @@ if TYPE_CHECKING:
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 
 
-class _Index(NamedTuple):
-    """The initializers of a model by name.
-
-    Attributes:
-        stored: The key of each initializer; its ref if the model itself holds it.
-        inner: The refs of the initializers of subgraphs, at their present paths.
-        ambiguous: The names of several initializers, which the others do not have.
-    """
-
-    stored: dict[str, str | TensorRef]
-    inner: dict[str, TensorRef]
-    ambiguous: Set[str]
-
-
 class Tensors(CompletedMapping["NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
@@ -60,26 +45,30 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
         self.refs = self._checked.refs
 
     @cached_property
-    def _index(self) -> _Index:
-        names = tensors.names(self.refs.initializers)
-        keys: list[str | None] = [None] * len(names)
-        for key, index in self.refs.index_of.items():
-            keys[index] = key
-        stored: dict[str, str | TensorRef] = {}
-        for index, (name, outer_key) in enumerate(zip(names, keys, strict=True)):
-            stored[name] = self.refs.initializer(index) if outer_key is None else outer_key
-        key_of = {id(ref.tensor): key for key, ref in self.refs.others.items()}
-        inner: dict[str, TensorRef] = {}
-        for ref in tensors.walk_others(self._checked.model) if self._checked.has_inner else ():
-            if ref.is_initializer:
-                names.append(ref.name)
-                inner[ref.name] = ref
-                stored[ref.name] = key_of.get(id(ref.tensor), ref)
-        if len(stored) == len(names):
-            return _Index(stored, inner, frozenset())
-        ambiguous = {name for name, count in Counter(names).items() if count > 1}
-        unique = {name: one for name, one in stored.items() if name not in ambiguous}
-        return _Index(unique, inner, ambiguous)
+    def _index(self) -> tuple[dict[str, str | TensorRef], dict[str, list[str | TensorRef]]]:
+        """The key of each initializer, or its ref if the model itself holds it, by name.
+
+        The second mapping has the names that several initializers have.
+        """
+        initializers = self.refs.initializers
+        names = [tensors.text(tensor.name) for tensor in initializers]
+        stored: list[str | TensorRef | None] = [None] * len(names)
+        for key, position in self.refs.positions.items():
+            if isinstance(position, int):
+                stored[position] = key
+        for ref, inner_key in self._checked.inner:
+            names.append(ref.name)
+            stored.append(inner_key or ref)
+        index: dict[str, str | TensorRef] = {}
+        ambiguous: dict[str, list[str | TensorRef]] = {}
+        for number, (name, one) in enumerate(zip(names, stored, strict=True)):
+            one = one or tensors.main_initializer(initializers[number], number)
+            if name in index:
+                ambiguous.setdefault(name, [index[name]]).append(one)
+            index[name] = one
+        for name in ambiguous:
+            del index[name]
+        return index, ambiguous
 
     def _find(self, name: str) -> str | TensorRef:
         """The key of an initializer, or its ref if the model itself holds it.
@@ -87,22 +76,20 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        stored = self._index.stored.get(name)
+        stored = self._index[0].get(name)
         if stored is None:
             raise self._contents.not_found(self._why_not(name))
         return stored
 
     def _why_not(self, name: str) -> str:
         """The message for the name of an initializer that is missing or ambiguous."""
-        if name not in self._index.ambiguous:
+        named = self._index[1].get(name)
+        if named is None:
             what = shown(name) if isinstance(name, str) else repr(name)
             return f"expected the name of an initializer, found {what}"
-        refs = tensors.walk(self._checked.model)
-        named = [ref for ref in refs if ref.is_initializer and ref.name == name]
-        keys = {ref.path: key for key, ref in self.refs.items()}
         owners = ", ".join(
-            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
-            for ref in named[:_MAX_SHOWN_OWNERS]
+            f"tensor_by_key({stored!r})" if isinstance(stored, str) else f"model.{stored.where}"
+            for stored in named[:_MAX_SHOWN_OWNERS]
         )
         more = f" or another one of the {len(named)}" if len(named) > _MAX_SHOWN_OWNERS else ""
         return f"several initializers have the name {shown(name)}; take {owners}{more}"
@@ -115,9 +102,7 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
     def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer and its path in the model."""
         stored = self._find(name)
-        if isinstance(stored, TensorRef):
-            return stored
-        return self._index.inner.get(name) or self.refs[stored]
+        return stored if isinstance(stored, TensorRef) else self.refs[stored]
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself."""
@@ -144,13 +129,13 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
             return array_in_model(stored)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index.stored)
+        return iter(self._index[0])
 
     def __len__(self) -> int:
-        return len(self._index.stored)
+        return len(self._index[0])
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._index.stored
+        return isinstance(name, str) and name in self._index[0]
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._contents.file.path!r}>"

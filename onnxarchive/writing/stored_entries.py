@@ -69,10 +69,7 @@ def archive_options(
             tensor other than an initializer.
     """
     models = list(models)
-    # The other refs are those of the main graph's initializers.
-    refs = chain.from_iterable(
-        archive.contents.models[model].refs.others.values() for model in models
-    )
+    refs = chain.from_iterable(archive.contents.models[model].refs.values() for model in models)
     outside_attributes = any(not ref.is_initializer for ref in refs)
     if size_threshold is None:
         inside, outside = -1, DEFAULT_SIZE_THRESHOLD

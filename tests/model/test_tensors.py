@@ -539,7 +539,7 @@ def test_messages_are_removed_and_the_others_stay_in_order(are_removed: list[boo
 def test_tensor_refs_are_a_mapping_of_initializers_and_others() -> None:
     model = model_of(raw_tensor("a"), raw_tensor("b"))
     other = TensorRef((("graph", None), ("node", 0)), raw_tensor("c"))
-    refs = TensorRefs(model.graph.initializer, {"x": 1, "y": 0}, {"z": other})
+    refs = TensorRefs(model.graph.initializer, {"x": 1, "y": 0, "z": other})
     assert (list(refs), len(refs)) == (["x", "y", "z"], 3)
     assert [ref.where for ref in refs.values()] == [
         "graph.initializer[1]",
