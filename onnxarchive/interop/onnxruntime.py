@@ -14,13 +14,11 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.progress import Progress
 from onnxarchive.interop.ort_options import (
     DIRECTORY,
     OPTIMIZED_DATA,
@@ -49,15 +47,20 @@ from onnxarchive.remote.location import Access, Location, Openable, require_know
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# ONNX Runtime ignores keywords that it does not know.
-_KWARGS: Final = (
-    "provider_options",
-    "enable_fallback",
-    "disabled_optimizers",
-    "read_config_from_model",
-)
 # An open archive, or an argument for `onnxarchive.open`.
 Source: TypeAlias = Archive | Openable
+
+
+class Keywords(Access, total=False):
+    """Further keywords of `session`: of `onnxarchive.open`, and of `InferenceSession`.
+
+    ONNX Runtime ignores keywords that it does not know.
+    """
+
+    provider_options: Sequence[dict[Any, Any]] | None
+    enable_fallback: int
+    disabled_optimizers: Sequence[str] | None
+    read_config_from_model: bool
 
 
 def session(
@@ -67,11 +70,7 @@ def session(
     *,
     model: str = "",
     prepack: bool | None = None,
-    store: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    cache: str | os.PathLike[str] | bool | None = None,
-    cache_progress: Progress | None = None,
-    **kwargs: Any,
+    **keywords: Unpack[Keywords],
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
 
@@ -108,11 +107,8 @@ def session(
             an open `Archive`.
         prepack: Whether ONNX Runtime makes packed copies of weights. None (the default) leaves
             this to `sess_options`; without a setting there, ONNX Runtime makes the copies.
-        store: As for `onnxarchive.open`.
-        storage_options: As for `onnxarchive.open`.
-        cache: As for `onnxarchive.open`.
-        cache_progress: As for `onnxarchive.open`.
-        kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
+        keywords: Options for a remote archive, as for `onnxarchive.open`; and others as for
+            `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
         An `onnxruntime.InferenceSession`.
@@ -138,12 +134,12 @@ def session(
         session = onnxarchive.session("model.onnxa", providers=["CPUExecutionProvider"])
         (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
     """
-    require_known(kwargs, _KWARGS)
-    access = Access(
-        store=store, storage_options=storage_options, cache=cache, cache_progress=cache_progress
-    )
+    require_known(keywords, Keywords.__optional_keys__)
+    given: dict[str, Any] = {**keywords}
+    access: Any = {name: given.pop(name) for name in Access.__optional_keys__ if name in given}
     with contextlib.ExitStack() as resources:
-        inputs = session_inputs(path, model, sess_options, prepack, access, resources)
+        prepare = partial(SessionInputs, path, model, sess_options, prepack, access, resources)
+        inputs = prepare()
         is_local = inputs.path is not None
         if is_local and sess_options is not None and shares_optimized_data(sess_options):
             warnings.warn(
@@ -153,15 +149,13 @@ def session(
                 stacklevel=2,
             )
         try:
-            return inputs.make(sess_options, providers, kwargs)
+            return inputs.make(providers, given)
         except Exception as error:
             if not inputs.packed:
                 raise
             reason = " ".join(str(error).split())
-        inputs = session_inputs(
-            path, model, sess_options, prepack, access, resources, uses_packed=False
-        )
-        ort_session = inputs.make(sess_options, providers, kwargs)
+        inputs = prepare(uses_packed=False)
+        ort_session = inputs.make(providers, given)
         warnings.warn(
             f"{inputs.path}: ONNX Runtime did not take the packed weights in the archive, and "
             f"packed the weights itself; onnxarchive.prepack replaces them ({reason})",
@@ -212,116 +206,99 @@ def session_options(
         session = onnxruntime.InferenceSession(model, options)
     """
     with contextlib.ExitStack() as resources:
-        inputs = session_inputs(path, model, sess_options, prepack, access, resources)
+        inputs = SessionInputs(path, model, sess_options, prepack, access, resources)
     return inputs.model, inputs.own_options()
 
 
-@dataclass(frozen=True, slots=True)
 class SessionInputs:
     """What a session is made from. The Archive itself is not kept, to free its memory.
 
+    Arguments are those of `session`, and:
+
+    Args:
+        resources: Closes a file that is opened here.
+        uses_packed: Whether the model may refer to packed weights in the archive.
+
     Attributes:
         model: The serialized model.
-        options: Options for this session alone; None if the caller's options cannot be copied.
-        entries: The session config entries that the options need.
-        file: The archive's file; None for an archive in memory.
-        path: The file's path without symbolic links; None for an archive in memory.
+        path: Path of the archive's file without symbolic links; None for an archive in memory.
         packed: The number of weights whose packed form the model refers to.
     """
 
-    model: bytes
-    options: ort.SessionOptions | None
-    entries: Mapping[str, str]
-    file: MappedFile | None
-    path: str | None
-    packed: int = 0
+    def __init__(
+        self,
+        source: Source,
+        model: str,
+        sess_options: ort.SessionOptions | None,
+        prepack: bool | None,
+        access: Access,
+        resources: contextlib.ExitStack,
+        *,
+        uses_packed: bool = True,
+    ) -> None:
+        ort = require_onnxruntime()
+        archive = _opened(source, model, access, resources)
+        is_own = archive is not source
+        self._given = sess_options
+        self._options = (  # None if the caller's options cannot be copied
+            ort.SessionOptions()
+            if sess_options is None
+            else copy_options(sess_options, archive.model)
+        )
+        self._entries = prepacking_entries(prepack)
+        self._file: MappedFile | None = None
+        self.path: str | None = None
+        self.packed = 0
+        if not isinstance(archive.contents.file, MappedFile):
+            self.model, buffers = _model_and_buffers(archive, self._options, in_place=is_own)
+            if buffers:
+                _lend_buffers(self._options, buffers)
+        else:
+            self._file = archive.contents.local_file
+            self.path = self._file.present_path()
+            require_utf8(self.path)
+            self._entries[DIRECTORY], name = os.path.split(self.path)
+            with with_path(archive.path):
+                pairs: Pairs = {}
+                if uses_packed and prepack is not False and compares_packed():
+                    pairs = packed_pairs(archive, machine(), ort.__version__)
+                linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
+                self.model, self.packed = proto.encode(linked), len(pairs)
+        if self._options is not None:
+            set_entries(self._options, self._entries)
 
     def make(
         self,
-        sess_options: ort.SessionOptions | None,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
-        kwargs: Mapping[str, Any],
+        keywords: Mapping[str, Any],
     ) -> ort.InferenceSession:
         """Makes the session, with the caller's options if they cannot be copied."""
-        options, entries = self.options, {}
+        options, entries = self._options, {}
         if options is None:
-            options, entries = sess_options, dict(self.entries)
+            options, entries = self._given, self._entries
         make = partial(archive_session_class(), self.path, entries)
         try:
-            ort_session = make(self.model, options, providers, **kwargs)
+            ort_session = make(self.model, options, providers, **keywords)
             ort_session.packed_weights = self.packed
             return ort_session
-        finally:
-            self.require_same_file()  # ONNX Runtime has opened the file by name
+        finally:  # ONNX Runtime has opened the file by name
+            if self._file and self.path and not self._file.is_at(self.path):
+                raise ArchiveError(
+                    "the archive was replaced, renamed or removed while the session was made; try "
+                    "again",
+                    path=self._file.path,
+                )
 
     def own_options(self) -> ort.SessionOptions:
         """The options for this session alone; refused if the caller's cannot be copied."""
-        if self.options is None:
+        if self._options is None:
             raise UnsupportedFeatureError(
                 "ONNX Runtime cannot copy these session options: they are not valid for every "
                 "model, name execution providers, write files (profiling, the optimized model, EP "
                 "contexts), or may have libraries of custom operators that the model needs; call "
                 "session_options(path) and change the options that it returns"
             )
-        return self.options
-
-    def require_same_file(self) -> None:
-        """Requires that the path still leads to the archive's file."""
-        if self.file and self.path and not self.file.is_at(self.path):
-            raise ArchiveError(
-                "the archive was replaced, renamed or removed while the session was made; try "
-                "again",
-                path=self.file.path,
-            )
-
-
-def session_inputs(
-    source: Source,
-    model: str,
-    sess_options: ort.SessionOptions | None,
-    prepack: bool | None,
-    access: Access,
-    resources: contextlib.ExitStack,
-    *,
-    uses_packed: bool = True,
-) -> SessionInputs:
-    """Prepares the model and options of a session.
-
-    Args:
-        source: As in `session`.
-        model: As in `session`.
-        sess_options: The caller's options.
-        prepack: As in `session`.
-        access: Options for a remote archive.
-        resources: Closes a file that is opened here.
-        uses_packed: Whether the model may refer to packed weights in the archive.
-    """
-    ort = require_onnxruntime()
-    archive = _opened(source, model, access, resources)
-    is_own = archive is not source
-    if sess_options is None:
-        options = ort.SessionOptions()
-    else:
-        options = copy_options(sess_options, archive.model)
-    entries = prepacking_entries(prepack)
-    path = file = None
-    pairs: Pairs = {}
-    if not isinstance(archive.contents.file, MappedFile):
-        serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
-        if buffers:
-            _lend_buffers(options, buffers)
-    else:
-        file, path = archive.contents.local_file, archive.contents.local_file.present_path()
-        require_utf8(path)
-        entries[DIRECTORY], name = os.path.split(path)
-        with with_path(archive.path):
-            if uses_packed and prepack is not False and compares_packed():
-                pairs = packed_pairs(archive, machine(), ort.__version__)
-            linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
-            serialized = proto.encode(linked)
-    if options is not None:
-        set_entries(options, entries)
-    return SessionInputs(serialized, options, entries, file, path, len(pairs))
+        return self._options
 
 
 def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:

@@ -24,7 +24,7 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.progress import Progress
-from onnxarchive.interop.onnxruntime import session_inputs
+from onnxarchive.interop.onnxruntime import SessionInputs
 from onnxarchive.interop.ort_options import (
     OPTIMIZED_DATA,
     OPTIMIZED_NBYTES,
@@ -210,7 +210,7 @@ def _pack(
     """
     os.mkdir(directory)
     with contextlib.ExitStack() as files:
-        inputs = session_inputs(archive, "", sess_options, True, {}, files, uses_packed=False)
+        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()
     optimized = os.path.join(directory, "optimized.onnx")
     options.optimized_model_filepath = optimized
