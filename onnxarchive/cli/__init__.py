@@ -17,16 +17,16 @@ from types import FrameType
 
 from onnxarchive.cli.output import (
     DONE,
+    STANDARD_OUTPUT,
     TERMINAL_SIGNALS,
     WRONG_USE,
     drop_output,
     fail,
     status_of,
-    to_standard_output,
     warn,
 )
 from onnxarchive.cli.parser import parser
-from onnxarchive.errors import ArchiveError
+from onnxarchive.errors import ArchiveError, naming
 
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
 _READER_ENDED = _SIGNALLED + 13  # SIGPIPE, which Windows lacks
@@ -34,15 +34,10 @@ _interrupted_by: int = signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command; returns its exit status, which the end of the help describes.
 
     Args:
         argv: The arguments without the program's name; None for the process's arguments.
-
-    Returns:
-        The exit status: 0 success; 1 `check` found faults, or `diff` found differences; 2 wrong
-        use, a system error or a missing library; 3 a corrupt or unsafe file; 129 the terminal was
-        closed; 130 interrupted; 143 terminated.
 
     Raises:
         BrokenPipeError: The program that reads the binary output of a command such as `cat` has
@@ -58,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             status: int = arguments.function(arguments) or DONE
-            with to_standard_output():
+            with naming(STANDARD_OUTPUT):
                 sys.stdout.flush()
     except BrokenPipeError:
         raise

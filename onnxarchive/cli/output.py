@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from onnxarchive.cli.terminal import printable
@@ -21,6 +20,7 @@ from onnxarchive.errors import (
     TensorNotFoundError,
     UnsupportedFeatureError,
     describe_error,
+    naming,
     shown,
 )
 from onnxarchive.files.data import Buffer
@@ -30,6 +30,7 @@ DONE: Final = 0
 FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
+STANDARD_OUTPUT: Final = "standard output"  # in place of a file's name in errors
 
 # Without the scheme: a search for it would take time that grows with the square of a word's length.
 _URL: Final = re.compile(r"://[^\s'\"]+")
@@ -52,13 +53,7 @@ def status_of(error: type[BaseException] | None) -> int:
 
 
 def fail(error: object, status: int, *, debug: bool = False) -> int:
-    """Prints an error to standard error and returns the exit status.
-
-    Args:
-        error: The error, or its message.
-        status: The exit status.
-        debug: Whether to print the traceback of the error first.
-    """
+    """Prints an error, or a message, to standard error; `debug` adds the error's traceback."""
     if debug and isinstance(error, BaseException):
         print(_shown_safely("".join(traceback.format_exception(error))), file=sys.stderr)
     text = describe_error(error) if isinstance(error, OSError) else str(error)
@@ -97,7 +92,7 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
     output, since the exit status of the command can be a result, too.
     """
     try:
-        with to_standard_output():
+        with naming(STANDARD_OUTPUT):
             if arguments.json:
                 json.dump(result, sys.stdout, indent=2)
                 print()
@@ -115,23 +110,9 @@ def drop_output() -> None:
 
 
 def require_no_terminal() -> None:
-    """Refuses a terminal as standard output for bytes.
-
-    Raises:
-        ValueError: Standard output is a terminal.
-    """
+    """Refuses a terminal as standard output for bytes, with a ValueError."""
     if sys.stdout.isatty():
         raise ValueError("expected a file or a pipe as standard output, found a terminal")
-
-
-@contextlib.contextmanager
-def to_standard_output() -> Iterator[None]:
-    """Sets the file name of an `OSError` in the block to "standard output"."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = "standard output"
-        raise
 
 
 class StandardOutput:
@@ -139,5 +120,5 @@ class StandardOutput:
 
     def write(self, data: Buffer) -> int:
         """Writes bytes; an error names standard output."""
-        with to_standard_output():
+        with naming(STANDARD_OUTPUT):
             return sys.stdout.buffer.write(data)

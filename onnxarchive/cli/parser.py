@@ -214,14 +214,7 @@ def pairs(
 def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
     """Refuses a target that exists, unless `force` is true.
 
-    Args:
-        path: The target.
-        force: Whether the target may be replaced.
-        access: Options for a remote target.
-
-    Raises:
-        FileExistsError: The target exists, and `force` is false.
-        ValueError: The target is "-", which only `convert` takes as standard output.
+    Also refuses "-", which only `convert` takes as standard output.
     """
     if path == "-":
         raise ValueError("expected a path as target, found '-'; write './-' for a file named '-'")

@@ -45,20 +45,11 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves an archive in Netron, to this machine only, until the end of a `with` block.
 
     The page requests the bytes of a weight when a user opens the weight. A damaged weight is not
-    sent, and a warning is raised. Browsers do not accept weights of 2 GiB or more.
-
-    Args:
-        path: The archive.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
-        port: The port; 0 for any free port.
+    sent, and a warning is raised. Browsers do not accept weights of 2 GiB or more. The port 0 is
+    any free one.
 
     Attributes:
         url: Address of the page, with a secret that other users and other pages do not know.
-
-    Raises:
-        UnsupportedFeatureError: Netron's page is of an unknown form.
-        ValueError: `port` is out of range.
-        OSError: The port is in use.
     """
 
     allow_reuse_address = os.name == "posix"  # on Windows it allows two servers on one port

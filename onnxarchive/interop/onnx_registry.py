@@ -41,10 +41,7 @@ class ArchiveSerializer:
     file_extensions: Collection[str] = frozenset({EXTENSION})
 
     def serialize_proto(self, proto: Any) -> bytes:
-        """Serializes a model to an archive, as `onnxarchive.save` does.
-
-        Args:
-            proto: A ModelProto. It is not changed.
+        """Serializes a ModelProto to an archive, as `onnxarchive.save` does.
 
         Raises:
             TypeError: `proto` is not a ModelProto.
@@ -68,14 +65,7 @@ class ArchiveSerializer:
         return target.getvalue()
 
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
-        """Parses the complete default model of an archive, as `onnxarchive.load` does.
-
-        Args:
-            serialized: The bytes of the archive.
-            proto: A ModelProto, which is overwritten with the model.
-
-        Returns:
-            `proto`.
+        """Parses the complete default model of an archive into a ModelProto, which it returns.
 
         Raises:
             TypeError: `serialized` is not bytes, or `proto` is not a ModelProto.
@@ -108,15 +98,9 @@ class ArchiveSerializer:
 
 
 def register(*, replace: bool = False) -> bool:
-    """Registers the serializer with onnx, for the format `onnxa` and the extension `.onnxa`.
+    """Registers the serializer with onnx, as importing `onnxarchive` does; True if it succeeds.
 
-    Importing `onnxarchive` calls this function with `replace=False`.
-
-    Args:
-        replace: Whether to replace a serializer that another package has registered.
-
-    Returns:
-        True if the serializer is now registered for the format and the extension.
+    A serializer that another package has registered stays, unless `replace` is true.
     """
     if not replace and _is_taken():
         return False

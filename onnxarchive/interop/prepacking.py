@@ -196,17 +196,10 @@ def _pack(
     names: Collection[str],
     buffers: _Buffers,
 ) -> dict[str, _Keys]:
-    """Lets ONNX Runtime pack the weights of a model.
+    """Lets ONNX Runtime pack the weights of a model; returns the keys of each weight that it packs.
 
-    Args:
-        archive: The archive, opened with the model.
-        directory: The directory to make, for what ONNX Runtime writes.
-        sess_options: Options of the session.
-        names: The names of the weights to take; others were changed before they were packed.
-        buffers: Receives the buffers, views of the map, by file name.
-
-    Returns:
-        The keys of each weight that was packed.
+    ONNX Runtime writes to `directory`, which is made here. Weights other than `names` are left out:
+    they were changed before they were packed. `buffers` receives views of what was written.
     """
     os.mkdir(directory)
     with contextlib.ExitStack() as files:

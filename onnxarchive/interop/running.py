@@ -102,17 +102,15 @@ def run(
 
     Args:
         path: An archive or its URL, opened with `onnxarchive.session`; or a `.onnx`.
-        inputs: Arrays by input name; a list of arrays for a sequence. Other inputs are random
-            (`onnxarchive.interop.inputs.random_input`).
-        model: Id of the model in an archive, such as `"decoder"`; `""` for the default one.
-        dims: Sizes of open (dynamic) dimensions by name. For a dimension without a name, give input
-            and axis: `x[0]`. An open dimension without a size in `dims` or `inputs` has the size 1.
+        inputs: As in `make_inputs`; a list of arrays for a sequence.
+        model: Id of the model in an archive.
+        dims: As in `make_inputs`.
         providers: Execution providers in order of preference, in upper or lower case, with or
             without the suffix `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to
             ONNX Runtime.
         repeat: Number of runs.
-        prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
-        access: Options for a remote archive; see `onnxarchive.open`.
+        prepack: As in `onnxarchive.session`.
+        access: Options for a remote archive.
 
     Raises:
         RunError: ONNX Runtime cannot load or run the model, or cannot use a provider.

@@ -103,20 +103,17 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
         fixed = path
         while glob.has_magic(fixed):
             fixed = os.path.dirname(fixed)
-        matches = _matches(fixed, path[len(fixed) :].strip(os.sep))
-        if not matches:
-            raise ValueError(f"expected files that match {path!r}, found none")
-        for match in matches:
-            yield folder + _with_slashes(os.path.relpath(match, fixed or os.curdir)), match
+        expected, files = "that match", _matches(fixed, path[len(fixed) :].strip(os.sep))
     elif os.path.isdir(path):
         folder = folder or f"{os.path.basename(os.path.abspath(path))}/"
-        files = list(_below(path))
-        if not files:
-            raise ValueError(f"expected files in the directory {path!r}, found none")
-        for file in files:
-            yield folder + _with_slashes(os.path.relpath(file, path)), file
+        fixed, expected, files = path, "in the directory", list(_below(path))
     else:
         yield os.path.basename(path) if name is None else name, path
+        return
+    if not files:
+        raise ValueError(f"expected files {expected} {path!r}, found none")
+    for file in files:
+        yield folder + os.path.relpath(file, fixed or os.curdir).replace(os.sep, "/"), file
 
 
 def _matches(directory: str, pattern: str) -> list[str]:
@@ -161,7 +158,3 @@ def _raise(error: OSError) -> None:
         raise error
     finally:
         del error  # else error, traceback and frame would refer to each other
-
-
-def _with_slashes(path: str) -> str:
-    return path.replace(os.sep, "/")
