@@ -39,7 +39,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.model.prepacked import PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import check_model_sizes, require_models
+from onnxarchive.reading.contents import check_model_sizes, check_models
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -143,7 +143,7 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     sizes |= {name: data.nbytes for name, data in plan.items}
     sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
     models = sorted(plan.models, key=lambda item: item.name)  # the default one is first
-    require_models({name: b"".join(data) for name, data in models}, sizes)
+    check_models({name: b"".join(data) for name, data in models}, sizes, Strict())
 
 
 # Planning

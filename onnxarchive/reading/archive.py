@@ -100,11 +100,10 @@ class Archive(Closing):
         self.path = file.path
         self.max_model_nbytes = max_model_nbytes
         self.model_id = model
-        with with_path(self.path):
-            contents = read_contents(file, Strict(), max_model_nbytes)
-            require_model(contents.models, model)
-            for number in range(contents.first_model, len(contents.entries)):
-                alignment = contents.check_header(number, Strict())
+        contents = read_contents(file, Strict(), max_model_nbytes)
+        require_model(contents.models, model)
+        for number in range(contents.first_model, len(contents.entries)):
+            alignment = contents.check_header(number, Strict())
         assert alignment is not None  # else `Strict` has raised an error
         self.alignment = alignment
         self.contents = contents  # for other modules of this library
@@ -243,20 +242,19 @@ class Archive(Closing):
         jobs = threads.require_jobs(jobs) if contents.file.is_mapped else 1
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            contents.check_header(number, Strict())
-            contents.check_data(number, Strict(), counter)
+            contents.check_header(number, contents.strict)
+            contents.check_data(number, contents.strict, counter)
 
+        sizes = [entry.nbytes for entry in entries[:first_model]]
+        threads.for_each(range(first_model), sizes, verify, jobs)
         models = range(first_model, len(entries))
-        with with_path(self.path):
-            sizes = [entry.nbytes for entry in entries[:first_model]]
-            threads.for_each(range(first_model), sizes, verify, jobs)
-            try:
+        try:
+            for number in models:
+                verify(number)
+        except ArchiveFormatError:
+            with contents.unedited():  # an edit may have overwritten the models meanwhile
                 for number in models:
-                    verify(number)
-            except ArchiveFormatError:
-                with contents.unedited():  # an edit may have overwritten the models meanwhile
-                    for number in models:
-                        verify(number, ProgressCounter(None, 0))
+                    verify(number, ProgressCounter(None, 0))
 
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
@@ -296,7 +294,7 @@ class Archive(Closing):
 
 def _reopened(path: str, max_model_nbytes: int, model: str) -> Archive:
     """Opens an archive that was pickled."""
-    with opened_archive(path, rule="FILE-1") as file:
+    with opened_archive(path) as file:
         return Archive(file, max_model_nbytes, model)
 
 

@@ -58,7 +58,7 @@ def opened(
     if location.path is not None:
         with (
             recognised(location.path),
-            opened_archive(location.path, rule="FILE-1", timeout=timeout) as local,
+            opened_archive(location.path, timeout=timeout) as local,
         ):
             yield local
         return
@@ -73,10 +73,7 @@ def opened(
 
 @contextlib.contextmanager
 def opened_archive(
-    path: str | os.PathLike[str],
-    *,
-    rule: str | None = None,
-    timeout: float | None = locking.TIMEOUT,
+    path: str | os.PathLike[str], *, timeout: float | None = locking.TIMEOUT
 ) -> Iterator[MappedFile]:
     """Opens an archive's file, and locks it against edits while the block runs.
 
@@ -85,7 +82,6 @@ def opened_archive(
 
     Args:
         path: The archive.
-        rule: The rule to name in the error if the path is no regular file, or None.
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:
@@ -98,7 +94,7 @@ def opened_archive(
     """
     with (
         with_path(path),
-        local_file.opened(path, rule=rule, timeout=timeout) as file,
+        local_file.opened(path, rule="FILE-1", timeout=timeout) as file,
         contextlib.nullcontext() if file.lock_failure is None else _unedited(file),
     ):
         try:

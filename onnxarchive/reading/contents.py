@@ -58,6 +58,7 @@ class Contents:
         first_model: Index of the first model's entry, if no rule is broken; the models are last.
         entries: The entries by name, if no rule is broken.
         edited: The models of an edit of this archive.
+        strict: Raises broken rules as errors that name the file.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Contents:
         self.edited: list[onnx.ModelProto] = []
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
-        self._strict = Strict()
-        self._strict.path = file.path
+        self.strict = Strict()
+        self.strict.path = file.path
 
     @property
     def local_file(self) -> MappedFile:
@@ -214,7 +215,7 @@ class Contents:
         """
         number = self.entries.index_of[name]
         if not self._verified[number]:
-            self.check_header(number, self._strict)
+            self.check_header(number, self.strict)
             self._verified[number] = 1
 
     def require_headers(self, names: Iterable[str]) -> None:
@@ -265,7 +266,7 @@ class Contents:
         """
         for name, data in zip(names, self.views(names), strict=True):
             if self.file.is_mapped:  # else `views` has compared them
-                check_crc32(self.entries[name], len(data), crc32(data), self._strict)
+                check_crc32(self.entries[name], len(data), crc32(data), self.strict)
             yield data
 
     def pieces(self, name: str) -> Iterator[memoryview]:
@@ -276,8 +277,8 @@ class Contents:
             ChecksumError: The CRC-32 does not match; raised after the last piece.
             ValueError: The archive is closed.
         """
-        self.check_header(self.entries.index_of[name], self._strict)
-        yield from self._checked_pieces(self.entries[name], self._strict)
+        self.check_header(self.entries.index_of[name], self.strict)
+        yield from self._checked_pieces(self.entries[name], self.strict)
 
     def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -299,8 +300,8 @@ class Contents:
         for number, entry, begin, copy in zip(numbers, entries, begins, copies, strict=True):
             end = begin + entry.data_offset - entry.header_offset
             data, record = copy[end:].toreadonly(), self.directory.records[number]
-            check_local_header(bytes(copy[begin:end]), entry, record, self._strict)
-            check_crc32(entry, data.nbytes, crc32(data), self._strict)
+            check_local_header(bytes(copy[begin:end]), entry, record, self.strict)
+            check_crc32(entry, data.nbytes, crc32(data), self.strict)
             yield data
 
     def not_found(self, message: str) -> TensorNotFoundError:
@@ -414,7 +415,9 @@ def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_
         report,
     )
     data = _read_models(file, entries, report, max_model_nbytes)
-    return Contents(file, directory, _models(data, directory, named, report))
+    size_of = dict(zip(directory.names, directory.sizes, strict=True))
+    sizes = {key: size_of[key] for key in named}
+    return Contents(file, directory, check_models(data, sizes, report, are_all=directory.is_whole))
 
 
 def _read_models(
@@ -432,15 +435,13 @@ def _read_models(
     sizes = {name: entry.nbytes for name, entry in models.items()}
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
+    data = dict.fromkeys(models, b"")
     # Read from the end, since a remote file keeps bytes that lead to its end.
-    data = {
-        entry.name: file.read(entry.data_offset, entry.nbytes)
-        for entry in reversed(entries[first:])
-        if models[entry.name] is entry
-    }
-    for name, entry in models.items():
-        check_crc32(entry, len(data[name]), crc32(data[name]), report)
-    return {name: data[name] for name in models}
+    for entry in reversed(entries[first:]):
+        if models[entry.name] is entry:
+            serialized = data[entry.name] = file.read(entry.data_offset, entry.nbytes)
+            check_crc32(entry, len(serialized), crc32(serialized), report)
+    return data
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
@@ -473,24 +474,24 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
     return False
 
 
-def require_models(data: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
-    """Checks models before they are written, as a reader of the archive will.
+def check_models(
+    data: Mapping[str, bytes],
+    sizes: Mapping[str, int | None],
+    report: Report,
+    *,
+    are_all: bool = True,
+) -> dict[str, CheckedModel]:
+    """Parses models, and compares their tensors with the entries of the archive.
 
     Args:
         data: The bytes of each model by entry name, the default model first.
-        sizes: Size in bytes of each tensor's entry, by key.
+        sizes: Size in bytes of the entry of each key; None if it is unknown.
+        report: Receives each broken rule.
+        are_all: True if `sizes` has all keys of the archive.
 
-    Raises:
-        ArchiveFormatError: A model breaks a rule, or does not fit the entries.
+    Returns:
+        The models by id, up to the first one that is not valid.
     """
-    names, nbytes = list(sizes), list(sizes.values())
-    _models(data, EMPTY._replace(names=names, sizes=nbytes), names, Strict())
-
-
-def _models(
-    data: Mapping[str, bytes], directory: Directory, named: Sequence[str], report: Report
-) -> dict[str, CheckedModel]:
-    """Parses models and compares their tensors with the entries whose names are in `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
     models: dict[str, onnx.ModelProto] = {}
@@ -501,13 +502,8 @@ def _models(
             # messages. So the later models are not parsed: they may have too many messages.
             break
         models[name] = model
-    size_of = dict(zip(directory.names, directory.sizes, strict=True))
     checked = proto.check_all_references(
-        models,
-        {key: size_of[key] for key in named},
-        report,
-        are_all=directory.is_whole,
-        are_all_models=len(models) == len(data) > 0,
+        models, sizes, report, are_all=are_all, are_all_models=len(models) == len(data) > 0
     )
     return {keys.model_id(name): model for name, model in checked.items()}
 
