@@ -27,7 +27,7 @@ from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.views import array_in_model
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.elements import elements_of
-from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.options import Asset, require_size_threshold
 from onnxarchive.writing.plan import open_assets, require_model_ids
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def edit(
             edit.assets["labels.txt"] = b"cat"
     """
     options = EditOptions(compact, copy, size_threshold, convert_attribute, timeout, progress)
-    WriteOptions(size_threshold=size_threshold or 0)  # refuses a negative one
+    require_size_threshold(size_threshold or 0)
     path = Location.of(path).require_local()
     thread = threading.get_ident()
     is_writable = None if copy else True

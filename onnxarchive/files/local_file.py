@@ -102,8 +102,7 @@ class MappedFile(File, Work):
         if descriptor is None:
             descriptor, self._is_writable = _open(self.path, rule, is_writable)
         self._descriptor: _Descriptor | None = _Descriptor(descriptor)
-        with naming(self.path):
-            status = os.fstat(descriptor)
+        status = self.status()
         if not stat.S_ISREG(status.st_mode):
             self._descriptor = None  # closes the file, even if the caller keeps the error
             raise _not_regular(self.path, kind_of(status.st_mode), rule)
@@ -115,8 +114,11 @@ class MappedFile(File, Work):
 
     def status(self) -> os.stat_result:
         """The present status of the file; an error names it."""
-        with naming(self.path):
-            return os.fstat(self.fileno())
+        try:
+            return os.fstat(self._require_open().number)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
         """Sets the paths, as `Replacement` does, so that errors name the target."""
@@ -247,8 +249,11 @@ class MappedFile(File, Work):
             OSError: The size cannot be changed; the error names the file.
         """
         self.require_own()
-        with naming(self.path):
-            os.ftruncate(self.fileno(), size)
+        try:
+            os.ftruncate(self._require_open().number, size)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     @property
     def is_mapped(self) -> bool:

@@ -17,6 +17,12 @@ from onnxarchive.zipformat import layout
 Asset: TypeAlias = Buffer | str | os.PathLike[str]
 
 
+def require_size_threshold(nbytes: int) -> None:
+    """Refuses a negative threshold with a ValueError."""
+    if nbytes < 0:
+        raise ValueError(f"size_threshold must not be negative, got {nbytes}")
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options of the functions that write an archive.
@@ -49,8 +55,7 @@ class WriteOptions:
     timeout: float | None = locking.TIMEOUT
 
     def __post_init__(self) -> None:
-        if self.size_threshold < 0:
-            raise ValueError(f"size_threshold must not be negative, got {self.size_threshold}")
+        require_size_threshold(self.size_threshold)
         layout.require_alignment(self.alignment)
         threads.require_jobs(self.jobs)
         locking.require_timeout(self.timeout)

@@ -91,9 +91,9 @@ class Plan:
         directory_size = sum(map(len, existing.records))
         for name, data in self.entries:
             least = max(alignment, least_alignment(name))
-            placement = layout.place(name, data.nbytes, 0, offset, least)
-            offset = placement.end
-            directory_size += len(placement.pack()[1])
+            header, record = layout.place(name, data.nbytes, 0, offset, least).pack()
+            offset += len(header) + data.nbytes
+            directory_size += len(record)
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
 
 

@@ -119,10 +119,10 @@ class Placement(NamedTuple):
         padding = -(header_offset + header_size(len(name), nbytes)) % alignment
         local_extra = records.pack_alignment_extra(alignment, padding)
         extra = b""
-        size = min(nbytes, records.SATURATED_32)
-        offset = min(header_offset, records.SATURATED_32)
-        is_small = max(size, offset) < records.SATURATED_32
+        size, offset = nbytes, header_offset
+        is_small = size < records.SATURATED_32 > offset
         if not is_small:
+            size, offset = min(size, records.SATURATED_32), min(offset, records.SATURATED_32)
             zip64_values = local_zip64_values(nbytes)
             local_extra = records.pack_zip64_extra(*zip64_values) + local_extra
             extra = records.pack_zip64_extra(*directory_zip64_values(nbytes, header_offset))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_replacement_that_fails_is_rolled_back_to_the_same_bytes(
 
     def fail(descriptor: int, size: int) -> None:
         if size == len(archive.new):
-            raise OSError("the disk failed")
+            raise OSError(errno.EIO, "the disk failed")
         truncate(descriptor, size)
 
     monkeypatch.setattr(os, "ftruncate", fail)
