@@ -1,7 +1,8 @@
-"""Limits of this process, as on a full disk or with many open files."""
+"""Limits, umask and user of this process."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,3 +17,30 @@ def limited(kind: int, value: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(kind, before)
+
+
+@contextmanager
+def user(number: int, *groups: int) -> Iterator[None]:
+    """Is another user during the block, if the process is root's; the first group is its own."""
+    before = os.geteuid(), os.getegid(), os.getgroups()
+    os.seteuid(0)
+    os.setgroups(groups[1:])
+    os.setegid(groups[0] if groups else number)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(before[1])
+        os.setgroups(before[2])
+        os.seteuid(before[0])
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Sets the umask of this process during the block."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -35,6 +35,11 @@ def write_model(path: Path, model: onnx.ModelProto) -> Path:
     return path
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """The bytes of all files below a directory, by their paths in it, with slashes."""
+    return {name: (directory / name).read_bytes() for name in sorted(files_below(directory))}
+
+
 def files_below(directory: Path) -> set[str]:
     """The paths of all files below a directory, relative to the directory, with slashes."""
     files = (path for path in directory.rglob("*") if path.is_file())
