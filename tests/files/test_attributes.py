@@ -510,11 +510,7 @@ def test_a_list_of_nfs_that_names_users_leaves_the_new_file_to_its_owner(
 @rights
 @pytest.mark.parametrize("name", BLIND)
 def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_warning_says_so(
-    path: Path,
-    name: str,
-    mode: int,
-    listed: Callable[[Path], None],
-    umask: Callable[[int], int],
+    path: Path, name: str, mode: int, listed: Callable[[Path], None], umask: Callable[[int], int]
 ) -> None:
     os.chown(path, OWNER, TEAM)
     path.chmod(mode)

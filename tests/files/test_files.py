@@ -25,12 +25,7 @@ from onnxarchive.files import file as file_module, filesystem, locking
 from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
-from onnxarchive.files.local_file import (
-    MappedFile,
-    PositionalWriter,
-    opened,
-    write_at,
-)
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened, write_at
 from onnxarchive.files.replacement import replacing
 
 CONTENT = bytes(range(256)) * 64

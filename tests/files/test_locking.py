@@ -773,10 +773,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @flock
 @locks
 def test_on_windows_a_byte_behind_every_file_is_locked(
-    path: Path,
-    descriptor: int,
-    windows: list[int],
-    lock: Lock,
+    path: Path, descriptor: int, windows: list[int], lock: Lock
 ) -> None:
     os.lseek(descriptor, 3, os.SEEK_SET)
     with lock(descriptor):
@@ -806,10 +803,7 @@ def test_on_windows_a_lock_is_waited_for(
 
 @flock
 def test_on_windows_a_thread_that_reads_moves_no_lock(
-    path: Path,
-    windows: list[int],
-    threads: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, windows: list[int], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both need the one position that a descriptor has.
     monkeypatch.delattr(os, "pread")

@@ -273,9 +273,7 @@ def test_a_file_that_is_truncated_while_its_log_is_looked_for_has_none(
             path.write_bytes(OLD + (logged(OLD, 4) if has_log else bytes(200)))
 
 
-def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(
-    path: Path,
-) -> None:
+def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(path: Path) -> None:
     path.write_bytes(OLD + logged(OLD, 4))
     with MappedFile(path, is_writable=True) as file:
         edit = undo.find(file)

@@ -172,14 +172,8 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "replace_model of a further model": (_two, _further),
     "replace_model with a further model": (_old, _further),
     "remove_model": (_two, _removed),
-    "remove_model after a log was begun": (
-        _interrupted("log begun", _two),
-        _removed,
-    ),
-    "remove_model after a new end was begun": (
-        _interrupted("new end begun", _two),
-        _removed,
-    ),
+    "remove_model after a log was begun": (_interrupted("log begun", _two), _removed),
+    "remove_model after a new end was begun": (_interrupted("new end begun", _two), _removed),
     "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),

@@ -305,10 +305,7 @@ print(hashlib.sha256(file.getvalue()).hexdigest())
 def test_a_plan_knows_the_size_of_the_archive() -> None:
     model = full_model()
     assets = {"a": b"1234", "ü": b""}
-    plan = plan_archive(
-        {"": Source(model)},
-        WriteOptions(assets=assets, size_threshold=0),
-    )
+    plan = plan_archive({"": Source(model)}, WriteOptions(assets=assets, size_threshold=0))
     for alignment in (64, 4096):
         data = saved(model, size_threshold=0, assets=assets, alignment=alignment)
         assert plan.size(alignment) == len(data)

@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import (
-    MEASURE_MEMORY,
-    external,
-    model_of,
-    raw_tensor,
-    run_python,
-)
+from models import MEASURE_MEMORY, external, model_of, raw_tensor, run_python
 from onnx import TensorProto
 
 import onnxarchive

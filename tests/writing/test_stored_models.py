@@ -147,13 +147,7 @@ def test_the_n_th_equal_tensor_takes_the_n_th_equal_entry(path: Path) -> None:
     onnxarchive.save(of(w=A, between=B, w2=A), path, models=models)
     assert keys_of(path, "one") == {"x": "w", "y": "w2"}
     assert keys_of(path, "three") == {"x": "w", "other": "other", "y": "w2", "z": "z"}
-    assert keys_of(path, "two") == {
-        "x": "w",
-        "y": "w2",
-        "z": "z",
-        "more": "more",
-        "b": "between",
-    }
+    assert keys_of(path, "two") == {"x": "w", "y": "w2", "z": "z", "more": "more", "b": "between"}
     require_loads(path, {"": of(w=A, between=B, w2=A), **models})
 
 
@@ -480,8 +474,7 @@ def test_an_added_tensor_belongs_to_the_models_that_name_it(path: Path) -> None:
     models = {"x": named("b", "c"), "y": named("c"), "z": of(own=A, d=B)}
     finish(path, named("a", "c"), models, a=A, b=B, c=C, unnamed=A)
     require_loads(
-        path,
-        {"": of(a=A, c=C, unnamed=A), "x": of(b=B, c=C), "y": of(c=C), "z": of(own=A, d=B)},
+        path, {"": of(a=A, c=C, unnamed=A), "x": of(b=B, c=C), "y": of(c=C), "z": of(own=A, d=B)}
     )
     with onnxarchive.open(path) as archive:
         assert list(archive.entries)[:-4] == ["a", "b", "c", "unnamed", "own", "d"]

@@ -111,10 +111,9 @@ def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None
         st.integers(0, 200)
         | st.integers(GIB_4 - 140, GIB_4 + 3)
         | st.sampled_from([1 << 40, 1 << 60]),
-        min_size=1,
         max_size=6,
     ),
-    st.sampled_from([64, 4096]),
+    st.sampled_from([64 << shift for shift in range(10)]),
 )
 # The offset of the second header, and then that of the directory, at the limit of 32 bits.
 @example([GIB_4 - 2 - 64, 0], 64)
@@ -123,6 +122,7 @@ def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None
 @example([GIB_4 - 2 - 64], 64)
 @example([GIB_4 - 1 - 64], 64)
 @example([GIB_4 - 2, GIB_4 - 1, GIB_4], 64)
+@example([], 64)
 @settings(max_examples=300)
 def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: int) -> None:
     named = [(f"k{index}", nbytes) for index, nbytes in enumerate(sizes)]
@@ -134,19 +134,12 @@ def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: i
     for entry, header in zip(found.entries, image.headers, strict=True):
         assert entry.data_offset == entry.header_offset + len(header.pack())
         assert entry.crc32 == CRC32
-    assert found.records == [record.pack() for record in image.records]
-
-
-def test_an_archive_without_entries_is_located() -> None:
-    found = inspect(Image.of([]).file(), Strict())
-    assert found is not None
-    assert (list(found.entries), len(found.records), found.is_whole) == ([], 0, True)
+    assert list(found.records) == [record.pack() for record in image.records]
+    assert found.is_whole
 
 
 @pytest.mark.parametrize("base", [small, large])
-def test_no_more_than_the_tail_is_needed_to_locate_the_directory(
-    base: Callable[[], Image],
-) -> None:
+def test_no_more_than_the_tail_is_needed_to_locate_the_directory(base: Callable[[], Image]) -> None:
     image = base()
     file = image.file()
     assert TAIL_SIZE == 56 + 20 + 22
@@ -169,6 +162,12 @@ def test_what_the_changes_begin_with_breaks_no_rule(base: Callable[[], Image]) -
     assert broken_rules(base().file()) == []
 
 
+def broken_by(base: Callable[[], Image], change: Change) -> list[str]:
+    image = base()
+    change(image)
+    return broken_rules(image.file())
+
+
 # Free fields
 
 FREE: dict[str, Change] = {
@@ -188,9 +187,7 @@ FREE: dict[str, Change] = {
 @pytest.mark.parametrize("change", FREE.values(), ids=list(FREE))
 @pytest.mark.parametrize("base", [small, large])
 def test_what_changes_no_reading_is_free(base: Callable[[], Image], change: Change) -> None:
-    image = base()
-    change(image)
-    assert broken_rules(image.file()) == []
+    assert broken_by(base, change) == []
 
 
 # Broken rules
@@ -362,12 +359,7 @@ ROWS: list[Row] = [
     ("ZIP-2", "a byte after the end", small, insert("after_end", b"\0")),
     ("ZIP-2", "a byte after the end", large, insert("after_end", b"\0")),
     ("ZIP-2", "half a second end", small, insert("after_end", b"PK\5\6" + bytes(17))),
-    (
-        "ZIP-2",
-        "a comment",
-        small,
-        together(in_end(comment_size=3), insert("after_end", b"end")),
-    ),
+    ("ZIP-2", "a comment", small, together(in_end(comment_size=3), insert("after_end", b"end"))),
     (
         "ZIP-2",
         "a comment that is an end record with a comment",
@@ -644,14 +636,10 @@ def row_id(row: Row) -> str:
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
 def test_a_broken_rule_is_the_first_that_is_reported(row: Row) -> None:
     expected, _, base, change = row
-    image = base()
-    change(image)
-    found = list(dict.fromkeys(broken_rules(image.file())))
+    found = list(dict.fromkeys(broken_by(base, change)))
     first, *further = expected.split()
-    if further == ["..."]:
-        assert found[:1] == [first]
-    else:
-        assert found == [first, *further]
+    assert found[:1] == [first]
+    assert further in (["..."], found[1:])
 
 
 def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
@@ -737,9 +725,8 @@ def test_a_record_without_size_or_offset_is_listed_and_gives_no_entry(
 
 
 def test_a_first_record_without_an_offset_is_no_other_first_header() -> None:
-    image = large()
-    in_record(0, uncompressed_size=0xFFFFFFFF, compressed_size=0xFFFFFFFF)(image)
-    assert broken_rules(image.file()) == ["ZIP-13"]
+    change = in_record(0, uncompressed_size=0xFFFFFFFF, compressed_size=0xFFFFFFFF)
+    assert broken_by(large, change) == ["ZIP-13"]
 
 
 def test_a_name_that_is_not_utf8_is_refused() -> None:
@@ -751,20 +738,21 @@ def test_a_name_that_is_not_utf8_is_refused() -> None:
     found = inspect(image.file(), findings)
     assert findings.rules[:1] == ["NAME-1"]
     assert found is not None
-    assert found is not None
     assert found.entries[2].name == r"assets/\xc3"
     assert [name is None for name in found.names] == [False, False, True, False]
 
 
 def test_all_broken_rules_are_reported_and_not_only_the_first() -> None:
     image = small()
-    in_end(disk=1)(image)
-    in_both(0, method=8)(image)
-    in_record(1, comment=b"!", internal_attributes=1)(image)
-    in_header(2, crc32=plus(1))(image)
+    together(
+        in_end(disk=1),
+        in_both(0, method=8),
+        in_record(1, comment=b"!", internal_attributes=1),
+        in_header(2, crc32=plus(1)),
+    )(image)
     findings = Findings()
     inspect(image.file(), findings)
-    assert list(zip(findings.rules, findings.entries, strict=True)) == [
+    assert findings.pairs == [
         ("ZIP-3", None),
         ("ZIP-8", "w"),
         ("ZIP-11", "empty"),
@@ -829,16 +817,12 @@ def test_a_directory_that_is_too_small_or_large_for_its_count_is_not_read(
 def test_the_space_before_data_holds_a_local_header_and_the_longest_padding(
     data_offset: int, rule: str
 ) -> None:
-    image = small()
-    image.move_from(1, data_offset - 64)
-    assert broken_rules(image.file())[0] == rule
+    assert broken_by(small, leave_gap_before(1, data_offset - 64))[0] == rule
 
 
 def test_no_entry_is_listed_whose_data_is_outside_the_file() -> None:
     image = Image.of([("w", 3), ("v", 3), (MODEL, 2)])
-    file = image.file()
-    beyond = -(-file.size // 64) * 64 + 3
-    in_record(1, header_offset=beyond)(image)
+    in_record(1, header_offset=-(-image.file().size // 64) * 64 + 3)(image)
     findings = Findings()
     found = inspect(image.file(), findings)
     assert findings.rules[0] == "ZIP-6"
@@ -848,8 +832,7 @@ def test_no_entry_is_listed_whose_data_is_outside_the_file() -> None:
 
 def test_the_padding_may_be_as_long_as_the_largest_alignment_needs() -> None:
     image = Image.of([("w", 1), (MODEL, 1)], alignment=32768)
-    header = image.headers[1].extra
-    assert len(header) - 6 > 32600
+    assert len(image.headers[1].extra) > 32606
     assert broken_rules(image.file()) == []
 
 
@@ -871,31 +854,12 @@ def check_header(header: bytes, placement: Placement = PLACEMENT) -> list[str]:
     return findings.rules
 
 
-@pytest.mark.parametrize("alignment", [64 << shift for shift in range(10)])
-@pytest.mark.parametrize("nbytes", [0, 1, GIB_4 - 2, GIB_4 - 1, GIB_4])
-@pytest.mark.parametrize("header_offset", [0, 1, GIB_4 - 2, GIB_4 - 1, GIB_4])
-def test_the_header_that_is_written_is_right(
-    alignment: int, nbytes: int, header_offset: int
-) -> None:
-    placement = Placement("größe".encode(), nbytes, CRC32, header_offset, alignment)
-    assert check_header(placement.pack()[0], placement) == []
-
-
 def test_a_header_that_is_cut_or_too_long_is_refused() -> None:
     header = PLACEMENT.pack()[0]
     for size in range(len(header)):
         assert check_header(header[:size]) == ["ZIP-7"]
     assert check_header(header + b"\0") == ["ZIP-7"]
     assert check_header(bytes(len(header))) == ["ZIP-7"]
-
-
-def test_every_byte_of_a_header_counts() -> None:
-    header = PLACEMENT.pack()[0]
-    for position in range(len(header)):
-        for bit in range(8):
-            changed = bytearray(header)
-            changed[position] ^= 1 << bit
-            assert check_header(bytes(changed)), position
 
 
 def test_every_byte_of_a_header_with_zip64_counts() -> None:
@@ -982,9 +946,7 @@ def require_one_encoding(file: Sparse, found: Directory) -> None:
             external_attributes=record.external_attributes,
         )
         assert header == unpacked_header(placement)._replace(
-            version_needed=record.version_needed,
-            time=record.time,
-            date=record.date,
+            version_needed=record.version_needed, time=record.time, date=record.date
         )
         assert record == expected
         tail += expected.pack()

@@ -72,12 +72,7 @@ def test_the_largest_number_of_32_bits_does_not_fit(value: int, fits: bool) -> N
 
 @pytest.mark.parametrize(
     ("nbytes", "values"),
-    [
-        (0, ()),
-        (FITTING, ()),
-        (SATURATED, (SATURATED, SATURATED)),
-        (GIB_4, (GIB_4, GIB_4)),
-    ],
+    [(0, ()), (FITTING, ()), (SATURATED, (SATURATED, SATURATED)), (GIB_4, (GIB_4, GIB_4))],
 )
 def test_a_local_header_has_both_sizes_in_a_zip64_field_where_they_do_not_fit(
     nbytes: int, values: tuple[int, ...]
@@ -264,31 +259,4 @@ def test_the_zip64_end_records_are_there_exactly_where_a_value_does_not_fit(
         entry_count=count,
         directory_size=directory_size,
         directory_offset=directory_offset,
-    )
-
-
-def test_the_end_of_an_archive_with_zip64_is_these_bytes() -> None:
-    assert layout.end_of_archive(3, 0x0203, 0x0102030405) == bytes.fromhex(
-        "50 4b 06 06"  # zip64 end of central dir signature
-        "2c 00 00 00 00 00 00 00"  # size of the record: 44
-        "2d 03"  # made by: Unix, 4.5
-        "2d 00"  # version needed: 4.5
-        "00 00 00 00"  # number of this disk
-        "00 00 00 00"  # disk with the directory
-        "03 00 00 00 00 00 00 00"  # entries on this disk
-        "03 00 00 00 00 00 00 00"  # entries
-        "03 02 00 00 00 00 00 00"  # size of the directory
-        "05 04 03 02 01 00 00 00"  # offset of the directory
-        "50 4b 06 07"  # zip64 locator signature
-        "00 00 00 00"  # disk with the zip64 end record
-        "08 06 03 02 01 00 00 00"  # offset of the zip64 end record
-        "01 00 00 00"  # number of disks
-        "50 4b 05 06"  # end of central dir signature
-        "00 00"  # number of this disk
-        "00 00"  # disk with the directory
-        "ff ff"  # entries on this disk: see Zip64
-        "ff ff"  # entries: see Zip64
-        "ff ff ff ff"  # size of the directory: see Zip64
-        "ff ff ff ff"  # offset of the directory: see Zip64
-        "00 00"  # comment length
     )
