@@ -57,11 +57,11 @@ def model() -> onnx.ModelProto:
     model = full_model()
     model.graph.initializer.extend(
         [
-            raw_tensor("large", TensorProto.FLOAT, (LARGE,), seed=1),
-            raw_tensor("empty", TensorProto.FLOAT, (0, 3)),
+            raw_tensor("large", dims=(LARGE,), seed=1),
+            raw_tensor("empty", dims=(0, 3)),
             raw_tensor("larger", TensorProto.INT8, (PIECE + 5,), seed=2),
             raw_tensor("small", TensorProto.INT64, (200,), seed=3),
-            typed(raw_tensor("floats", TensorProto.FLOAT, (LARGE,), seed=4)),
+            typed(raw_tensor("floats", dims=(LARGE,), seed=4)),
             numpy_helper.from_array(np.ones(LARGE + 1, ml_dtypes.int4), "packed"),
             raw_tensor("last", TensorProto.DOUBLE, (LARGE,), seed=5),
         ]
@@ -130,20 +130,16 @@ def test_progress_is_told_in_the_callers_thread_up_to_all_bytes(
     assert callers == {threading.get_ident()}
 
 
-def _not_boolean(name: str, nbytes: int) -> TensorProto:
-    return TensorProto(
-        name=name, data_type=TensorProto.BOOL, dims=[nbytes], raw_data=b"\x02" * nbytes
-    )
-
-
 @several
 def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None) -> None:
+    # The second is the sooner found, since it is smaller; neither is Boolean.
+    bad = [
+        TensorProto(name=name, data_type=TensorProto.BOOL, dims=[size], raw_data=b"\x02" * size)
+        for name, size in (("first", 20 * LARGE), ("second", LARGE))
+    ]
     good = [raw_tensor(f"good{number}", dims=(LARGE,), seed=number) for number in range(3)]
-    # The second is the sooner found, since it is smaller.
-    first, second = (_not_boolean(*it) for it in (("first", 20 * LARGE), ("second", LARGE)))
-    model = model_of(*good, first, second)
     with pytest.raises(ArchiveFormatError, match="'first'"):
-        onnxarchive.save(model, tmp_path / "m.onnxa", jobs=jobs)
+        onnxarchive.save(model_of(*good, *bad), tmp_path / "m.onnxa", jobs=jobs)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -330,16 +326,10 @@ def test_bytes_are_the_same_below_and_above_what_is_copied(
     )
     expected = saved(model, jobs=1)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data")
-    read: list[int] = []
-
-    def noted(data: FileData) -> bytes:
-        read.append(data.nbytes)
-        return whole(data)
-
-    whole = FileData.read
-    monkeypatch.setattr(FileData, "read", noted)
-    assert _converted(tmp_path / "m.onnx", jobs=jobs) == expected
-    assert sorted(read) == ([] if jobs == 1 else [LARGE - 1, LARGE])
+    with patch.object(FileData, "read", autospec=True, side_effect=FileData.read) as read:
+        assert _converted(tmp_path / "m.onnx", jobs=jobs) == expected
+    found = sorted(call.args[0].nbytes for call in read.mock_calls)
+    assert found == ([] if jobs == 1 else [LARGE - 1, LARGE])
 
 
 def test_a_model_is_saved_and_verified_while_python_ends(
@@ -401,13 +391,11 @@ def test_tensors_of_an_ir_model_are_made_in_the_callers_thread() -> None:
             makers.add(threading.get_ident())
             return ir.tensor(np.full(LARGE, number, np.float32))
 
-        lazy = ir.LazyTensor(
-            evaluate, dtype=ir.DataType.FLOAT, shape=ir.Shape([LARGE]), name=f"w{number}"
-        )
-        return ir.Value(name=f"w{number}", const_value=lazy)
+        name = f"w{number}"
+        lazy = ir.LazyTensor(evaluate, ir.DataType.FLOAT, ir.Shape([LARGE]), name=name)
+        return ir.Value(name=name, const_value=lazy)
 
-    values = [tensor(number) for number in range(6)]
-    graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports={"": 20}, name="g")
+    graph = ir.Graph([], [], nodes=[], initializers=map(tensor, range(6)), opset_imports={"": 20})
     model = ir.Model(graph, ir_version=10)
     assert saved(model, jobs=4) == saved(model, jobs=1)
     assert makers == {threading.get_ident()}

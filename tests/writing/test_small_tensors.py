@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import MEASURE_MEMORY, external, model_of, raw_tensor, run_python
+from models import MEASURE_MEMORY, external, model_of, run_python
 from onnx import TensorProto
 
 import onnxarchive
@@ -14,19 +14,30 @@ from onnxarchive import ArchiveFormatError
 from onnxarchive.files import file_data
 
 
+def external_model(folder: Path, data: bytes, nbytes: int) -> Path:
+    """A `.onnx` of tensors of as many bytes each, with data in a file of its own."""
+    (folder / "w.bin").write_bytes(data)
+    source = folder / "m.onnx"
+    tensors = (
+        external(
+            TensorProto(name=f"w{offset // nbytes}", data_type=TensorProto.UINT8, dims=[nbytes]),
+            "w.bin",
+            offset=offset,
+            length=nbytes,
+        )
+        for offset in range(0, len(data), nbytes)
+    )
+    source.write_bytes(model_of(*tensors).SerializeToString())
+    return source
+
+
 def test_external_tensors_are_read_together(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
-    (tmp_path / "w.bin").write_bytes(data)
-    model = model_of(
-        *(
-            external(raw_tensor(f"w{index}", 1, (4,)), "w.bin", offset=index * 16, length=16)
-            for index in range(600)
-        )
-    )
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=0)
+    source = external_model(tmp_path, data, 16)
+    onnxarchive.convert(source, tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        for index in range(600):
+        assert len(archive.tensors) == 640
+        for index in range(640):
             found = archive.tensors[f"w{index}"].tobytes()
             assert found == data[index * 16 : index * 16 + 16]
 
@@ -36,15 +47,7 @@ def test_external_tensors_that_go_into_the_model_are_read_together(
 ) -> None:
     size, count = 100_000, 25
     data = bytes(range(250)) * (size * count // 250)
-    (tmp_path / "w.bin").write_bytes(data)
-    weights = [raw_tensor(f"w{index}", TensorProto.UINT8, (size,)) for index in range(count)]
-    model = model_of(
-        *(
-            external(weight, "w.bin", offset=index * size, length=size)
-            for index, weight in enumerate(weights)
-        )
-    )
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    source = external_model(tmp_path, data, size)
     opened: list[str] = []
     open_file = file_data._open_file
 
@@ -53,7 +56,7 @@ def test_external_tensors_that_go_into_the_model_are_read_together(
         return open_file(path, *args)
 
     monkeypatch.setattr(file_data, "_open_file", noted)
-    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=size + 1)
+    onnxarchive.convert(source, tmp_path / "m.onnxa", size_threshold=size + 1)
     assert 0 < sum(path.endswith("w.bin") for path in opened) < count // 2
     for index, tensor in enumerate(onnxarchive.load(tmp_path / "m.onnxa").graph.initializer):
         assert tensor.raw_data == data[index * size : (index + 1) * size]
@@ -81,47 +84,25 @@ def test_a_part_that_was_cut_off_is_named(tmp_path: Path) -> None:
         file_data.read_all(parts)
 
 
-def test_a_save_takes_little_memory_for_each_tensor(tmp_path: Path) -> None:
-    source, count = tmp_path / "model.onnx", 20_000
-    data = bytes(64)
-    model = model_of(
-        *(
-            TensorProto(name=f"layer.{index}.weight", data_type=1, dims=[16], raw_data=data)
-            for index in range(count)
-        )
-    )
-    source.write_bytes(model.SerializeToString())
+CALLS = {
+    "save": ("empty = onnx.load(empty); model = onnx.load(source)", "save", "model", 1024),
+    "convert": ("", "convert", "source", 1536),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_takes_little_memory_for_each_tensor(tmp_path: Path, call: str) -> None:
+    loading, function, argument, most = CALLS[call]
+    count = 20_000
+    source = external_model(tmp_path, bytes(64 * count), 64)
+    (tmp_path / "empty.onnx").write_bytes(model_of().SerializeToString())
     code = f"""
 {MEASURE_MEMORY}
 import onnx, onnxarchive
-onnxarchive.save(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")), sys.argv[2])
-model = onnx.load(sys.argv[1])
-print(growth(lambda: onnxarchive.save(model, sys.argv[2], size_threshold=0)))
+source, empty, target = sys.argv[1:]
+{loading}
+onnxarchive.{function}(empty, target)
+print(growth(lambda: onnxarchive.{function}({argument}, target, size_threshold=0)))
 """
-    assert int(run_python(code, source, tmp_path / "model.onnxa")) < 1024 * count
-
-
-def test_a_convert_takes_little_memory_for_each_tensor(tmp_path: Path) -> None:
-    count, nbytes = 20_000, 64
-    (tmp_path / "w.bin").write_bytes(bytes(count * nbytes))
-    outside = [
-        external(
-            raw_tensor(f"layer.{index}.weight", 1, (16,)),
-            "w.bin",
-            offset=index * nbytes,
-            length=nbytes,
-        )
-        for index in range(count)
-    ]
-    (tmp_path / "m.onnx").write_bytes(model_of(*outside).SerializeToString())
-    code = f"""
-{MEASURE_MEMORY}
-import onnx, onnxarchive
-directory = sys.argv[1]
-empty = onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g"))
-open(directory + "/empty.onnx", "wb").write(empty.SerializeToString())
-onnxarchive.convert(directory + "/empty.onnx", directory + "/empty")
-source, target = directory + "/m.onnx", directory + "/m.onnxa"
-print(growth(lambda: onnxarchive.convert(source, target, size_threshold=0)))
-"""
-    assert int(run_python(code, tmp_path)) < 1536 * count
+    growth = run_python(code, source, tmp_path / "empty.onnx", tmp_path / "m.onnxa")
+    assert int(growth) < most * count

@@ -19,6 +19,7 @@ from models import (
     MEASURE_MEMORY,
     NUMBERS,
     attribute,
+    entry_of,
     external,
     model_of,
     node,
@@ -29,6 +30,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto, numpy_helper
+from written import contents
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, UnsupportedFeatureError, Writer
@@ -45,6 +47,21 @@ def path(tmp_path: Path) -> Path:
 
 def _left(path: Path) -> list[str]:
     return sorted(os.listdir(path.parent))
+
+
+def write(path: Path, model: onnx.ModelProto | None = None, **tensors: Any) -> None:
+    """Writes tensors by name, and a model of nothing else if none is given."""
+    with Writer(path) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.finish(model_of() if model is None else model)
+
+
+def tensors_of(path: Path) -> dict[str, Any]:
+    """The initializers of a sound archive as arrays."""
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        return dict(archive.tensors)
 
 
 def _initializer(name: str, array: np.ndarray[Any, Any] | None = None) -> TensorProto:
@@ -80,40 +97,30 @@ def test_what_is_added_becomes_the_data_of_the_initializer_of_its_name(path: Pat
 
 
 def test_an_initializer_that_the_model_lacks_is_appended(path: Path) -> None:
-    with Writer(path) as writer:
-        for name in ("b", "a", "c"):
-            writer.add(name, WEIGHT)
-        writer.finish(model_of(raw_tensor("first"), _initializer("a", WEIGHT)))
-    with onnxarchive.open(path) as archive:
-        names = [tensor.name for tensor in archive.model.graph.initializer]
-        assert names == ["first", "a", "b", "c"]
-        assert np.array_equal(archive.tensors["c"], WEIGHT)
+    model = model_of(raw_tensor("first"), _initializer("a", WEIGHT))
+    write(path, model, b=WEIGHT, a=WEIGHT, c=WEIGHT)
+    names = [tensor.name for tensor in onnxarchive.load(path).graph.initializer]
+    assert names == ["first", "a", "b", "c"]
+    assert np.array_equal(tensors_of(path)["c"], WEIGHT)
 
 
 def test_an_initializer_of_a_subgraph_takes_what_was_added(path: Path) -> None:
-    model = model_of()
     graph = onnx.GraphProto(initializer=[_initializer("w")])
+    model = model_of()
     model.graph.node.append(node(attribute("g", g=graph)))
-    with Writer(path) as writer:
-        writer.add("w", WEIGHT)
-        writer.finish(model)
-    with onnxarchive.open(path) as archive:
-        assert not archive.model.graph.initializer
-        assert np.array_equal(archive.tensors["w"], WEIGHT)
+    write(path, model, w=WEIGHT)
+    assert not onnxarchive.load(path).graph.initializer
+    assert np.array_equal(tensors_of(path)["w"], WEIGHT)
 
 
 def test_what_an_initializer_holds_itself_gives_way(path: Path) -> None:
     zeros = np.zeros((20, 30), np.float32)
     full, other = (numpy_helper.from_array(zeros, name) for name in "wv")
-    with Writer(path) as writer:
-        writer.add("w", WEIGHT)
-        writer.add("v", WEIGHT)
-        writer.finish(model_of(full, typed(other)))
-    with onnxarchive.open(path) as archive:
-        assert np.array_equal(archive.tensors["w"], WEIGHT)
-        assert np.array_equal(archive.tensors["v"], WEIGHT)
-        assert archive.entries["__MODEL_PROTO"].nbytes < 300
-    assert onnxarchive.check(path, full=True) == []
+    write(path, model_of(full, typed(other)), w=WEIGHT, v=WEIGHT)
+    found = tensors_of(path)
+    assert np.array_equal(found["w"], WEIGHT)
+    assert np.array_equal(found["v"], WEIGHT)
+    assert entry_of(path, "__MODEL_PROTO").nbytes < 300
 
 
 def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
@@ -142,9 +149,7 @@ def test_large_tensors_that_the_model_holds_go_outside_as_well(path: Path) -> No
         raw_tensor("w", dims=(256,)), raw_tensor("small", dims=(255,)), string_tensor("s")
     )
     model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
-    with Writer(path) as writer:
-        writer.add("added", WEIGHT[:0])
-        writer.finish(model)
+    write(path, model, added=WEIGHT[:0])
     with onnxarchive.open(path) as archive:
         assert list(archive.entries) == ["added", "w", "__MODEL_PROTO"]
         assert archive.tensors["added"].shape == (0, 30)
@@ -180,54 +185,42 @@ def test_the_archive_is_the_one_that_save_writes(path: Path) -> None:
 def test_the_model_is_not_changed(path: Path) -> None:
     model = model_of(_initializer("w"), raw_tensor("held", dims=(300,)))
     before = model.SerializeToString(deterministic=True)
-    with Writer(path) as writer:
-        writer.add("w", WEIGHT)
-        writer.add("v", WEIGHT)
-        writer.finish(model)
+    write(path, model, w=WEIGHT, v=WEIGHT)
     assert model.SerializeToString(deterministic=True) == before
 
 
 @pytest.mark.parametrize(
     ("value", "dtype", "shape"),
     [
-        pytest.param(3.5, np.float64, (), id="number"),
-        pytest.param(np.float32(2), np.float32, (), id="numpy number"),
-        pytest.param([1, 2, 3], np.int64, (3,), id="list"),
-        pytest.param([[True, False]], np.bool_, (1, 2), id="bools"),
-        pytest.param(np.zeros((0, 3), np.int8), np.int8, (0, 3), id="empty"),
-        pytest.param(np.arange(6).reshape(2, 3).T, np.int64, (3, 2), id="transposed"),
-        pytest.param(np.arange(6, dtype=">i4"), np.int32, (6,), id="big-endian"),
-        pytest.param(np.asfortranarray(WEIGHT), np.float32, (20, 30), id="columns first"),
-        pytest.param(WEIGHT[::-2, ::3], np.float32, (10, 10), id="every third"),
-        pytest.param(np.arange(7).astype(ml_dtypes.int4), ml_dtypes.int4, (7,), id="int4"),
-        pytest.param(
-            np.ones(5, ml_dtypes.float6_e2m3fn), ml_dtypes.float6_e2m3fn, (5,), id="float6"
-        ),
-        pytest.param(
-            np.ones((), ml_dtypes.float8_e8m0fnu), ml_dtypes.float8_e8m0fnu, (), id="float8 scalar"
-        ),
-        pytest.param(np.array([1 + 2j]), np.complex128, (1,), id="complex"),
+        (3.5, np.float64, ()),
+        (np.float32(2), np.float32, ()),
+        ([1, 2, 3], np.int64, (3,)),
+        ([[True, False]], np.bool_, (1, 2)),
+        (np.zeros((0, 3), np.int8), np.int8, (0, 3)),
+        (np.arange(6).reshape(2, 3).T, np.int64, (3, 2)),
+        (np.arange(6, dtype=">i4"), np.int32, (6,)),
+        (np.asfortranarray(WEIGHT), np.float32, (20, 30)),
+        (WEIGHT[::-2, ::3], np.float32, (10, 10)),
+        (np.arange(7).astype(ml_dtypes.int4), ml_dtypes.int4, (7,)),
+        (np.ones(5, ml_dtypes.float6_e2m3fn), ml_dtypes.float6_e2m3fn, (5,)),
+        (np.ones((), ml_dtypes.float8_e8m0fnu), ml_dtypes.float8_e8m0fnu, ()),
+        (np.array([1 + 2j]), np.complex128, (1,)),
     ],
 )
 def test_whatever_numpy_makes_an_array_of_can_be_added(
     path: Path, value: Any, dtype: Any, shape: tuple[int, ...]
 ) -> None:
-    with Writer(path) as writer:
-        writer.add("w", value)
-        writer.finish(model_of())
-    assert onnxarchive.check(path, full=True) == []
-    with onnxarchive.open(path) as archive:
-        array = archive.tensors["w"]
-        assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
-        assert np.array_equal(array, np.asarray(value))
+    write(path, w=value)
+    array = tensors_of(path)["w"]
+    assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+    assert np.array_equal(array, np.asarray(value))
 
 
 @pytest.mark.parametrize("alignment", [64, 4096, 32768])
 def test_data_is_aligned_as_asked_for(path: Path, alignment: int) -> None:
     with Writer(path, alignment=alignment) as writer:
         writer.add("w", WEIGHT)
-        writer.add("v", WEIGHT)
-        writer.finish(model_of())
+        writer.finish(model_of(raw_tensor("v", dims=(300,))))
     with onnxarchive.open(path) as archive:
         assert all(entry.data_offset % alignment == 0 for entry in archive.entries.values())
 
@@ -280,13 +273,12 @@ def test_a_name_is_added_once(path: Path) -> None:
         with pytest.raises(ValueError, match="'w' again"):
             writer.add("w", WEIGHT)
         writer.finish(model_of())
-    assert onnxarchive.check(path, full=True) == []
+    assert list(tensors_of(path)) == ["w"]
 
 
 @pytest.mark.parametrize(
     "value",
     ["text", b"bytes", [None], np.array(["2000"], "datetime64[Y]"), np.zeros(1, "i4,i4")],
-    ids=["text", "bytes", "object", "date", "record"],
 )
 def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, value: Any) -> None:
     with Writer(path) as writer:
@@ -294,18 +286,13 @@ def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, va
             writer.add("w", value)
         writer.add("w", WEIGHT)
         writer.finish(model_of())
-    assert onnxarchive.check(path, full=True) == []
+    assert list(tensors_of(path)) == ["w"]
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("a", "a"),
-        ("a", "A"),
-        ("A/b", "a/B"),
-        ("a", "a/b"),
-        ("a/b", "a"),
-        ("a/b", "A"),
+        *(("a", "a"), ("a", "A"), ("A/b", "a/B"), ("a", "a/b"), ("a/b", "a"), ("a/b", "A")),
         ("A", "a/b/c"),
     ],
 )
@@ -317,11 +304,16 @@ def test_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(
         with pytest.raises(ValueError, match="assets/") as caught:
             writer.add_asset(second, b"2")
         assert not isinstance(caught.value, ArchiveFormatError)
+        with pytest.raises(FileNotFoundError):
+            writer.add_asset("other", path.parent / "missing")
         writer.add_asset("other", b"3")
         writer.finish(model_of())
     assert onnxarchive.check(path, full=True) == []
     with onnxarchive.open(path) as archive:
-        assert list(archive.assets) == [first, "other"]
+        assert {name: bytes(it) for name, it in archive.assets.items()} == {
+            first: b"1",
+            "other": b"3",
+        }
 
 
 @pytest.mark.parametrize(
@@ -349,65 +341,44 @@ def test_an_asset_has_a_relative_plain_path(path: Path, name: str, reason: str) 
     assert _left(path) == []
 
 
-def test_a_missing_file_of_an_asset_is_an_error_and_writing_goes_on(path: Path) -> None:
-    with Writer(path) as writer:
-        with pytest.raises(FileNotFoundError):
-            writer.add_asset("a", path.parent / "missing")
-        writer.add_asset("a", b"there")
-        writer.finish(model_of())
-    with onnxarchive.open(path) as archive:
-        assert bytes(archive.assets["a"]) == b"there"
-
-
-_shape = _initializer("w", WEIGHT.reshape(30, 20))
-_type = _initializer("w", WEIGHT.astype(np.int32))
-_twice = model_of(_initializer("w"))
+_twice, _named_twice = model_of(_initializer("w")), model_of(_initializer("w"))
 _twice.graph.node.append(node(attribute("g", g=onnx.GraphProto(initializer=[_initializer("w")]))))
+_named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"), "w"))))
 _held_twice = external(_initializer("w"), "w")
 _held_twice.raw_data = bytes(2400)
-_named_twice = model_of(_initializer("w"))
+_shape, _type = WEIGHT.reshape(30, 20), WEIGHT.astype(np.int32)
+_OTHER = r"of shape {}.*FLOAT of shape \[20, 30\]"
+_twice.graph.node.append(node(attribute("g", g=onnx.GraphProto(initializer=[_initializer("w")]))))
+_held_twice.raw_data = bytes(2400)
 _named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"), "w"))))
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        pytest.param(
-            model_of(_shape),
-            r"'w'.*FLOAT of shape \[30, 20\].*FLOAT of shape \[20, 30\]",
-            id="shape",
+UNFIT = {
+    "shape": (model_of(_initializer("w", _shape)), r"'w'.*FLOAT " + _OTHER.format(r"\[30, 20\]")),
+    "type": (model_of(_initializer("w", _type)), r"'w'.*INT32 " + _OTHER.format(r"\[20, 30\]")),
+    "twice": (_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*g\.initializer\[0\]"),
+    "data": (model_of(_held_twice), "'w'.*found raw_data; to store"),
+    "named": (_named_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*attribute\[0\]\.t"),
+    "nowhere": (model_of(external(_initializer("v"), "nowhere")), "'v'.*'nowhere'"),
+    "path": (model_of(external(_initializer("v"), "../w")), r"'v'.*'\.\./w'"),
+    "empty": (model_of(external(_initializer("v"), "")), "'v'.*''"),
+    "nothing": (
+        model_of(
+            raw_tensor("v", dims=(0,)), TensorProto(name="x", data_location=TensorProto.EXTERNAL)
         ),
-        pytest.param(
-            model_of(_type), r"'w'.*INT32 of shape \[20, 30\].*FLOAT of shape \[20, 30\]", id="type"
-        ),
-        pytest.param(
-            _twice, r"one tensor.*'w'.*graph\.initializer\[0\].*g\.initializer\[0\]", id="twice"
-        ),
-        pytest.param(model_of(_held_twice), "'w'.*found raw_data; to store", id="data"),
-        pytest.param(
-            _named_twice, r"one tensor.*'w'.*graph\.initializer\[0\].*attribute\[0\]\.t", id="named"
-        ),
-        pytest.param(
-            model_of(external(_initializer("v"), "nowhere")), "'v'.*'nowhere'", id="nowhere"
-        ),
-        pytest.param(model_of(external(_initializer("v"), "../w")), r"'v'.*'\.\./w'", id="path"),
-        pytest.param(model_of(external(_initializer("v"), "")), "'v'.*''", id="empty"),
-        pytest.param(
-            model_of(
-                raw_tensor("v", dims=(0,)),
-                TensorProto(name="x", data_location=TensorProto.EXTERNAL),
-            ),
-            "'x'",
-            id="nothing",
-        ),
-        pytest.param(
-            model_of(TensorProto(name="v", data_type=1, dims=[500])),
-            "'v'.*2000 bytes.*found 0",
-            id="held",
-        ),
-        pytest.param(onnx.ModelProto(), "no ir_version", id="none"),
-    ],
-)
+        "'x'",
+    ),
+    "held": (
+        model_of(TensorProto(name="v", data_type=1, dims=[500])),
+        "'v'.*2000 bytes.*found 0",
+    ),
+    "none": (onnx.ModelProto(), "no ir_version"),
+    "a part": (model_of(external(_initializer("t", WEIGHT), "w", offset=4)), "'t'"),
+    "a shorter part": (model_of(external(_initializer("t", WEIGHT), "w", length=2399)), "'t'"),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), UNFIT.values(), ids=UNFIT)
 def test_a_model_that_does_not_fit_is_refused_and_nothing_is_left(
     path: Path, model: onnx.ModelProto, message: str
 ) -> None:
@@ -420,18 +391,7 @@ def test_a_model_that_does_not_fit_is_refused_and_nothing_is_left(
         with pytest.raises(ValueError, match="closed"):
             writer.finish(model_of())
     assert model.SerializeToString(deterministic=True) == before
-    assert (path.read_bytes(), _left(path)) == (b"old", ["model.onnxa"])
-
-
-@pytest.mark.parametrize("pairs", [{"offset": 4}, {"length": 2399}])
-def test_a_part_of_what_was_added_cannot_be_named(path: Path, pairs: dict[str, int]) -> None:
-    model = model_of()
-    part = external(_initializer("t", WEIGHT), "w", **pairs)
-    model.graph.node.append(node(attribute("t", t=part)))
-    with Writer(path) as writer:
-        writer.add("w", WEIGHT)
-        with pytest.raises(ArchiveFormatError, match="'t'"):
-            writer.finish(model)
+    assert contents(path.parent) == {path.name: b"old"}
 
 
 def test_an_alignment_that_is_not_allowed_leaves_nothing(path: Path) -> None:
@@ -454,23 +414,19 @@ def test_nothing_is_there_before_finish(path: Path) -> None:
         assert _left(path) == ["model.onnxa"]
 
 
-def test_leaving_without_finish_leaves_nothing(path: Path) -> None:
-    with Writer(path) as writer:
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("before", [{}, {"model.onnxa": b"old"}])
+def test_leaving_without_finish_leaves_nothing(
+    path: Path, error: type[BaseException] | None, before: dict[str, bytes]
+) -> None:
+    for content in before.values():
+        path.write_bytes(content)
+    with contextlib.suppress(error or ()), Writer(path) as writer:
         writer.add("w", WEIGHT)
         writer.add_asset("a", b"1")
-    assert _left(path) == []
-    path.write_bytes(b"old")
-    with Writer(path) as writer:
-        writer.add("w", WEIGHT)
-    assert (path.read_bytes(), _left(path)) == (b"old", ["model.onnxa"])
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_an_error_in_the_block_leaves_nothing(path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), Writer(path) as writer:  # noqa: PT012
-        writer.add("w", WEIGHT)
-        raise error
-    assert _left(path) == []
+        if error:
+            raise error
+    assert contents(path.parent) == before
 
 
 def _require_closed(writer: Writer) -> None:
@@ -486,9 +442,9 @@ def _require_closed(writer: Writer) -> None:
 def test_a_closed_writer_leaves_nothing_and_takes_nothing(path: Path) -> None:
     writer = Writer(path)
     writer.add("w", WEIGHT)
-    writer.close()
-    writer.close()
-    assert _left(path) == []
+    for _ in range(2):
+        writer.close()
+        assert _left(path) == []
     _require_closed(writer)
     assert _left(path) == []
 
@@ -637,7 +593,6 @@ def test_a_tensor_of_onnx_ir_can_be_added(tmp_path: Path, path: Path) -> None:
         (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 unused high bits"),
         (TensorProto(data_type=1, dims=[-1]), "FLOAT of shape"),
     ],
-    ids=["strings", "external", "external with data", "short", "bool", "unused bits", "shape"],
 )
 def test_a_tensor_proto_that_an_archive_cannot_hold_is_refused_and_writing_goes_on(
     path: Path, tensor: TensorProto, message: str
@@ -647,4 +602,4 @@ def test_a_tensor_proto_that_an_archive_cannot_hold_is_refused_and_writing_goes_
             writer.add("w", tensor)
         assert writer.add("w", WEIGHT) == "w"
         writer.finish(model_of())
-    assert onnxarchive.check(path, full=True) == []
+    assert list(tensors_of(path)) == ["w"]
