@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import edits
 import pytest
-from edits import added, changed, entries_of, no_clone, refused, require, require_kept, weights
+from edits import Way, added, changed, entries_of, no_clone, refused, require, require_kept, weights
 from models import copying_clone, entry_of, flip_byte
 from several_models import A, B, of
 from written import saved
@@ -41,7 +40,7 @@ CHANGES: dict[str, tuple[dict[str, bytes], list[str]]] = {
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize(("new", "removed"), CHANGES.values(), ids=CHANGES.keys())
 def test_changed_assets_give_the_bytes_that_save_gives(
-    path: Path, way: dict[str, Any], alignment: int, new: dict[str, bytes], removed: list[str]
+    path: Path, way: Way, alignment: int, new: dict[str, bytes], removed: list[str]
 ) -> None:
     onnxarchive.save(weights(2), path, assets=ASSETS, alignment=alignment)
     edits.change_assets(path, new, removed, **way)
@@ -51,7 +50,7 @@ def test_changed_assets_give_the_bytes_that_save_gives(
 
 @pytest.mark.parametrize("new", [["a"], ["c/d"], ["z", "a"]])
 def test_new_assets_stand_before_the_models_and_move_nothing(
-    archive: Path, way: dict[str, Any], new: list[str]
+    archive: Path, way: Way, new: list[str]
 ) -> None:
     before, inode = archive.read_bytes(), archive.stat().st_ino
     is_in_place = not way["copy"] and filesystem.clone is no_clone
@@ -62,7 +61,7 @@ def test_new_assets_stand_before_the_models_and_move_nothing(
         assert dict(opened.assets) == ASSETS | {name: name.encode() for name in new}
 
 
-def test_views_of_the_old_assets_and_tensors_stay(archive: Path, way: dict[str, Any]) -> None:
+def test_views_of_the_old_assets_and_tensors_stay(archive: Path, way: Way) -> None:
     with onnxarchive.open(archive) as opened:
         tensor, asset = opened.read("w1"), opened.read("assets/deep/er")
         before = bytes(tensor)
@@ -72,16 +71,14 @@ def test_views_of_the_old_assets_and_tensors_stay(archive: Path, way: dict[str, 
         assert list(opened.assets) == ["b", "deep/er"]  # as it was when it was opened
 
 
-def test_all_models_are_kept(path: Path, way: dict[str, Any]) -> None:
+def test_all_models_are_kept(path: Path, way: Way) -> None:
     models = {"decoder": of(b=B, c=A)}
     onnxarchive.save(of(a=A, b=B), path, models=models)
     edits.add_asset(path, "a", b"new", **way)
     require(path, saved(of(a=A, b=B), models=models, assets={"a": b"new"}))
 
 
-def test_assets_follow_tensors_that_an_edit_has_put_after_them(
-    archive: Path, way: dict[str, Any]
-) -> None:
+def test_assets_follow_tensors_that_an_edit_has_put_after_them(archive: Path, way: Way) -> None:
     edits.replace_model(archive, changed(weights(2), added("new")))
     names = [name for name, _ in entries_of(archive.read_bytes())]
     assert names == ["w0", "w1", "assets/b", "assets/deep/er", "new"]
@@ -144,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 @pytest.mark.parametrize(("edit", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_refused_changes_nothing(
     archive: Path,
-    way: dict[str, Any],
+    way: Way,
     edit: Callable[[Path], object],
     error: type[Exception],
     message: str,
@@ -162,7 +159,7 @@ def test_a_damaged_tensor_is_not_copied(archive: Path, no_clones: None) -> None:
 # In an edit
 
 
-def test_an_edit_shows_its_assets(archive: Path, way: dict[str, Any], tmp_path: Path) -> None:
+def test_an_edit_shows_its_assets(archive: Path, way: Way, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in a file")
     with onnxarchive.edit(archive, **way) as edit:
         assets = edit.assets

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from edits import (
     MODEL,
+    Way,
     added,
     changed,
     document,
@@ -98,7 +99,7 @@ def test_all_changes_are_written_as_one_when_the_block_ends(
     require(archive, saved(expected, models={"decoder": weights(1)}, assets=assets))
 
 
-def test_an_edit_is_written_in_every_way(two: Path, way: dict[str, Any]) -> None:
+def test_an_edit_is_written_in_every_way(two: Path, way: Way) -> None:
     for text in ("new", "newer"):
         document(two, text, **way)
         require(two, saved(changed(weights(2), documented(text))))
@@ -431,7 +432,7 @@ def test_keys_follow_the_order_of_the_model_in_a_compact_edit(path: Path) -> Non
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, SystemExit])
 def test_an_exception_discards_every_change(
-    archive: Path, error: type[BaseException], way: dict[str, Any]
+    archive: Path, error: type[BaseException], way: Way
 ) -> None:
     with (  # noqa: PT012
         untouched(archive),
@@ -545,7 +546,7 @@ def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_writte
 
 
 def test_an_archive_is_edited_wherever_the_process_goes(
-    two: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    two: Path, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(two.parent)
     with onnxarchive.edit(two.name, **way) as edit:
@@ -631,7 +632,7 @@ def test_a_second_task_of_an_event_loop_gets_an_error_and_no_deadlock(archive: P
 
 @pytest.mark.parametrize("written", ["model", "tensor"])
 def test_an_edit_is_left_alone_by_what_is_called_with_its_progress(
-    archive: Path, way: dict[str, Any], written: str
+    archive: Path, way: Way, written: str
 ) -> None:
     refused = []
 
@@ -680,7 +681,7 @@ def ends_well(call: Callable[[], object]) -> bool:
 @posix
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 def test_a_fork_that_leaves_the_block_writes_nothing_and_keeps_the_lock(
-    archive: Path, error: type[BaseException] | None, way: dict[str, Any]
+    archive: Path, error: type[BaseException] | None, way: Way
 ) -> None:
     before = archive.read_bytes()
 

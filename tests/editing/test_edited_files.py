@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +15,7 @@ from edits import (
     EDITS,
     IN_PLACE,
     NAME,
+    Way,
     add_asset,
     added,
     change_model,
@@ -122,7 +122,7 @@ def test_a_link_that_leads_to_nothing_is_named(path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
-def test_permission_bits_stay(two: Path, way: dict[str, Any], mode: int) -> None:
+def test_permission_bits_stay(two: Path, way: Way, mode: int) -> None:
     two.chmod(mode)
     replace_model(two, new_model(), **way)
     assert stat.S_IMODE(two.stat().st_mode) == mode

@@ -6,12 +6,12 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from edits import (
+    Way,
     added,
     change_model,
     changed,
@@ -65,9 +65,7 @@ def raw_models(path: Path) -> dict[str, bytes]:
 # Replacing and adding
 
 
-def test_a_model_is_replaced_and_the_others_keep_their_bytes(
-    pair: Path, way: dict[str, Any]
-) -> None:
+def test_a_model_is_replaced_and_the_others_keep_their_bytes(pair: Path, way: Way) -> None:
     before, models = weights_of(pair), raw_models(pair)
     new = changed(DECODER, documented("new"), added("n"))
     replace_model(pair, new, name="decoder", **way)
@@ -77,7 +75,7 @@ def test_a_model_is_replaced_and_the_others_keep_their_bytes(
     require_kept(pair, before, {"": changed(ENCODER, documented("new")), "decoder": new})
 
 
-def test_a_model_of_a_new_id_is_added(pair: Path, way: dict[str, Any]) -> None:
+def test_a_model_of_a_new_id_is_added(pair: Path, way: Way) -> None:
     before = weights_of(pair)
     replace_model(pair, of(x=C, y=A, own=D), name="a", **way)
     require_kept(pair, before, {"": ENCODER, "decoder": DECODER, "a": of(x=C, y=A, own=D)})
@@ -87,7 +85,7 @@ def test_a_model_of_a_new_id_is_added(pair: Path, way: dict[str, Any]) -> None:
     ]
 
 
-def test_a_model_is_added_to_an_archive_of_one(path: Path, way: dict[str, Any]) -> None:
+def test_a_model_is_added_to_an_archive_of_one(path: Path, way: Way) -> None:
     onnxarchive.save(ENCODER, path)
     before = weights_of(path)
     replace_model(path, DECODER, name="decoder", **way)
@@ -97,7 +95,7 @@ def test_a_model_is_added_to_an_archive_of_one(path: Path, way: dict[str, Any]) 
     assert path.read_bytes() == saved(ENCODER)
 
 
-def test_a_model_that_refers_to_the_archive_is_added(pair: Path, way: dict[str, Any]) -> None:
+def test_a_model_that_refers_to_the_archive_is_added(pair: Path, way: Way) -> None:
     before = weights_of(pair)
     onnx_path = pair.with_name("past.onnx")
     with onnxarchive.open(pair, model="decoder") as archive:
@@ -182,7 +180,7 @@ def test_a_model_gets_the_options_of_the_one_that_it_replaces_or_of_all(path: Pa
 
 @pytest.mark.parametrize("name", ["", "decoder"])
 def test_a_shared_tensor_that_one_model_reshapes_gets_an_entry_of_its_own(
-    pair: Path, way: dict[str, Any], name: str
+    pair: Path, way: Way, name: str
 ) -> None:
     before = weights_of(pair)
     with onnxarchive.open(pair, model=name) as archive:
@@ -203,7 +201,7 @@ def test_a_shared_tensor_that_one_model_reshapes_gets_an_entry_of_its_own(
 # Removing and renaming
 
 
-def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: dict[str, Any]) -> None:
+def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: Way) -> None:
     before = weights_of(pair)
     replace_model(pair, of(x=C, y=B), name="past", **way)
     remove_model(pair, "decoder", **way)
@@ -212,7 +210,7 @@ def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: dict[str, An
     assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
 
 
-def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: dict[str, Any]) -> None:
+def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: Way) -> None:
     before, models = weights_of(pair), raw_models(pair)
     replace_model(pair, of(y=B), name="m", **way)
     for old, new in (("decoder", "z9"), ("z9", "a"), ("a", "decoder")):
@@ -253,7 +251,7 @@ ONES = np.ones(300, np.float32)
 
 @pytest.mark.parametrize("model", ["", "decoder"])
 def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
-    pair: Path, way: dict[str, Any], model: str
+    pair: Path, way: Way, model: str
 ) -> None:
     before, name = weights_of(pair), "z" if model else "a"
     with onnxarchive.open(pair) as opened:
@@ -267,9 +265,7 @@ def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
 
 
 @pytest.mark.parametrize("model", ["", "decoder"])
-def test_a_tensor_of_one_model_is_replaced_where_it_lies(
-    pair: Path, way: dict[str, Any], model: str
-) -> None:
+def test_a_tensor_of_one_model_is_replaced_where_it_lies(pair: Path, way: Way, model: str) -> None:
     name = "c" if model else "b"
     replace_tensor(pair, name, ONES, model=model, **way)
     expected = {"": of(a=A, b=B), "decoder": of(z=A, c=C)}
@@ -282,7 +278,7 @@ def test_a_tensor_of_one_model_is_replaced_where_it_lies(
 
 
 def test_an_added_model_does_not_share_an_entry_that_the_same_edit_gives_other_bytes(
-    pair: Path, way: dict[str, Any]
+    pair: Path, way: Way
 ) -> None:
     with onnxarchive.edit(pair, **way) as edit:
         edit.tensors["b"] = ONES

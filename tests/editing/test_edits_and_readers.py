@@ -16,6 +16,7 @@ import onnx
 import pytest
 from edits import (
     MODEL,
+    Way,
     added,
     change_model,
     changed,
@@ -44,7 +45,7 @@ from onnxarchive.files import filesystem, local_file, locking
 
 
 @pytest.mark.parametrize("way", ["in its place", "on a clone"], indirect=True)
-def test_weights_are_neither_read_nor_written(path: Path, way: dict[str, Any]) -> None:
+def test_weights_are_neither_read_nor_written(path: Path, way: Way) -> None:
     onnxarchive.save(weights(3), path)
     new = changed(referring(path), documented("new"), added("w3"))
     end = entry_of(path, MODEL).header_offset
@@ -350,7 +351,7 @@ def test_nothing_stays_open(path: Path) -> None:
     assert open_below(path.parent) == []
 
 
-def test_changes_by_several_threads_follow_one_another(path: Path, way: dict[str, Any]) -> None:
+def test_changes_by_several_threads_follow_one_another(path: Path, way: Way) -> None:
     onnxarchive.save(model_of(), path)
 
     def count(model: onnx.ModelProto) -> onnx.ModelProto:

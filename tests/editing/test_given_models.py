@@ -10,6 +10,7 @@ import onnx
 import pytest
 from edits import (
     MODEL,
+    Way,
     added,
     changed,
     documented,
@@ -61,7 +62,7 @@ def test_a_link_that_was_changed_is_taken(two: Path) -> None:
 
 
 def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
-    two: Path, way: dict[str, Any]
+    two: Path, way: Way
 ) -> None:
     offset = entry_of(two, MODEL).header_offset
     link, new = linked(two)
@@ -72,9 +73,7 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
         replace_model(two, link, size_threshold=0, **way)
 
 
-def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(
-    two: Path, way: dict[str, Any]
-) -> None:
+def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(two: Path, way: Way) -> None:
     link, new = linked(two)
     offset = two.stat().st_size
     empty = external(raw_tensor("empty", dims=(0,)), two.name, offset=offset, length=0)
@@ -183,7 +182,7 @@ def test_what_an_archive_was_before_an_edit_is_copied_or_refused(two: Path) -> N
 
 
 def test_damaged_data_of_another_archive_is_not_copied(
-    path: Path, tmp_path: Path, way: dict[str, Any]
+    path: Path, tmp_path: Path, way: Way
 ) -> None:
     onnxarchive.save(weights(1), path)
     other = tmp_path / "other.onnxa"

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from edits import (
     Change,
+    Way,
     added,
     changed,
     documented,
@@ -69,9 +70,7 @@ LOCAL_CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", LOCAL_CHANGES.values(), ids=LOCAL_CHANGES.keys())
-def test_a_new_model_is_written_as_save_writes_it(
-    path: Path, way: dict[str, Any], change: Change
-) -> None:
+def test_a_new_model_is_written_as_save_writes_it(path: Path, way: Way, change: Change) -> None:
     model = weights(3, raw_tensor("inside"), string_tensor("strings"))
     assets = {"labels": b"cat\ndog", "a/b": bytes(5000)}
     onnxarchive.save(model, path, assets=assets)
@@ -85,7 +84,7 @@ def test_a_new_model_is_written_as_save_writes_it(
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("nbytes", [1024, 5000, 70_000])
 def test_new_tensors_behind_the_others_are_added(
-    path: Path, way: dict[str, Any], nbytes: int, alignment: int
+    path: Path, way: Way, nbytes: int, alignment: int
 ) -> None:
     model = weights(3)
     onnxarchive.save(model, path, alignment=alignment)
@@ -123,7 +122,7 @@ KEEPING: dict[str, tuple[Change, list[str]]] = {
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize(("change", "follow"), KEEPING.values(), ids=KEEPING.keys())
 def test_a_model_with_every_tensor_of_the_archive_moves_no_entry(
-    path: Path, way: dict[str, Any], change: Change, follow: list[str], alignment: int
+    path: Path, way: Way, change: Change, follow: list[str], alignment: int
 ) -> None:
     model = weights(3)
     rest: dict[str, Any] = {"assets": {"labels": b"cat"}, "alignment": alignment}
@@ -166,7 +165,7 @@ LACKING: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "listed"), LACKING.values(), ids=LACKING.keys())
 def test_a_model_that_lacks_a_tensor_of_the_archive_is_refused_unless_compact(
-    path: Path, way: dict[str, Any], change: Change, listed: str
+    path: Path, way: Way, change: Change, listed: str
 ) -> None:
     model = weights(5)
     onnxarchive.save(model, path, assets={"labels": b"cat"})
@@ -368,7 +367,7 @@ def test_the_threshold_of_new_tensors_is_that_of_the_archive(path: Path) -> None
         require(path, saved(model_of(*tensors, new), size_threshold=threshold))
 
 
-def test_a_model_without_any_tensors_is_replaced(path: Path, way: dict[str, Any]) -> None:
+def test_a_model_without_any_tensors_is_replaced(path: Path, way: Way) -> None:
     onnxarchive.save(model_of(), path)
     for text in ("longer" * 1000, "short", ""):
         replace_model(path, changed(model_of(), documented(text)), **way)
@@ -422,7 +421,7 @@ def test_a_changed_model_runs(path: Path) -> None:
 
 @pytest.mark.parametrize("asset", [False, True])
 def test_an_archive_written_tensor_by_tensor_keeps_its_order(
-    path: Path, way: dict[str, Any], asset: bool
+    path: Path, way: Way, asset: bool
 ) -> None:
     written(path, "w2", "w0", "w1", asset=asset)
     before = path.read_bytes()
@@ -441,7 +440,7 @@ def test_an_archive_written_tensor_by_tensor_keeps_its_order(
 
 @pytest.mark.parametrize("change", [removed(1), documented("new")], ids=["gone", "all there"])
 def test_compacting_an_archive_written_tensor_by_tensor_gives_the_order_of_save(
-    path: Path, way: dict[str, Any], change: Callable[[onnx.ModelProto], Any]
+    path: Path, way: Way, change: Callable[[onnx.ModelProto], Any]
 ) -> None:
     model = written(path, "w2", "w0", "w1")
     with refused(path, ValueError, "would use 'w1'; compact"):

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from edits import (
     MODEL,
+    Way,
     entries_of,
     referring,
     refused,
@@ -38,7 +39,7 @@ from onnxarchive.errors import TensorNotFoundError
 
 
 def test_progress_counts_every_entry_that_is_written(
-    path: Path, way: dict[str, Any], request: pytest.FixtureRequest
+    path: Path, way: Way, request: pytest.FixtureRequest
 ) -> None:
     onnxarchive.save(model_of(*(raw_tensor(f"w{i}", dims=(400_000,)) for i in range(2))), path)
     with onnxarchive.open(path) as archive:
@@ -61,9 +62,7 @@ def test_progress_counts_every_entry_that_is_written(
 
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_tensor_gets_other_elements(
-    path: Path, way: dict[str, Any], index: int, alignment: int
-) -> None:
+def test_a_tensor_gets_other_elements(path: Path, way: Way, index: int, alignment: int) -> None:
     model = weights(3)
     onnxarchive.save(model, path, alignment=alignment, assets={"labels": b"cat"})
     inode = path.stat().st_ino
@@ -77,7 +76,7 @@ def test_a_tensor_gets_other_elements(
     assert path.stat().st_ino != inode
 
 
-def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: dict[str, Any]) -> None:
+def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: Way) -> None:
     stated = weights(2)
     for tensor in stated.graph.initializer:
         tensor.CopyFrom(
@@ -106,7 +105,7 @@ def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: dict[s
 )
 @pytest.mark.parametrize("size_threshold", [0, 10**6])
 def test_tensors_of_every_kind_are_replaced(
-    path: Path, way: dict[str, Any], number: int, size_threshold: int
+    path: Path, way: Way, number: int, size_threshold: int
 ) -> None:
     before, after = (raw_tensor("w", number, (3, 7), seed) for seed in (1, 2))
     onnxarchive.save(model_of(before, raw_tensor("v")), path, size_threshold=size_threshold)
@@ -137,7 +136,7 @@ def test_arrays_of_every_layout_are_taken(
 
 
 def test_tensors_of_subgraphs_and_of_archives_in_another_order_are_replaced(
-    path: Path, way: dict[str, Any]
+    path: Path, way: Way
 ) -> None:
     model = full_model()
     onnxarchive.save(model, path, convert_attribute=True)

@@ -8,7 +8,7 @@ import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ NAME = "ein Möbel 重み.onnxa"
 
 _Error = TypeVar("_Error", bound=BaseException)
 Change = Callable[[onnx.ModelProto], object]
+Way: TypeAlias = dict[str, Any]  # arguments of an edit, as the fixture `way` gives them
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links and modes are POSIX's")
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from models import attribute, flip_byte, keys_of, model_of, raw_tensor, runnable_model
-from onnx import TensorProto, helper, numpy_helper
+from models import (
+    attribute,
+    entry_of,
+    flip_byte,
+    keys_of,
+    model_of,
+    raw_tensor,
+    runnable_model,
+    text_model,
+)
+from onnx import helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding, UnsupportedFeatureError
@@ -19,21 +30,14 @@ from onnxarchive.interop.onnx_functions import check_model
 from onnxarchive.model import proto
 
 
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's directory of temporary files, for this test alone."""
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The system's directory of temporary files, for a test alone; nothing is left in it."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    return path
-
-
-def _saved(tmp_path: Path, model: onnx.ModelProto, *, convert_attribute: bool = False) -> Path:
-    folder = tmp_path / "folder"
-    folder.mkdir(exist_ok=True)
-    path = folder / "m.onnxa"
-    onnxarchive.save(model, path, convert_attribute=convert_attribute)
-    return path
+    yield
+    assert os.listdir(path) == []
 
 
 def _fault(findings: list[Finding]) -> str:
@@ -44,51 +48,44 @@ def _fault(findings: list[Finding]) -> str:
 
 
 @pytest.mark.parametrize("full_check", [False, True])
-def test_a_valid_model_passes(tmp_path: Path, temporary: Path, full_check: bool) -> None:
-    assert check_model(_saved(tmp_path, runnable_model()), full_check=full_check) == []
-    assert os.listdir(temporary) == []
+def test_a_valid_model_passes(archive: Path, full_check: bool) -> None:
+    assert check_model(archive, full_check=full_check) == []
 
 
-def test_a_directory_that_nobody_may_write_to_will_do(tmp_path: Path, temporary: Path) -> None:
-    path = _saved(tmp_path, runnable_model())
-    before = os.stat(path.parent).st_mtime_ns
-    path.parent.chmod(0o555)  # which does not keep root from it
+def test_a_directory_that_nobody_may_write_to_will_do(archive: Path) -> None:
+    before = os.stat(archive.parent).st_mtime_ns
+    archive.parent.chmod(0o555)  # which does not keep root from it
     try:
-        assert check_model(path, full_check=True) == []
+        assert check_model(archive, full_check=True) == []
     finally:
-        path.parent.chmod(0o755)
-    assert os.stat(path.parent).st_mtime_ns == before  # nothing was made there, even for a moment
-    assert os.listdir(path.parent) == [path.name]
+        archive.parent.chmod(0o755)
+    assert os.stat(archive.parent).st_mtime_ns == before  # nothing was there, even for a moment
+    assert os.listdir(archive.parent) == [archive.name]
 
 
 @pytest.mark.parametrize("make", [os.link, os.symlink], ids=["a hard link", "a symbolic link"])
-def test_an_archive_of_several_names_will_do(tmp_path: Path, temporary: Path, make: object) -> None:
-    path = _saved(tmp_path, runnable_model())
-    assert callable(make)
-    make(path, tmp_path / "other.onnxa")
-    assert check_model(tmp_path / "other.onnxa", full_check=True) == []
+def test_an_archive_of_several_names_will_do(archive: Path, path: Path, make: Any) -> None:
+    make(archive, path)
+    assert check_model(path, full_check=True) == []
 
 
-def test_a_faulty_model_is_found(tmp_path: Path, temporary: Path) -> None:
+def test_a_faulty_model_is_found(path: Path) -> None:
     model = runnable_model()
     model.graph.node[0].input[0] = "nowhere"
-    path = _saved(tmp_path, model)
+    onnxarchive.save(model, path)
     assert "nowhere" in _fault(check_model(path))
-    assert os.listdir(temporary) == []
 
 
-def test_shapes_that_do_not_fit_are_found_by_a_full_check(tmp_path: Path, temporary: Path) -> None:
+def test_shapes_that_do_not_fit_are_found_by_a_full_check(path: Path) -> None:
     model = runnable_model()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
-    path = _saved(tmp_path, model)
+    onnxarchive.save(model, path)
     assert check_model(path) == []
     assert "MatMul" in _fault(check_model(path, full_check=True))
-    assert os.listdir(temporary) == []
 
 
 def test_the_options_are_onnx_s_own() -> None:
-    def options(function: object) -> list[tuple[str, object]]:
-        assert callable(function)
+    def options(function: Callable[..., object]) -> list[tuple[str, object]]:
         return [(it.name, it.default) for it in inspect.signature(function).parameters.values()][1:]
 
     *ours, (model, _) = options(check_model)
@@ -96,35 +93,24 @@ def test_the_options_are_onnx_s_own() -> None:
     assert ours == options(onnx.checker.check_model)
 
 
-def test_an_operator_of_the_user_s_is_unknown_if_that_is_asked(
-    tmp_path: Path, temporary: Path
-) -> None:
+def test_an_operator_of_the_user_s_is_unknown_if_that_is_asked(path: Path) -> None:
     model = runnable_model()
     model.opset_import.add(domain="mine", version=1)
     model.graph.node.add(op_type="Mine", domain="mine", input=["y"], output=["z"])
-    path = _saved(tmp_path, model)
+    onnxarchive.save(model, path)
     assert check_model(path) == []
     assert "Mine" in _fault(check_model(path, check_custom_domain=True))
 
 
 @pytest.mark.parametrize("full_check", [False, True])
-def test_shapes_are_seen_wherever_they_are_stored(
-    tmp_path: Path, temporary: Path, full_check: bool
-) -> None:
+def test_shapes_are_seen_wherever_they_are_stored(path: Path, full_check: bool) -> None:
+    dims = ", ".join(["1"] * 199)
+    model = text_model(f"g () => (float[{dims}, 300] y) {{ y = Expand(c, shape) }}")
     shape = numpy_helper.from_array(np.ones(200, np.int64), "value")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Constant", [], ["shape"], value=shape),
-            helper.make_node("Constant", [], ["c"], value=raw_tensor("large", dims=(300,))),
-            helper.make_node("Expand", ["c", "shape"], ["y"]),
-        ],
-        "graph",
-        [],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * 199 + [300])],
-    )
-    graph.node[2].output[0] = "y"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    path = _saved(tmp_path, model, convert_attribute=True)
+    constants = {"shape": shape, "c": raw_tensor("large", dims=(300,))}
+    for name, tensor in constants.items():
+        model.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+    onnxarchive.save(model, path, convert_attribute=True)
     with onnxarchive.open(path) as archive:
         assert set(keys_of(archive)) == {"value", "large"}
     assert check_model(path, full_check=full_check) == []
@@ -140,28 +126,27 @@ def _sparse_model(count: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("count", [300, 9000])
-def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path, count: int) -> None:
+def test_indices_of_sparse_tensors_are_checked(path: Path, count: int) -> None:
     model = _sparse_model(count)
-    assert check_model(_saved(tmp_path, model, convert_attribute=True)) == []
+    onnxarchive.save(model, path, convert_attribute=True)
+    assert check_model(path) == []
     model.graph.sparse_initializer[0].dims[0] = 100
-    assert "index" in _fault(check_model(_saved(tmp_path, model, convert_attribute=True)))
+    onnxarchive.save(model, path, convert_attribute=True)
+    assert "index" in _fault(check_model(path))
 
 
-def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(
-    tmp_path: Path, temporary: Path
-) -> None:
+def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(path: Path) -> None:
     shape = numpy_helper.from_array(np.ones(200, np.int64), "shape")
-    path = _saved(tmp_path, model_of(shape, raw_tensor("w", dims=(300,))))
-    with onnxarchive.open(path) as archive:
-        offsets = [archive.entries[name].data_offset for name in ("w", "shape")]
+    onnxarchive.save(model_of(shape, raw_tensor("w", dims=(300,))), path)
+    offsets = [entry_of(path, name).data_offset for name in ("w", "shape")]
     flip_byte(path, offsets[0])
     assert check_model(path, full_check=True) == []
     flip_byte(path, offsets[1])
-    with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'shape'"):
+    with pytest.raises(ChecksumError, match=r"\.onnxa: entry 'shape'"):
         check_model(path)
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path, temporary: Path) -> None:
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
     with pytest.raises(ArchiveFormatError, match=r"m\.onnx"):
         check_model(tmp_path / "m.onnx")
@@ -170,33 +155,31 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, temporary: Path) -> None:
 
 
 def test_a_model_too_large_without_its_weights_is_refused(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _saved(tmp_path, _sparse_model(1000), convert_attribute=True)
+    onnxarchive.save(_sparse_model(1000), path, convert_attribute=True)
     monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)
-    with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: expected less than 10000 bytes"):
+    with pytest.raises(UnsupportedFeatureError, match=r"\.onnxa: expected less than 10000 bytes"):
         check_model(path)
 
 
 def test_a_disk_without_room_for_a_stand_in_will_do(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _saved(tmp_path, runnable_model())
     size = os.path.getsize
     monkeypatch.setattr(
-        os.path, "getsize", lambda it: 1 << 62 if os.fspath(it) == str(path) else size(it)
+        os.path, "getsize", lambda it: 1 << 62 if os.fspath(it) == str(archive) else size(it)
     )
-    assert check_model(path, full_check=True) == []
+    assert check_model(archive, full_check=True) == []
 
 
-def test_attributes_are_those_of_the_model(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_are_those_of_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)  # the large tensor stays outside
     model = runnable_model()
     large = raw_tensor("large", dims=(4000,))
     model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])
-    assert check_model(_saved(tmp_path, model, convert_attribute=True), full_check=True) == []
+    onnxarchive.save(model, path, convert_attribute=True)
+    assert check_model(path, full_check=True) == []
     model.graph.node[2].attribute[0].name = "wrong"
-    path = _saved(tmp_path, model, convert_attribute=True)
+    onnxarchive.save(model, path, convert_attribute=True)
     assert "wrong" in _fault(check_model(path))

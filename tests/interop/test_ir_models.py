@@ -53,19 +53,19 @@ def test_an_ir_model_gives_the_archive_of_its_proto(
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__)
-def test_an_ir_model_is_not_changed(tmp_path: Path, make: Any) -> None:
+def test_an_ir_model_is_not_changed(path: Path, make: Any) -> None:
     model = ir.from_proto(make())
     before = ir.to_proto(model)
     held = {name: value.const_value for name, value in model.graph.initializers.items()}
     attributes = [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()]
-    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0, convert_attribute=True)
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     assert ir.to_proto(model) == before
     for name, value in model.graph.initializers.items():
         assert value.const_value is held[name]
     assert [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()] == attributes
 
 
-def test_an_ir_model_is_not_changed_by_a_save_that_fails(tmp_path: Path) -> None:
+def test_an_ir_model_is_not_changed_by_a_save_that_fails(path: Path) -> None:
     model = ir.from_proto(runnable_model())
     before = ir.to_proto(model)
 
@@ -73,9 +73,9 @@ def test_an_ir_model_is_not_changed_by_a_save_that_fails(tmp_path: Path) -> None
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        onnxarchive.save(model, tmp_path / "m.onnxa", progress=progress)
+        onnxarchive.save(model, path, progress=progress)
     assert ir.to_proto(model) == before
-    assert list(tmp_path.iterdir()) == []
+    assert list(path.parent.iterdir()) == []
 
 
 def test_assets_and_alignment_are_taken_with_an_ir_model(tmp_path: Path) -> None:
@@ -128,11 +128,10 @@ def _lazy_model(lazy: _Lazy, count: int = 10) -> Any:
 @pytest.mark.large
 @pytest.mark.parametrize("convert_attribute", [False, True])
 def test_lazy_tensors_are_evaluated_once_and_one_at_a_time(
-    tmp_path: Path, convert_attribute: bool
+    path: Path, convert_attribute: bool
 ) -> None:
     lazy = _Lazy()
     model = _lazy_model(lazy)
-    path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path, convert_attribute=convert_attribute)
     assert sorted(lazy.evaluated) == sorted(["attribute", *(f"w{index}" for index in range(10))])
     assert lazy.most_live <= 2  # the one before is let go when the next has come
@@ -143,16 +142,16 @@ def test_lazy_tensors_are_evaluated_once_and_one_at_a_time(
         assert set(archive.entries) == {*(f"w{i}" for i in range(10)), *names, "__MODEL_PROTO"}
 
 
-def test_small_lazy_tensors_stay_in_the_model(tmp_path: Path) -> None:
+def test_small_lazy_tensors_stay_in_the_model(path: Path) -> None:
     lazy = _Lazy()
     model = _lazy_model(lazy)
-    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=4001)
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(model, path, size_threshold=4001)
+    with onnxarchive.open(path) as archive:
         assert set(archive.entries) == {"__MODEL_PROTO"}
-    assert onnxarchive.load(tmp_path / "m.onnxa") == ir.to_proto(model)
+    assert onnxarchive.load(path) == ir.to_proto(model)
 
 
-def test_a_lazy_tensor_that_fails_leaves_no_file(tmp_path: Path) -> None:
+def test_a_lazy_tensor_that_fails_leaves_no_file(path: Path) -> None:
     lazy = _Lazy()
     model = _lazy_model(lazy)
 
@@ -163,18 +162,18 @@ def test_a_lazy_tensor_that_fails_leaves_no_file(tmp_path: Path) -> None:
         fail, ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
     )
     with pytest.raises(RuntimeError, match="the weights are gone"):
-        onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert list(tmp_path.iterdir()) == []
+        onnxarchive.save(model, path)
+    assert list(path.parent.iterdir()) == []
 
 
-def test_a_lazy_tensor_of_another_size_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_lazy_tensor_of_another_size_than_it_says_is_refused(path: Path) -> None:
     model = _lazy_model(_Lazy())
     model.graph.initializers["w5"].const_value = ir.LazyTensor(
         lambda: ir.Tensor(np.zeros(999, np.float32)), ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
     )
     with pytest.raises(ArchiveFormatError, match=r"'w5'.*4000 bytes.*found 3996"):
-        onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert list(tmp_path.iterdir()) == []
+        onnxarchive.save(model, path)
+    assert list(path.parent.iterdir()) == []
 
 
 # External tensors
@@ -244,12 +243,12 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)
 # Odd ones
 
 
-def test_what_is_no_model_is_a_type_error(tmp_path: Path) -> None:
+def test_what_is_no_model_is_a_type_error(path: Path) -> None:
     wrongs: list[Any] = [ir.from_proto(runnable_model()).graph, b"bytes", None]
     for wrong in wrongs:
         with pytest.raises(TypeError, match="ModelProto"):
-            onnxarchive.save(wrong, tmp_path / "m.onnxa")
-    assert list(tmp_path.iterdir()) == []
+            onnxarchive.save(wrong, path)
+    assert list(path.parent.iterdir()) == []
 
 
 # Several models

@@ -58,11 +58,11 @@ def test_numbers_agree_with_numpys(archive: onnxarchive.Archive) -> None:
         assert np.array_equal(np.asarray(found), expected, equal_nan=True)
 
 
-def test_an_array_of_jax_outlives_the_archive(tmp_path: Path) -> None:
-    onnxarchive.save(model_of(raw_tensor("w", dims=(4000,))), tmp_path / "m.onnxa")
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+def test_an_array_of_jax_outlives_the_archive(path: Path) -> None:
+    onnxarchive.save(model_of(raw_tensor("w", dims=(4000,))), path)
+    with onnxarchive.open(path) as archive:
         array = jnp.asarray(archive.tensors["w"])
     del archive
-    (tmp_path / "m.onnxa").unlink()
+    path.unlink()
     assert np.asarray(array).tobytes() == random_raw(NUMBERS["FLOAT"], (4000,))
     assert jax.jit(lambda it: it * 0)(array).shape == (4000,)

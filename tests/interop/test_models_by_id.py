@@ -311,25 +311,25 @@ def test_the_checker_names_the_model_that_it_finds_fault_with(tmp_path: Path) ->
 
 @pytest.mark.parametrize("model", IDS)
 def test_shapes_are_inferred_in_the_model_and_the_other_is_kept(
-    archive: Path, tmp_path: Path, model: str
+    archive: Path, path: Path, model: str
 ) -> None:
-    inferred = onnxarchive.infer_shapes(archive, tmp_path / "out.onnxa", model=model)
+    inferred = onnxarchive.infer_shapes(archive, path, model=model)
     expected = onnx.shape_inference.infer_shapes(given(model))
     assert inferred.graph.value_info == expected.graph.value_info
-    require_archive(tmp_path / "out.onnxa", {**{it: given(it) for it in IDS}, model: expected})
+    require_archive(path, {**{it: given(it) for it in IDS}, model: expected})
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("weights", ["hidden", "external", "loaded"])
 @pytest.mark.parametrize("model", IDS)
 def test_a_function_is_applied_to_the_model_and_the_other_is_kept(
-    archive: Path, tmp_path: Path, model: str, weights: Any, in_place: bool
+    archive: Path, path: Path, model: str, weights: Any, in_place: bool
 ) -> None:
     def named(model: onnx.ModelProto) -> onnx.ModelProto:
         model.doc_string = "named"
         return model
 
-    destination = archive if in_place else tmp_path / "out.onnxa"
+    destination = archive if in_place else path
     onnxarchive.transform(archive, destination, named, model=model, weights=weights)
     expected = {it: given(it) for it in IDS}
     expected[model].doc_string = "named"

@@ -205,9 +205,9 @@ def _newest_opset() -> int:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_session_of_an_archive_gives_the_bits_of_the_model(
-    tmp_path: Path, module: str, record_property: Callable[[str, object], None]
+    path: Path, module: str, record_property: Callable[[str, object], None]
 ) -> None:
-    archive = tmp_path / "model.onnxa"
+    archive = path
     compared: Counter[str] = Counter()
     only_made, differing = 0, []
     for name, form in FORMS.items():

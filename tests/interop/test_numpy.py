@@ -14,10 +14,10 @@ from pages import needs_smaps, require_slice_to_read_its_pages_alone
 import onnxarchive
 
 
-def test_dlpack_gives_the_same_memory_and_keeps_it_read_only(tmp_path: Path) -> None:
+def test_dlpack_gives_the_same_memory_and_keeps_it_read_only(path: Path) -> None:
     tensor = raw_tensor("w", dims=(4000,))
-    onnxarchive.save(model_of(tensor), tmp_path / "m.onnxa")
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(model_of(tensor), path)
+    with onnxarchive.open(path) as archive:
         array = archive.tensors["w"]
     try:
         other = np.from_dlpack(array)
@@ -29,10 +29,10 @@ def test_dlpack_gives_the_same_memory_and_keeps_it_read_only(tmp_path: Path) -> 
     assert other.tobytes() == tensor.raw_data
 
 
-def test_dlpack_has_no_types_of_ml_dtypes(tmp_path: Path) -> None:
+def test_dlpack_has_no_types_of_ml_dtypes(path: Path) -> None:
     tensor = raw_tensor("w", TensorProto.BFLOAT16, (4000,))
-    onnxarchive.save(model_of(tensor), tmp_path / "m.onnxa")
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(model_of(tensor), path)
+    with onnxarchive.open(path) as archive:
         with pytest.raises(BufferError):
             np.from_dlpack(archive.tensors["w"])
         bits = archive.tensors["w"].view(np.uint16)

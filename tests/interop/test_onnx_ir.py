@@ -61,13 +61,12 @@ def _tensor(model: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__)
-def test_the_model_is_what_it_was(tmp_path: Path, make: Any) -> None:
-    onnxarchive.save(make(), tmp_path / "m.onnxa", size_threshold=0, convert_attribute=True)
-    assert ir.to_proto(onnxarchive.ir.load(tmp_path / "m.onnxa")) == _as_ir_writes_it(make())
+def test_the_model_is_what_it_was(path: Path, make: Any) -> None:
+    onnxarchive.save(make(), path, size_threshold=0, convert_attribute=True)
+    assert ir.to_proto(onnxarchive.ir.load(path)) == _as_ir_writes_it(make())
 
 
-def test_every_tensor_that_is_stored_outside_lies_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_every_tensor_that_is_stored_outside_lies_in_the_file(path: Path) -> None:
     onnxarchive.save(tensors_everywhere(), path, convert_attribute=True)
     model = onnxarchive.ir.load(path)
     found = []
@@ -115,9 +114,9 @@ def test_a_tensor_of_every_type_is_all_that_onnx_ir_expects(tmp_path: Path, name
     assert "m.onnxa" in repr(tensor)
 
 
-def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    tensor = _tensor(onnxarchive.ir.load(path), "layer.0/weight")
     view = tensor.numpy()
     assert np.shares_memory(view, np.asarray(tensor))
     assert np.shares_memory(view, np.frombuffer(tensor.raw, np.uint8))
@@ -131,9 +130,9 @@ def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(tmp_path:
     assert view.ctypes.data % 64 == 0
 
 
-def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    tensor = _tensor(onnxarchive.ir.load(path), "layer.0/weight")
     tensor.metadata_props["key"] = "value"
     other = copy.deepcopy(tensor)
     other.name = "other"
@@ -143,11 +142,11 @@ def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(tmp_path: Path) 
     assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
 
 
-def test_a_tensor_keeps_its_names_and_props(tmp_path: Path) -> None:
+def test_a_tensor_keeps_its_names_and_props(path: Path) -> None:
     model = tensors_everywhere()
     model.graph.initializer[0].metadata_props.add(key="a", value="b")
-    onnxarchive.save(model, tmp_path / "m.onnxa")
-    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "outer")
+    onnxarchive.save(model, path)
+    tensor = _tensor(onnxarchive.ir.load(path), "outer")
     assert (tensor.key, tensor.doc_string) == ("outer", "a weight")
     assert tensor.metadata_props == {"a": "b"}
     tensor.name = "other"
@@ -175,15 +174,14 @@ def test_tensors_outlive_the_model_and_let_go_of_the_file_in_the_end(tmp_path: P
     assert open_below(tmp_path) == []
 
 
-def test_a_local_header_is_compared_when_its_tensor_is_first_read(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_a_local_header_is_compared_when_its_tensor_is_first_read(path: Path) -> None:
     onnxarchive.save(runnable_model(), path)
     break_local_header(path, entry_of(path, "layer_0_weight"))
     model = onnxarchive.ir.load(path)
     tensor = _tensor(model, "layer.0/weight")
     assert tensor.nbytes == 1 << 16
     for read in (tensor.numpy, tensor.tobytes, lambda: tensor.raw):
-        with pytest.raises(ArchiveFormatError, match=r"m\.onnxa: .*'layer_0_weight'"):
+        with pytest.raises(ArchiveFormatError, match=r"\.onnxa: .*'layer_0_weight'"):
             read()
 
 
@@ -210,26 +208,24 @@ def test_what_onnx_ir_would_lose_is_refused(tmp_path: Path, kind: str) -> None:
     del caught
 
 
-def test_a_model_that_onnx_ir_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_that_onnx_ir_cannot_hold_is_refused_by_name(path: Path) -> None:
     model = runnable_model()
     model.graph.output[0].type.map_type.key_type = TensorProto.INT64
-    onnxarchive.save(model, tmp_path / "m.onnxa")
-    with pytest.raises(
-        UnsupportedFeatureError, match=r"m\.onnxa: .*onnx_ir cannot hold.*Map types"
-    ):
-        onnxarchive.ir.load(tmp_path / "m.onnxa")
+    onnxarchive.save(model, path)
+    with pytest.raises(UnsupportedFeatureError, match=r"\.onnxa: .*onnx_ir cannot hold.*Map types"):
+        onnxarchive.ir.load(path)
 
 
 def test_a_type_that_onnx_ir_does_not_know_is_refused_by_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> object:
         return ir.DataType(99)
 
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    onnxarchive.save(runnable_model(), path)
     monkeypatch.setattr(ir.serde, "deserialize_tensor", unknown)
-    with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: .*ValueError: 99 is not a valid"):
-        onnxarchive.ir.load(tmp_path / "m.onnxa")
+    with pytest.raises(UnsupportedFeatureError, match=r"\.onnxa: .*ValueError: 99 is not a valid"):
+        onnxarchive.ir.load(path)
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
@@ -264,8 +260,7 @@ def test_loaded_and_saved_it_is_the_archive_of_its_proto(
     assert onnxarchive.check(tmp_path / "ir.onnxa", full=True) == []
 
 
-def test_it_is_saved_over_itself_again_and_again(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_it_is_saved_over_itself_again_and_again(path: Path) -> None:
     onnxarchive.save(_as_ir_writes_it(tensors_everywhere()), path, convert_attribute=True)
     before = path.read_bytes()
     models = []
@@ -358,9 +353,9 @@ class _Slow(io.RawIOBase):
         return len(piece)
 
 
-def test_a_file_that_takes_fewer_bytes_gets_all_of_them(tmp_path: Path) -> None:
-    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
-    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+def test_a_file_that_takes_fewer_bytes_gets_all_of_them(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    tensor = _tensor(onnxarchive.ir.load(path), "layer.0/weight")
     file = _Slow()
     tensor.tofile(file)
     assert file.data == tensor.tobytes()
@@ -419,8 +414,7 @@ with onnxarchive.Writer(sys.argv[1]) as writer:
 @pytest.mark.large
 @linux
 @pytest.mark.parametrize("number", [TensorProto.UINT8, TensorProto.INT4], ids=["uint8", "int4"])
-def test_load_pass_and_save_hold_no_weights(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "m.onnxa"
+def test_load_pass_and_save_hold_no_weights(path: Path, number: int) -> None:
     total = _save_large(path, number=number)
     code = f"""
 {MEASURE_MEMORY}
@@ -512,8 +506,7 @@ COPIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
-def test_an_edit_by_another_is_not_overwritten(tmp_path: Path, make: Any) -> None:
-    path = tmp_path / "m.onnxa"
+def test_an_edit_by_another_is_not_overwritten(path: Path, make: Any) -> None:
     onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     model = make(onnxarchive.ir.load(path))
     theirs = _edited_by_another(path)
@@ -522,8 +515,7 @@ def test_an_edit_by_another_is_not_overwritten(tmp_path: Path, make: Any) -> Non
     assert path.read_bytes() == theirs
 
 
-def test_of_two_copies_the_second_does_not_overwrite_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_of_two_copies_the_second_does_not_overwrite_the_first(path: Path) -> None:
     onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     model = onnxarchive.ir.load(path)
     one, other = copy.deepcopy(model), copy.deepcopy(model)
@@ -553,9 +545,8 @@ def test_what_it_was_loaded_from_is_known_wherever_the_process_goes(
 
 
 def test_what_shares_tensors_or_is_a_clone_does_not_overwrite_what_was_saved_since(
-    tmp_path: Path,
+    path: Path,
 ) -> None:
-    path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     model = onnxarchive.ir.load(path)
     clone, sharing = model.clone(), _rebuilt(onnxarchive.ir.load(path).clone())

@@ -126,10 +126,7 @@ def test_the_other_formats_stay_what_they_were() -> None:
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
 @pytest.mark.parametrize("convert_attribute", [False, True])
-def test_loading_gives_the_complete_model(
-    tmp_path: Path, make: Any, convert_attribute: bool
-) -> None:
-    path = tmp_path / "m.onnxa"
+def test_loading_gives_the_complete_model(path: Path, make: Any, convert_attribute: bool) -> None:
     onnxarchive.save(make(), path, size_threshold=0, convert_attribute=convert_attribute)
     assert onnx.load(path) == make()
     assert onnx.load(str(path)) == make()
@@ -138,8 +135,7 @@ def test_loading_gives_the_complete_model(
         assert onnx.load(file, format="onnxa") == make()
 
 
-def test_loading_gives_the_complete_model_also_without_external_data(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_loading_gives_the_complete_model_also_without_external_data(path: Path) -> None:
     onnxarchive.save(full_model(), path)
     assert onnx.load(path, load_external_data=False) == onnxarchive.load(path)
 
@@ -198,9 +194,9 @@ def test_text_is_a_type_error() -> None:
         onnx.load_from_string("text", format="onnxa")
 
 
-def test_a_tensor_alone_is_a_type_error(archive: Path, tmp_path: Path) -> None:
+def test_a_tensor_alone_is_a_type_error(archive: Path, path: Path) -> None:
     with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
-        onnx.save_tensor(raw_tensor("w"), tmp_path / "w.onnxa")
+        onnx.save_tensor(raw_tensor("w"), path)
     with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
         onnx.load_tensor(archive)
 

@@ -291,13 +291,13 @@ def _split(count: int, dtype: Any) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 2000])
-def test_shapes_are_inferred_from_tensors_stored_outside(tmp_path: Path, count: int) -> None:
+def test_shapes_are_inferred_from_tensors_stored_outside(path: Path, count: int) -> None:
     model = _split(count, np.int64)
-    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(model, path, size_threshold=0)
+    with onnxarchive.open(path) as archive:
         assert keys_of(archive) == ["split"]
     x = np.arange(2 * count, dtype=np.float32)
-    for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
+    for source in (path, path.read_bytes()):
         assert run(session(source), x) == run(original(model), x)
 
 
@@ -355,10 +355,9 @@ def _everywhere() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("convert_attribute", [False, True])
 def test_tensors_may_be_stored_outside_wherever_they_stand(
-    tmp_path: Path, convert_attribute: bool
+    path: Path, convert_attribute: bool
 ) -> None:
     model = _everywhere()
-    path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=convert_attribute)
     x = np.linspace(-1, 1, 300, dtype=np.float32)
     for feed in (x, -x - 3):
@@ -376,13 +375,13 @@ def test_tensors_may_be_stored_outside_wherever_they_stand(
     assert all(it.g.initializer[0].raw_data for it in in_memory.graph.node[-1].attribute)
 
 
-def test_onnxruntime_itself_reads_no_external_data_of_subgraphs_from_memory(tmp_path: Path) -> None:
+def test_onnxruntime_itself_reads_no_external_data_of_subgraphs_from_memory(path: Path) -> None:
     # once it does, sessions of archives in memory need not pass these tensors in the model
     if not hasattr(ort.SessionOptions, ADD):
         pytest.skip("this onnxruntime reads no external data from memory")
-    onnxarchive.save(_everywhere(), tmp_path / "m.onnxa")
+    onnxarchive.save(_everywhere(), path)
     options = quiet()
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    with onnxarchive.open(path) as archive:
         keys = keys_of(archive)
         assert len(keys) == 3
         buffers = [archive.read(key) for key in keys]
@@ -391,7 +390,7 @@ def test_onnxruntime_itself_reads_no_external_data_of_subgraphs_from_memory(tmp_
             ort.InferenceSession(bytes(archive.read("__MODEL_PROTO")), options, CPU)
 
 
-def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> None:
+def test_a_sparse_initializer_is_handed_over_in_the_model(path: Path) -> None:
     model = runnable_model()
     sparse = onnx.SparseTensorProto(
         values=numpy_helper.from_array(np.arange(300, dtype=np.float32), "bias"),
@@ -401,7 +400,6 @@ def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> Non
     model.graph.sparse_initializer.append(sparse)
     model.graph.node.insert(0, helper.make_node("Add", ["x", "bias"], ["biased"]))
     model.graph.node[1].input[0] = "biased"
-    path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
         assert len(keys_of(archive)) == 4
@@ -471,18 +469,18 @@ def test_the_callers_options_hold_for_the_session(archive: Path) -> None:
         assert copied.get_session_config_entry("a.key.of.tomorrow") == "kept"
 
 
-def test_overrides_and_shared_initializers_hold_for_the_session(tmp_path: Path) -> None:
+def test_overrides_and_shared_initializers_hold_for_the_session(path: Path) -> None:
     model = runnable_model()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnxarchive.save(model, tmp_path / "m.onnxa")
+    onnxarchive.save(model, path)
     options = quiet()
     options.add_free_dimension_override_by_name("batch", 7)
-    assert session(tmp_path / "m.onnxa", options).get_inputs()[0].shape == [7, 1024]
+    assert session(path, options).get_inputs()[0].shape == [7, 1024]
     options = quiet()
     shared = ort.OrtValue.ortvalue_from_numpy(np.zeros((1024, 16), np.float32))
     options.add_initializer("layer.0/weight", shared)
     bias = np.tile(np.arange(16, dtype=np.float32), (2, 1))
-    assert run(session(tmp_path / "m.onnxa", options)) == bias.tobytes()
+    assert run(session(path, options)) == bias.tobytes()
 
 
 def _with_another_domain(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -765,12 +763,12 @@ print(len(open_below(folder)))
     assert run_python(code, archive).split() == ["1", "0"]
 
 
-def test_a_model_without_external_tensors_does(tmp_path: Path) -> None:
+def test_a_model_without_external_tensors_does(path: Path) -> None:
     model = model_of(raw_tensor("w"))
     model.graph.node.append(helper.make_node("Identity", ["w"], ["y"]))
     model.graph.output.append(value("y", TensorProto.FLOAT, [4]))
-    onnxarchive.save(model, tmp_path / "m.onnxa")
-    for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
+    onnxarchive.save(model, path)
+    for source in (path, path.read_bytes()):
         (y,) = session(source).run(None, {})
         assert y.tobytes() == raw_tensor("w").raw_data
 

@@ -86,8 +86,8 @@ def test_openvino_reads_another_archive_of_the_same_layout(tmp_path: Path) -> No
     assert np.array_equal(_run_with_openvino(link), expected)
 
 
-def test_the_recipe_prints_the_outputs(tmp_path: Path) -> None:
-    archive = tmp_path / "m.onnxa"
+def test_the_recipe_prints_the_outputs(path: Path) -> None:
+    archive = path
     onnxarchive.save(_linear_model(TensorProto.FLOAT), archive)
     done = completed([sys.executable, RECIPE, archive], status=0)
     name, *numbers = done.stdout.replace("[", " ").replace("]", " ").split()

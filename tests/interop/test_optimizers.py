@@ -306,10 +306,10 @@ def test_a_function_that_changes_nothing_is_warned_of_where_weights_are_hidden(
 # The model that a function gets
 
 
-def test_hidden_weights_are_inputs_without_data(clumsy: Path, tmp_path: Path) -> None:
+def test_hidden_weights_are_inputs_without_data(clumsy: Path, path: Path) -> None:
     seen: list[onnx.ModelProto] = []
 
-    transform(clumsy, tmp_path / "out.onnxa", _in_place(seen.append))
+    transform(clumsy, path, _in_place(seen.append))
     (model,) = seen
     assert model.ByteSize() < 5000
     names = [value.name for value in model.graph.input]

@@ -92,8 +92,7 @@ def _require_the_weights(path: Path) -> None:
             assert (weight[0, 0], weight[-1, -2], weight[-1, -1]) == (0, 0, 7)
 
 
-def test_shapes_of_more_than_2_gib_are_written(archive: Path, tmp_path: Path) -> None:
-    path = tmp_path / "inferred.onnxa"
+def test_shapes_of_more_than_2_gib_are_written(archive: Path, path: Path) -> None:
     try:
         assert _growth("infer_shapes(sys.argv[1], sys.argv[2])", archive, path) < 60 * MIB
         _require_the_weights(path)
@@ -104,8 +103,7 @@ def test_shapes_of_more_than_2_gib_are_written(archive: Path, tmp_path: Path) ->
         path.unlink(missing_ok=True)
 
 
-def test_a_function_works_on_more_than_2_gib(archive: Path, tmp_path: Path) -> None:
-    path = tmp_path / "converted.onnxa"
+def test_a_function_works_on_more_than_2_gib(archive: Path, path: Path) -> None:
     call = "transform(*sys.argv[1:], lambda it: onnx.version_converter.convert_version(it, 22))"
     try:
         assert _growth(call, archive, path) < 60 * MIB

@@ -658,15 +658,15 @@ def test_a_model_that_onnx_runtime_saved_with_packed_weights_converts(
 
 
 def test_packed_weights_whose_weight_has_changed_are_not_counted(
-    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def double(model: onnx.ModelProto) -> onnx.ModelProto:
         weight = numpy_helper.to_array(model.graph.initializer[0]) * 2
         model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, WEIGHT))
         return model
 
-    onnxarchive.transform(packed, tmp_path / "double.onnxa", double, weights="loaded")
-    assert main(["info", str(tmp_path / "double.onnxa")]) == 0
+    onnxarchive.transform(packed, path, double, weights="loaded")
+    assert main(["info", str(path)]) == 0
     assert " 0 packed weights, " in capsys.readouterr().out
 
 

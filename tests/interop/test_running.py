@@ -328,20 +328,20 @@ def test_times_are_told_for_each_run(archive: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
-def test_memory_is_told_in_parts(tmp_path: Path) -> None:
+def test_memory_is_told_in_parts(path: Path) -> None:
     mib = 1 << 20
     weight = numpy_helper.from_array(np.ones((48 << 18,), np.float32), "w")
     nodes = [node("Add", ["x", "w"], ["s"]), node("ReduceMax", ["s"], ["y"], keepdims=0)]
     inputs = [value("x", TensorProto.FLOAT, ["n"])]
     model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [weight])
-    onnxarchive.save(model, tmp_path / "m.onnxa")
+    onnxarchive.save(model, path)
     code = """
 import sys
 from onnxarchive.interop.running import run
 memory = run(sys.argv[1], repeat=2).memory
 print(memory["anonymous"], memory["mapped"])
 """
-    printed = run_python(code, tmp_path / "m.onnxa")
+    printed = run_python(code, path)
     anonymous, mapped = map(int, printed.split())
     assert 48 * mib <= anonymous < 120 * mib  # the sum
     assert 48 * mib <= mapped < 80 * mib  # the weight

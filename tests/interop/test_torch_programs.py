@@ -41,14 +41,14 @@ def _export(module: Any, *path: Path, **options: Any) -> Any:
         )
 
 
-def test_a_program_is_saved_and_computes_what_the_module_does(tmp_path: Path) -> None:
+def test_a_program_is_saved_and_computes_what_the_module_does(path: Path) -> None:
     module = _module()
-    onnxarchive.save(_export(module), tmp_path / "m.onnxa")
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(_export(module), path)
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
         weight = archive.tensors["1.weight"]
         assert np.array_equal(weight, module[1].weight.detach().numpy())
-    session = onnxarchive.session(tmp_path / "m.onnxa")
+    session = onnxarchive.session(path)
     (found,) = session.run(None, {session.get_inputs()[0].name: TOKENS})
     expected = module(torch.from_numpy(TOKENS)).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -63,19 +63,19 @@ def test_a_program_gives_the_archive_of_its_proto(tmp_path: Path) -> None:
         assert written[0] == written[1]
 
 
-def test_programs_are_saved_together_and_share_weights(tmp_path: Path) -> None:
+def test_programs_are_saved_together_and_share_weights(path: Path) -> None:
     module = _module()
     embedding, whole = _export(module[0]), _export(module)
-    onnxarchive.save(whole, tmp_path / "m.onnxa", models={"embedding": embedding})
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+    onnxarchive.save(whole, path, models={"embedding": embedding})
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
         assert list(archive.models) == ["", "embedding"]
         shape = (VOCABULARY, WIDTH)
         assert [it.nbytes for it in archive.entries.values()].count(4 * VOCABULARY * WIDTH) == 1
         assert archive.tensors["1.weight"].shape == shape
 
 
-def test_weights_of_a_program_are_copied_one_at_a_time(tmp_path: Path) -> None:
+def test_weights_of_a_program_are_copied_one_at_a_time(path: Path) -> None:
     code = f"""
 {MEASURE_MEMORY}
 import logging, warnings, torch, onnxarchive, onnxarchive.writing.onnx_ir
@@ -86,18 +86,18 @@ module = torch.nn.Sequential(*layers).eval()
 program = torch.onnx.export(module, (torch.zeros(1, 2048),), verbose=False)
 print(growth(lambda: onnxarchive.save(program, sys.argv[1], progress=sample)))
 """
-    printed = run_python(code, tmp_path / "m.onnxa")
+    printed = run_python(code, path)
     taken = int(printed.split()[-1])
     print(f"256 MiB: {taken / MIB:.1f} MiB")  # noqa: T201
     assert taken < 40 * MIB
-    assert (tmp_path / "m.onnxa").stat().st_size > 256 * MIB
+    assert path.stat().st_size > 256 * MIB
 
 
-def test_exporting_to_an_archive_names_the_line_to_write_instead(tmp_path: Path) -> None:
-    line = r"write onnxarchive\.save\(torch\.onnx\.export\(model, args\), path\).*'m\.onnxa\.data'"
+def test_exporting_to_an_archive_names_the_line_to_write_instead(path: Path) -> None:
+    line = r"write onnxarchive\.save\(torch\.onnx\.export\(model, args\), path\).*\.onnxa\.data'"
     with pytest.raises(ArchiveFormatError, match=line):
-        _export(_module(), tmp_path / "m.onnxa")
-    assert os.listdir(tmp_path) == ["m.onnxa.data"]  # PyTorch's, which the message names
+        _export(_module(), path)
+    assert os.listdir(path.parent) == [f"{path.name}.data"]  # PyTorch's, which the message names
 
 
 def test_exporting_to_an_archive_works_with_the_weights_in_the_model(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ print(*sorted(set(sys.modules) - before))
     ]
 
 
-def test_opening_imports_nothing_that_only_edits_and_faults_need(tmp_path: Path) -> None:
-    onnxarchive.save(weight_model(seed=1), tmp_path / "model.onnxa")
+def test_opening_imports_nothing_that_only_edits_and_faults_need(path: Path) -> None:
+    onnxarchive.save(weight_model(seed=1), path)
     code = """
 import sys, onnxarchive
 with onnxarchive.open(sys.argv[1]) as archive:
@@ -66,7 +66,7 @@ unneeded = ["reading.unfinished", "editing", "model.weights", "files.replacement
 unneeded += ["writing", "cli", "conversion", "interop.running", "ir"]
 print([name for name in unneeded if f"onnxarchive.{name}" in sys.modules])
 """
-    assert run_python(code, tmp_path / "model.onnxa") == "1\n[]\n[]\n"
+    assert run_python(code, path) == "1\n[]\n[]\n"
 
 
 def test_type_checkers_are_told_of_the_same_names() -> None:
@@ -130,8 +130,8 @@ print(type(error) is onnxarchive.ArchiveFormatError, error)
     assert run_python(code, pickled.hex()) == "True expected this, found that\n"
 
 
-def test_reading_and_writing_imports_nothing_that_only_some_need(tmp_path: Path) -> None:
-    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+def test_reading_and_writing_imports_nothing_that_only_some_need(path: Path) -> None:
+    onnxarchive.save(model_of(raw_tensor("w")), path)
     code = f"""
 import sys, zipfile, onnxarchive
 names = dict(vars(zipfile))
@@ -148,7 +148,7 @@ onnxarchive.session, onnxarchive.session_options
 print([name for name in {LAZY!r} if name in sys.modules])
 print(names == vars(zipfile))
 """
-    assert run_python(code, tmp_path / "m.onnxa") == "[]\nTrue\n"
+    assert run_python(code, path) == "[]\nTrue\n"
 
 
 def test_types_are_marked_as_such() -> None:
@@ -227,11 +227,11 @@ def test_a_misspelled_argument_is_refused(name: str, kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["session", "session_options"])
-def test_a_misspelled_argument_is_refused_with_an_open_archive(name: str, tmp_path: Path) -> None:
+def test_a_misspelled_argument_is_refused_with_an_open_archive(name: str, path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    onnxarchive.save(model_of(raw_tensor("w")), path)
     with (
-        onnxarchive.open(tmp_path / "m.onnxa") as archive,
+        onnxarchive.open(path) as archive,
         pytest.raises(TypeError, match="no argument 'chache'"),
     ):
         CALLS[name](archive, "")(chache=True)
@@ -239,13 +239,13 @@ def test_a_misspelled_argument_is_refused_with_an_open_archive(name: str, tmp_pa
 
 @pytest.mark.parametrize("function", [run, Server])
 def test_what_runs_or_shows_an_archive_refuses_a_misspelled_argument(
-    function: Any, tmp_path: Path
+    function: Any, path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("netron")
-    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    onnxarchive.save(model_of(raw_tensor("w")), path)
     with pytest.raises(TypeError, match="no argument 'chache'"):
-        function(tmp_path / "m.onnxa", chache=True)
+        function(path, chache=True)
 
 
 @pytest.mark.parametrize("kind", ["path", "bytes", "file object"])

@@ -99,7 +99,7 @@ def test_readme_is_for_five_minutes() -> None:
     assert len(README.splitlines()) <= 260
 
 
-def test_picture_of_the_layout_shows_a_real_archive(tmp_path: Path) -> None:
+def test_picture_of_the_layout_shows_a_real_archive(path: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "layer.0/weight"], ["y"])],
         "graph",
@@ -111,7 +111,6 @@ def test_picture_of_the_layout_shows_a_real_archive(tmp_path: Path) -> None:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    path = tmp_path / "model.onnxa"
     onnxarchive.save(model, path, assets={"labels.txt": b"cat\ndog\n"})
     with onnxarchive.open(path) as archive:
         entries = {name: f"{entry.data_offset:,}" for name, entry in archive.entries.items()}

@@ -87,15 +87,13 @@ def test_models_become_smaller_and_nearly_compute_what_they_did(
         assert 0 < np.abs(found - expected).mean() < error * np.abs(expected).mean()
 
 
-def test_a_module_of_pytorch_becomes_an_archive(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_a_module_of_pytorch_becomes_an_archive(path: Path) -> None:
     printed = run_recipe("export_torch.py", path, needs=("torch", "onnxscript"))
     assert f"{path}: scores of shape (3, 10), as PyTorch's" in printed
     assert onnxarchive.check(path, full=True) == []
 
 
-def test_encoder_and_decoder_share_their_embedding(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_encoder_and_decoder_share_their_embedding(path: Path) -> None:
     printed = run_recipe("encoder_decoder.py", path, needs=("torch", "onnxscript"))
     assert "tokens as PyTorch's" in printed
     tokens = printed.partition("tokens as PyTorch's:")[2]
@@ -106,8 +104,7 @@ def test_encoder_and_decoder_share_their_embedding(tmp_path: Path) -> None:
         assert sizes.count(2000 * 64 * 4) == 1
 
 
-def test_a_tokenizer_comes_with_its_model(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
+def test_a_tokenizer_comes_with_its_model(path: Path) -> None:
     texts = ["the cat sat", "cat sat the", "a dog ran"]
     printed = run_recipe("with_tokenizer.py", path, *texts, needs=("tokenizers",))
     likeness = np.array(
