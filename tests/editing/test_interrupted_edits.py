@@ -1,4 +1,4 @@
-"""Interrupted edits, files that replace them, and the next operation.
+"""Edits that are cancelled, interrupted or killed, files that replace them, and the next operation.
 
 An edit of an archive is interrupted; something is done to the file, with the tools of the system;
 then it is recovered, opened, edited or saved. A file that is whole is never changed by that, and no
@@ -12,20 +12,94 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import edits
 import onnx
 import pytest
-from edits import replace_model
+from edits import (
+    added,
+    changed,
+    new_model,
+    replace_model,
+    require,
+    weights,
+)
 from interruptions import Interrupted, interrupt
 from models import model_of, raw_tensor
+from written import saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveError
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="tools of POSIX")
+CANCELLED: dict[str, Callable[..., None]] = {
+    **edits.EDITS,
+    "a larger model": partial(replace_model, model=changed(new_model(), added("w2", 100_000))),
+    "with copy": partial(edits.document, copy=True),
+    "with compact": partial(replace_model, model=model_of(), compact=True),
+}
+
+
+@pytest.mark.usefixtures("clones_or_none")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("call", CANCELLED.values(), ids=CANCELLED.keys())
+def test_a_change_that_is_broken_off_is_taken_back_at_once(
+    two: Path, call: Callable[..., None], error: type[BaseException]
+) -> None:
+    before = two.read_bytes()
+    calls: list[tuple[int, int]] = []
+    call(two, progress=lambda *numbers: calls.append(numbers))
+    done, totals = zip(*calls, strict=True)
+    assert len(set(totals)) == 1
+    assert list(done) == sorted(done)
+    assert done[-1] == totals[0]
+    two.write_bytes(before)
+    for at in range(len(calls)):
+        seen = 0
+
+        def interrupt(done: int, total: int, at: int = at) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > at:
+                raise error
+
+        with pytest.raises(error):
+            call(two, progress=interrupt)
+        require(two, before)
+
+
+# Files left behind
+
+
+def test_what_killed_processes_left_is_removed_if_it_begins_as_an_archive(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    half = path.read_bytes()[:700]
+    assert recover(path) == Recovery(is_rolled_back=False, removed=())
+    require(path, saved(weights(1)))
+    left = [path.with_name(f".{path.name}.4242-{number}.tmp") for number in range(2)]
+    kept = {
+        path.with_name(f".{path.name}.tmp"): half,
+        path.with_name(f".{path.name}.4242-2.tmp"): b"somebody's own",
+        path.with_name(f".{path.name}.4242-3.tmp"): b"PK\3\4, but no archive",
+    }
+    left[0].write_bytes(half)
+    left[1].write_bytes(b"")
+    for name, content in kept.items():
+        name.write_bytes(content)
+    assert recover(path) == Recovery(False, tuple(str(name.resolve()) for name in left))
+    assert {name: name.read_bytes() for name in kept} == kept
+    assert sorted(path.parent.iterdir()) == sorted([*kept, path])
+    path.unlink()
+    left[0].write_bytes(half)
+    assert recover(path) == Recovery(False, (str(left[0].resolve()),))
+    with pytest.raises(FileNotFoundError):
+        recover(path)
+
+
+# What is done to the file before it is recovered, opened, edited or saved
 
 NAME = "model.onnxa"
 
@@ -113,10 +187,7 @@ def read(path: Path) -> None:
 
 def replace(path: Path, base: bytes) -> None:
     """Gives an archive its own model with another doc_string."""
-    copy = path.with_name("base")
-    copy.write_bytes(base)
-    made = onnxarchive.load(copy)
-    copy.unlink()
+    made = onnxarchive.load(base)
     made.doc_string = "replaced"
     replace_model(path, made)
 
@@ -128,13 +199,6 @@ NEXT: dict[str, Callable[[Path, bytes], object]] = {
     "replace_model": replace,
     "save": lambda path, base: onnxarchive.save(SAVED, path),
 }
-
-
-def content_of(path: Path, made: onnx.ModelProto) -> bytes:
-    onnxarchive.save(made, path)
-    content = path.read_bytes()
-    path.unlink()
-    return content
 
 
 @pytest.fixture(params=EDITED)
@@ -197,6 +261,7 @@ def require_all_right(cases: list[Case], edit: Interrupted, way: str) -> None:
             raise AssertionError(f"{way}, {case}") from error
 
 
+@edits.posix
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", [*COMMANDS, "onnx.save"])
 def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
@@ -210,7 +275,7 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
         pytest.skip(f"{way.split()[0]} is not installed")
     cases: list[Case] = []
     for made in OTHERS.values():
-        other = content_of(tmp_path / "other", made(*seeds))
+        other = saved(made(*seeds))
         for phase, state in edit.states.items():
             for following in NEXT:
                 number = f"{len(cases)}"
@@ -234,6 +299,7 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
     assert len(cases) == 4 * 6 * 5
 
 
+@edits.posix
 @pytest.mark.sweep
 def test_a_file_whose_edit_was_interrupted_gives_the_old_archive_or_is_left_as_it_is(
     tmp_path: Path, edit: Interrupted, record_property: Callable[[str, Any], None]

@@ -1,10 +1,11 @@
-"""Tensors of archives in PyTorch: their types, their memory, and the cost of reading a part."""
+"""Tensors of archives in PyTorch, and PyTorch's in archives: types, memory, the cost of a part."""
 
 from __future__ import annotations
 
 import gc
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from models import (
     string_tensor,
     typed,
 )
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from pages import needs_smaps, require_slice_to_read_its_pages_alone
 from processes import completed
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeatureError
+from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeatureError, Writer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -37,48 +38,19 @@ from onnxarchive.interop import torch as archived  # noqa: E402
 
 pytestmark = pytest.mark.tool
 
-# The types that hold the very bytes of `raw_data`.
-SAME = {
-    "FLOAT": torch.float32,
-    "UINT8": torch.uint8,
-    "INT8": torch.int8,
-    "UINT16": torch.uint16,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-    "FLOAT16": torch.float16,
-    "DOUBLE": torch.float64,
-    "UINT32": torch.uint32,
-    "UINT64": torch.uint64,
-    "COMPLEX64": torch.complex64,
-    "COMPLEX128": torch.complex128,
-    "BFLOAT16": torch.bfloat16,
-    "FLOAT8E4M3FN": torch.float8_e4m3fn,
-    "FLOAT8E4M3FNUZ": torch.float8_e4m3fnuz,
-    "FLOAT8E5M2": torch.float8_e5m2,
-    "FLOAT8E5M2FNUZ": torch.float8_e5m2fnuz,
-    "FLOAT8E8M0": torch.float8_e8m0fnu,
-}
-UNPACKED = {
-    "INT4": torch.int8,
-    "UINT4": torch.uint8,
-    "INT2": torch.int8,
-    "UINT2": torch.uint8,
-}
 NONE = ["FLOAT6E2M3", "FLOAT6E3M2"]
+IN_PAIRS = "FLOAT4E2M1"
+UNPACKED = {
+    name: torch.int8 if name.startswith("INT") else torch.uint8
+    for name in ("INT4", "UINT4", "INT2", "UINT2")
+}
+# The types that hold the very bytes of `raw_data` have numpy's names.
+SAME = {
+    name: getattr(torch, helper.tensor_dtype_to_np_dtype(number).name)
+    for name, number in NUMBERS.items()
+    if name not in {*NONE, *UNPACKED, IN_PAIRS}
+}
 DIMS = (6, 50)
-
-
-def test_every_type_is_accounted_for() -> None:
-    assert set(NUMBERS) <= {*SAME, *UNPACKED, *NONE, "FLOAT4E2M1"}
-
-
-# Older versions of onnx lack the types of 2 and 6 bits.
-for kinds in (SAME, UNPACKED):
-    for unknown in set(kinds) - set(NUMBERS):
-        del kinds[unknown]
-NONE = [name for name in NONE if name in NUMBERS]
 
 
 @pytest.fixture(scope="module")
@@ -145,21 +117,21 @@ def test_integers_of_less_than_8_bits_are_unpacked(
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_float4_arrives_in_pairs(archive: onnxarchive.Archive, copy: bool) -> None:
-    tensor = archived.tensor(archive, "FLOAT4E2M1", copy=copy)
+    tensor = archived.tensor(archive, IN_PAIRS, copy=copy)
     assert tensor.dtype == torch.float4_e2m1fn_x2
     assert tuple(tensor.shape) == (6, 25)
-    number = NUMBERS["FLOAT4E2M1"]
+    number = NUMBERS[IN_PAIRS]
     assert _raw(tensor) == random_raw(number, DIMS, number)
-    lies_in_file = tensor.data_ptr() == np.frombuffer(archive.read("FLOAT4E2M1"), "u1").ctypes.data
+    lies_in_file = tensor.data_ptr() == np.frombuffer(archive.read(IN_PAIRS), "u1").ctypes.data
     assert lies_in_file is not copy
     # The first of a pair is in the low bits: so PyTorch's header says, and so ONNX packs.
     codes = tensor.view(torch.uint8).numpy()
     pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(DIMS)
-    assert np.array_equal(pairs, archive.tensors["FLOAT4E2M1"].view(np.uint8))
+    assert np.array_equal(pairs, archive.tensors[IN_PAIRS].view(np.uint8))
 
 
 def test_float4_that_the_model_holds_is_packed(tmp_path: Path) -> None:
-    number = TensorProto.FLOAT4E2M1
+    number = NUMBERS[IN_PAIRS]
     tensors = [raw_tensor("raw", number, (2, 6)), typed(raw_tensor("typed", number, (2, 6)))]
     onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa")
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
@@ -171,7 +143,7 @@ def test_float4_that_the_model_holds_is_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dims", [(2, 3), ()])
 def test_float4_of_an_odd_last_dimension_is_refused(tmp_path: Path, dims: tuple[int, ...]) -> None:
-    number = TensorProto.FLOAT4E2M1
+    number = NUMBERS[IN_PAIRS]
     for threshold in (0, 1024):
         path = tmp_path / "m.onnxa"
         onnxarchive.save(model_of(raw_tensor("w", number, dims)), path, size_threshold=threshold)
@@ -194,8 +166,9 @@ def test_what_pytorch_has_no_type_for_is_refused(archive: onnxarchive.Archive, n
 def test_scalars_and_tensors_without_elements(
     archive: onnxarchive.Archive, name: str, copy: bool
 ) -> None:
-    scalar = archived.tensor(archive, f"{name} scalar", copy=copy)
-    nothing = archived.tensor(archive, f"{name} nothing", copy=copy)
+    scalar, nothing = (
+        archived.tensor(archive, f"{name} {kind}", copy=copy) for kind in ("scalar", "nothing")
+    )
     assert scalar.dtype == nothing.dtype == {**SAME, **UNPACKED}[name]
     assert (tuple(scalar.shape), tuple(nothing.shape)) == ((), (0, 4))
     assert scalar.numel() == 1
@@ -378,3 +351,130 @@ from onnxarchive.interop import torch as archived
 tensor = archived.tensor(archive, "w")
 """
     require_slice_to_read_its_pages_alone(tmp_path, ml_dtypes.bfloat16, program)
+
+
+# PyTorch's tensors written to archives
+
+CODES = torch.arange(48, dtype=torch.uint8).reshape(3, 16)
+NAMES = [str(it).removeprefix("torch.") for it in SAME.values() if it != torch.bool]
+NAMES.append("float4_e2m1fn_x2")
+
+
+def written(folder: Path, tensor: Any) -> onnxarchive.Archive:
+    """The archive of one tensor, `w`."""
+    path = folder / "m.onnxa"
+    with Writer(path) as writer:
+        writer.add("w", tensor)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    return onnxarchive.open(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_of_every_type_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    tensor = CODES.view(getattr(torch, name))
+    with written(tmp_path, tensor) as archive:
+        found = archived.tensor(archive, "w")
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        assert _raw(found) == _raw(tensor)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2"])
+def test_types_of_a_few_bits_are_packed(tmp_path: Path, name: str) -> None:
+    codes = torch.tensor([1, 0, 3, 2, 1], dtype=torch.uint8)
+    with written(tmp_path, codes.view(getattr(torch, name))) as archive:
+        dtype = getattr(ml_dtypes, name)
+        assert archive.tensors["w"].dtype == dtype
+        assert archive.tensors["w"].tolist() == codes.numpy().view(dtype).tolist()
+
+
+MATRIX = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+COMPLEX = torch.complex(MATRIX, -MATRIX)
+ODD = {
+    "a parameter": torch.nn.Parameter(MATRIX.to(torch.bfloat16)),
+    "transposed": MATRIX.T,
+    "every other": MATRIX[::2, 1::2],
+    "expanded": MATRIX[0].expand(5, 4),
+    "conjugate": COMPLEX.conj(),
+    "imaginary part of a conjugate": COMPLEX.conj().imag,
+    "of a conjugate scalar": COMPLEX[1, 1].conj().imag,
+    "booleans": MATRIX > 5,
+    "a scalar": torch.tensor(2.5),
+    "nothing": torch.empty(0, 3, dtype=torch.float16),
+    "a result": torch.nn.Parameter(MATRIX) * 2,
+    "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_tensor_of_any_layout_has_its_elements_in_order(tmp_path: Path, odd: str) -> None:
+    with written(tmp_path, ODD[odd]) as archive:
+        found = archived.tensor(archive, "w")
+        assert (found.dtype, found.shape) == (ODD[odd].dtype, ODD[odd].shape)
+        assert torch.equal(found, ODD[odd].detach())
+
+
+def test_a_tensor_on_another_device_is_copied_from_there(tmp_path: Path) -> None:
+    devices = [it for it in ("cuda", "mps", "xpu") if getattr(torch, it).is_available()]
+    if not devices:
+        pytest.skip("there is no other device")
+    with written(tmp_path, MATRIX.to(devices[0])) as archive:
+        assert np.array_equal(archive.tensors["w"], MATRIX.numpy())
+
+
+def _fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+def _sparse() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.eye(3).to_sparse()
+
+
+REFUSED = {
+    "on meta": (lambda: torch.zeros(3, device="meta"), "layout torch.strided on device meta"),
+    "fake": (_fake, "FakeTensor of"),
+    "sparse": (_sparse, "layout torch.sparse_coo"),
+    "without data": (torch.nn.UninitializedParameter, "UninitializedParameter"),
+    "of half complex numbers": (lambda: torch.zeros(3, dtype=torch.complex32), "complex32"),
+    "quantized": (lambda: torch.quantize_per_tensor(MATRIX, 1, 0, torch.quint8), "torch.quint8"),
+    "of 3 bits": (lambda: CODES.view(torch.uint3), "torch.uint3"),
+    "two in a scalar": (lambda: CODES[0, 0].view(torch.float4_e2m1fn_x2), "float4_e2m1fn_x2"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_tensor_without_bytes_or_type_is_refused_and_writing_goes_on(
+    path: Path, kind: str
+) -> None:
+    make, message = REFUSED[kind]
+    with warnings.catch_warnings(), Writer(path) as writer:
+        warnings.simplefilter("ignore")
+        with pytest.raises(UnsupportedFeatureError, match=rf"tensor 'w': .*{message}"):
+            writer.add("w", make())
+        writer.add("w", MATRIX)
+        writer.finish(model_of())
+
+
+def test_a_state_dict_of_safetensors_and_of_pytorch_give_the_same_archive(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    state = {
+        "bfloat16": MATRIX.to(torch.bfloat16),
+        "float8": MATRIX.to(torch.float8_e4m3fn),
+        "scale": torch.ones(4).to(torch.float8_e8m0fnu),
+        "float4": CODES.view(torch.float4_e2m1fn_x2),
+        "matrix": MATRIX,
+    }
+    library.save_file(state, tmp_path / "m.safetensors")
+    with Writer(tmp_path / "one.onnxa") as writer:
+        writer.add_from(tmp_path / "m.safetensors", list(state))
+        writer.finish(model_of())
+    with Writer(tmp_path / "other.onnxa") as writer:
+        for name, tensor in state.items():
+            writer.add(name, tensor)
+        writer.finish(model_of())
+    assert (tmp_path / "one.onnxa").read_bytes() == (tmp_path / "other.onnxa").read_bytes()

@@ -1,12 +1,13 @@
-"""Every model that onnx makes to test an operator gives the same as a session of its archive.
+"""Every model that onnx has for tests gives the same as a session of its archive.
 
-Most of these models take all tensors as inputs. So each is tried in several forms, in which it
-holds them, and all of its tensors lie outside the model in the archive.
+Most of the models that test an operator take all tensors as inputs. So each is tried in several
+forms, in which it holds them, and all of its tensors lie outside the model in the archive.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import warnings
 from collections import Counter
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
+import onnx.backend.test
 import pytest
 from models import every_tensor
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
@@ -37,6 +40,71 @@ from compared_sessions import (  # noqa: E402
 
 pytestmark = pytest.mark.sweep
 
+# Models with test data
+
+DATA = Path(onnx.backend.test.__file__).parent / "data"
+PATHS = sorted(DATA.rglob("*.onnx"))
+EVERYTHING = {"size_threshold": 0, "convert_attribute": True}
+
+every_model = pytest.mark.parametrize(
+    "path", PATHS, ids=[str(it.relative_to(DATA)) for it in PATHS]
+)
+every_way = pytest.mark.parametrize("ways", [{}, EVERYTHING], ids=["1024", "everything"])
+
+
+def _feeds(path: Path, session: Any) -> list[dict[str, Any]]:
+    """The inputs of each test data set; where there is none, one that is made."""
+    names = [it.name for it in session.get_inputs()]
+    feeds = []
+    for directory in sorted(path.parent.glob("test_data_set_*")):
+        files = [directory / f"input_{index}.pb" for index in range(len(names))]
+        if all(map(Path.exists, files)):
+            tensors = [TensorProto.FromString(file.read_bytes()) for file in files]
+            feeds.append(dict(zip(names, map(numpy_helper.to_array, tensors), strict=True)))
+    if not feeds and path.parent.name == "light":
+        (value,) = session.get_inputs()
+        count = int(np.prod(value.shape))
+        feeds.append(
+            {value.name: (np.arange(count, dtype=np.float32) / count).reshape(value.shape)}
+        )
+    return feeds
+
+
+@every_model
+@every_way
+def test_a_session_of_an_archive_of_test_data_gives_the_bits_of_the_model(
+    tmp_path: Path,
+    path: Path,
+    ways: dict[str, Any],
+    record_property: Callable[[str, object], None],
+) -> None:
+    original = session_of_model(os.fspath(path))
+    if original is None:
+        return  # `test_onnxruntime_runs_most_models_of_test_data` counts these
+    archive = tmp_path / "model.onnxa"
+    onnxarchive.convert(path, archive, **ways)
+    onnxarchive.link(archive, tmp_path / "model.onnx")
+    assert onnxarchive.check_link(tmp_path / "model.onnx", archive) == []
+    sessions = [session_of_archive(source) for source in (archive, archive.read_bytes())]
+    sessions.append(session_of_model(os.fspath(tmp_path / "model.onnx")))
+    feeds = _feeds(path, original)
+    for values in feeds:
+        does_run, expected = run(original, values)
+        assert does_run, expected
+        for session in sessions:
+            assert run(session, values) == (True, expected)
+    record_property(COMPARED if feeds else ONLY_MADE, 1)
+
+
+def test_onnxruntime_runs_most_models_of_test_data() -> None:
+    sessions = [(path, session_of_model(os.fspath(path))) for path in PATHS]
+    made = [(path, session) for path, session in sessions if session is not None]
+    assert len(made) >= 107
+    assert sum(bool(_feeds(path, session)) for path, session in made) >= 100
+
+
+# Models of operators
+
 # Of one or more operators each. They make models, and random data for them, when first imported.
 MODULES = sorted(
     it.name.removeprefix(f"{operators.__name__}.")
@@ -45,20 +113,8 @@ MODULES = sorted(
 )
 # Those of which onnxruntime runs every model in every form.
 RUN_WHOLLY = {
-    "abs",
-    "batch_normalization",
-    "concat",
-    "conv",
-    "gather",
-    "gemm",
-    "matmul",
-    "pad",
-    "reshape",
-    "resize",
-    "scan",
-    "softmax",
-    "transpose",
-    "where",
+    *("abs", "batch_normalization", "concat", "conv", "gather", "gemm", "matmul", "pad"),
+    *("reshape", "resize", "scan", "softmax", "transpose", "where"),
 }
 # Random operators without a seed of their own take it from here when their session is made.
 SEED = 1
@@ -204,7 +260,7 @@ def _newest_opset() -> int:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_session_of_an_archive_gives_the_bits_of_the_model(
+def test_a_session_of_an_archive_of_any_operator_gives_the_bits_of_the_model(
     path: Path, module: str, record_property: Callable[[str, object], None]
 ) -> None:
     archive = path
@@ -215,7 +271,7 @@ def test_a_session_of_an_archive_gives_the_bits_of_the_model(
             ort.set_seed(SEED)
             original = session_of_model(it.model.SerializeToString())
             if original is None:
-                continue  # `test_onnxruntime_runs_most_models` counts the others
+                continue  # `test_onnxruntime_runs_most_models_of_operators` counts the others
             does_run, expected = run(original, it.values)
             if does_run:
                 compared[name] += 1
@@ -243,7 +299,7 @@ def test_a_session_of_an_archive_gives_the_bits_of_the_model(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_onnxruntime_runs_most_models(form: str) -> None:
+def test_onnxruntime_runs_most_models_of_operators(form: str) -> None:
     """Every fourth module stands for all."""
     candidates = [it for module in MODULES[::4] for it in _candidates(module, FORMS[form])]
     sessions = [session_of_model(it.model.SerializeToString()) for it in candidates]
