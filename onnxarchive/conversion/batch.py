@@ -17,7 +17,7 @@ from onnxarchive.files.filesystem import is_below
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks
+from onnxarchive.sources.models import FollowLinks, SourceOptions
 from onnxarchive.sources.other_files import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -116,9 +116,7 @@ def convert_many(
         options=options,
         replace=replace,
         skip_existing=skip_existing,
-        other_files=other_files,
-        verify_checksum=verify_checksum,
-        follow_links=follow_links,
+        reading=SourceOptions(verify_checksum, other_files, follow_links),
         dry_run=dry_run,
     )
     for index, conversion in _outcomes(work, convert, executor):
@@ -346,9 +344,7 @@ def convert_one(
     options: WriteOptions,
     replace: bool,
     skip_existing: bool,
-    other_files: bool,
-    verify_checksum: bool,
-    follow_links: FollowLinks,
+    reading: SourceOptions,
     dry_run: bool,
 ) -> Conversion:
     """Converts one model, perhaps in a worker; errors are returned as outcomes.
@@ -367,15 +363,7 @@ def convert_one(
         if target.path is not None and not dry_run:
             os.makedirs(os.path.dirname(target.path), exist_ok=True)
         with attributes.collected() as lost:  # a worker's warnings would not be seen
-            conversion = convert_silently(
-                {"": source},
-                target,
-                options,
-                other_files=other_files,
-                verify_checksum=verify_checksum,
-                follow_links=follow_links,
-                dry_run=dry_run,
-            )
+            conversion = convert_silently({"": source}, target, options, reading, dry_run=dry_run)
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))
     except (ArchiveError, ValueError) as error:
         return _failure(source, target, str(error), _public_type(error))

@@ -30,7 +30,12 @@ from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
 from onnxarchive.remote.location import Access, Location, require_local_target
-from onnxarchive.sources.models import FollowLinks, models_of_repository, other_files_of
+from onnxarchive.sources.models import (
+    FollowLinks,
+    SourceOptions,
+    SourceReader,
+    models_of_repository,
+)
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import Item, plan_archive, with_further_models
@@ -214,9 +219,7 @@ def convert(
         {identifier: Location.of(path, **access) for identifier, path in sources.items()},
         Location.of(path, **access),
         options,
-        other_files=other_files,
-        verify_checksum=verify_checksum,
-        follow_links=follow_links,
+        SourceOptions(verify_checksum, other_files, follow_links),
         dry_run=dry_run,
         repository=repository,
     )
@@ -229,10 +232,8 @@ def convert_silently(
     sources: Mapping[str, Location],
     target: Location,
     options: WriteOptions,
+    reading: SourceOptions,
     *,
-    other_files: bool,
-    verify_checksum: bool,
-    follow_links: FollowLinks,
     dry_run: bool,
     repository: str | None = None,
 ) -> Conversion:
@@ -244,29 +245,27 @@ def convert_silently(
     if any(source.url is not None for source in sources.values()):
         options = replace(options, jobs=1)
     temporary = None if target.path is None or dry_run else directory_of(target.path)
-    with contextlib.ExitStack() as resources:
-        models = {
-            identifier: resources.enter_context(
-                open_source(
-                    location,
-                    verify_checksum=verify_checksum,
-                    temporary=temporary,
-                    other_files=other_files and not identifier and repository is None,
-                    follow_links=follow_links,
+    reading = replace(reading, temporary=temporary)
+    without_others = replace(reading, other_files=False)
+    with contextlib.ExitStack() as resources, with_path(sources[""].name):
+        models: dict[str, Source] = {}
+        for identifier, location in sources.items():
+            is_alone = not identifier and repository is None
+            with with_path(location.name):
+                models[identifier] = open_source(
+                    location, resources, reading if is_alone else without_others
                 )
-            )
-            for identifier, location in sources.items()
-        }
         default = models[""]
-        if other_files and repository is not None:
-            default.others, default.left_out = other_files_of(repository, follow_links)
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
-        left_out = default.left_out
-        if left_out and repository is not None:
+        if reading.other_files and repository is not None:
+            SourceReader(resources, reading).add_others(default, repository)
             converted = {os.path.realpath(file) for file in files}
-            paths = {name: os.path.realpath(os.path.join(repository, name)) for name in left_out}
-            left_out = tuple(name for name, path in paths.items() if path not in converted)
+            default.left_out = tuple(
+                name
+                for name in default.left_out
+                if os.path.realpath(os.path.join(repository, name)) not in converted
+            )
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
         taken = _without_data_files(default.others, models.values())
@@ -284,7 +283,7 @@ def convert_silently(
             tensors=count,
             assets=len(plan.items) - count,
             taken=tuple(name for name in taken if name not in (options.assets or {})),
-            left_out=left_out,
+            left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
             warnings=tuple(note for model in models.values() for note in model.notes()),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -15,10 +14,9 @@ from onnxarchive.errors import (
     LockedError,
     ObjectChangedError,
     UnfinishedEditError,
-    with_path,
 )
 from onnxarchive.files.file import File
-from onnxarchive.files.file_data import spool
+from onnxarchive.files.file_data import FileData, RandomAccessData, spool
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
@@ -26,32 +24,22 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened_archive
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import FollowLinks, open_model, read_copy
-from onnxarchive.sources.places import RemotePlace, sha1
+from onnxarchive.sources.models import SourceOptions, SourceReader
 from onnxarchive.sources.recognition import is_zip, recognised
-from onnxarchive.sources.source import Source, with_cleared_tail
+from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 
 
-@contextlib.contextmanager
 def open_source(
-    location: Location,
-    *,
-    verify_checksum: bool = False,
-    temporary: str | None = None,
-    other_files: bool = False,
-    follow_links: FollowLinks = False,
-) -> Iterator[Source]:
-    """Opens the source of a conversion, and closes it when the block ends.
+    location: Location, resources: contextlib.ExitStack, options: SourceOptions
+) -> Source:
+    """Opens the source of a conversion.
 
     Args:
         location: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
-        verify_checksum: Whether to compare data with the SHA-1 `checksum` of tensors.
-        other_files: Whether the source includes the other files of its directory or zip.
-        follow_links: See `open_model`.
-        temporary: Directory for temporary files; None for the system's. They hold the
-            inflated files of a zip, a remote file other than an archive, and one large remote
-            tensor at a time.
+        resources: Closes what is opened, when all data was read.
+        options: The options. Temporary files hold the inflated files of a zip, a remote file other
+            than an archive, and one large remote tensor at a time.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
@@ -62,35 +50,32 @@ def open_source(
         ObjectChangedError: A remote file changed while it was read.
         OSError: A file cannot be opened.
     """
-    path, name = location.path, location.name
-    with contextlib.ExitStack() as resources, with_path(name):
-        file = resources.enter_context(location.open()) if path is None else None
-        with recognised(path, expected="a model"), with_path(name):
-            archive = _open_archive(path, file)
+    path = location.path
+    reader = SourceReader(resources, options)
+    with recognised(path, expected="a model"):
+        if path is not None and os.path.isdir(path):
+            return reader.read_directory(path)
+        file = resources.enter_context(location.open())
+        # A file that is no archive needs no lock.
+        if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
+            return reader.read_onnx(FileData(file.path, file.identity, 0, file.size, file))
+        archive = _open_archive(path, file)
         if archive is not None:
-            with archive:  # closing it ends the stream of a remote file
-                yield _source(archive, verify_checksum)
-            return
-        # An ExitStack with `recognised` would keep the error, and the copy mapped, on Python 3.12.
-        with recognised(path, expected="a model"), with_path(name):
-            if file is None:
-                opened = open_model(
-                    location.address,
-                    verify_checksum=verify_checksum,
-                    temporary=temporary,
-                    other_files=other_files,
-                    follow_links=follow_links,
-                )
-                source = resources.enter_context(opened)
-            else:
-                source = read_copy(
-                    _copy(file, temporary),
-                    RemotePlace(location.open_beside, resources, temporary),
-                    verify_checksum=verify_checksum,
-                    temporary=temporary,
-                    other_files=other_files,
-                )
-        yield source
+            # Closing it ends the stream of a remote file.
+            return _source(resources.enter_context(archive), options.verify_checksum)
+        view = file.view() if path is not None else _copy(file, options.temporary)
+        if is_zip(view):
+            source = reader.read_zip(view)
+            source.files = () if path is None else (path,)
+            return source
+
+        def open_beside(path: str) -> RandomAccessData | None:
+            with contextlib.suppress(FileNotFoundError):
+                beside = resources.enter_context(location.open_beside(path))
+                return RandomAccessData(beside, 0, beside.size, temporary=options.temporary)
+            return None
+
+        return reader.read_remote(view, open_beside)
 
 
 def _copy(file: File, temporary: str | None) -> memoryview:
@@ -107,28 +92,13 @@ def _copy(file: File, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(path: str | None, file: File | None) -> Archive | None:
-    """Opens an archive and checks all local headers; None if the file is not an archive.
-
-    Args:
-        path: The path of a local file or directory, or None.
-        file: A remote file, or None.
-    """
+def _open_archive(path: str | None, file: File) -> Archive | None:
+    """Opens an archive, a local one anew, and checks all local headers; None if it is none."""
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
-        if path is None:
-            assert file is not None
-            archive = Archive(file)
-            archive.contents.require_headers(archive.entries)
-            return archive
-        if os.path.isdir(path):
-            return None
-        with MappedFile(path) as local:  # a file that is not an archive needs no lock
-            if not is_zip(local.read(0, 4)):
-                return None
-        with opened_archive(path) as local:
-            archive = Archive(local)
+        with contextlib.nullcontext(file) if path is None else opened_archive(path) as opened:
+            archive = Archive(opened)
             archive.contents.require_headers(archive.entries)
             return archive
     except ArchiveError as error:

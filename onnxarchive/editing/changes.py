@@ -28,7 +28,7 @@ from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.views import require_model
-from onnxarchive.sources.models import open_model
+from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.plan import Item
@@ -244,17 +244,17 @@ class Changes:
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         require_no_input(self.file.absolute_path, [os.fspath(path)])
-        if not os.path.isdir(path):
-            with MappedFile(path) as file:
-                is_archive = is_zip(file.read(0, 4))
-            if is_archive:
-                # Another process may edit that archive, and wait for this one.
-                archive = open(path, timeout=self.options.timeout)
-                return self._of_archive(self._resources.enter_context(archive))
         elsewhere = None if is_new else partial(referred_data, self.archive)
-        source = self._resources.enter_context(open_model(path, elsewhere=elsewhere))
+        reader = SourceReader(self._resources, elsewhere=elsewhere)
         with with_path(path):
-            return self._of_source(source)
+            if os.path.isdir(path):
+                return self._of_source(reader.read_directory(os.fspath(path)))
+            model = FileData.kept_open(os.fspath(path), self._resources)
+            if not is_zip(model.head(4)):
+                return self._of_source(reader.read_onnx(model))
+        # Another process may edit that archive, and wait for this one.
+        archive = open(path, timeout=self.options.timeout)
+        return self._of_archive(self._resources.enter_context(archive))
 
     def _of_source(self, source: Source) -> onnx.ModelProto:
         """The message of a source; data that is an entry of the archive is referred to by key.

@@ -23,7 +23,7 @@ from onnxarchive.files.file_data import FileData
 from onnxarchive.model import dtypes, tensors, weights
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import ExternalData, TensorRef
-from onnxarchive.sources.places import DataFile, Place, plain, sha1
+from onnxarchive.sources.data_files import DataFile, DataFiles
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
     HTML_PAGE,
@@ -33,7 +33,7 @@ from onnxarchive.sources.recognition import (
     kind_of_head,
 )
 from onnxarchive.sources.serialized import Serialized
-from onnxarchive.sources.source import Source, with_cleared_tail
+from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
@@ -51,35 +51,30 @@ _MAX_LISTED = 20  # faults in a message
 _MAX_NAMED = 3  # tensors of one fault
 
 
-_Range: TypeAlias = tuple[str, int, int]  # path of a file, offset and size in bytes
+_Range: TypeAlias = tuple[DataFile, int, int]  # a file, offset and size in bytes
 
 
 class Finder:
     """Finds the bytes of external tensors of one or several models.
 
     Args:
-        place: The place of the files: a directory, a zip or a remote folder.
+        files: The files beside the models.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
-
-    Attributes:
-        locations: The location and size of each file in which data was found so far.
     """
 
     def __init__(
         self,
-        place: Place,
+        files: DataFiles,
         verify_checksum: bool,
         elsewhere: Callable[[TensorRef], Data] | None = None,
     ) -> None:
-        self._place = place
+        self._files = files
         self._verify_checksum = verify_checksum
         self._elsewhere = elsewhere
         self._checksums: dict[DataFile, str] = {}
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
-        self._paths: dict[str, str] = {}  # of files in which data was found, by location
-        self.locations: dict[str, int] = {}
         self._ranges: list[list[_Range]] = []  # for each model, those of its tensors
 
     def find(self, serialized: Serialized) -> Source:
@@ -146,7 +141,7 @@ class Finder:
         fault = tensors.misplaced(tensor)
         if fault is not None:
             raise ArchiveFormatError(fault)
-        if _is_torch_placeholder(ref, self._place):
+        if _is_torch_placeholder(ref, self._files):
             tensors.set_location(tensor, ref.name)
             whole = ExternalData(ref.name, None, None, None)
             return self._in_file(ref, tensors.external_type(ref), whole, is_alone=True)
@@ -163,7 +158,7 @@ class Finder:
         """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
-        file = self._place.find(location)
+        file = self._files.find(location)
         if file is None:
             if self._elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
@@ -188,19 +183,17 @@ class Finder:
             )
         if self._verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        path = self._paths.get(location)
-        if path is None:
-            path = self._paths[location] = plain(location)
-            self.locations[path] = file.nbytes
-        self._ranges[-1].append((path, offset, nbytes))
+        self._ranges[-1].append((file, offset, nbytes))
         return file.part(offset, nbytes)
 
     def _limit_sharing(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        nbytes_in_files = sum(self.locations.values())
-        limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
-        if sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges]) <= limit:
+        if sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges]) <= _SHARED_NBYTES:
             return
+        nbytes_in_files = sum(
+            file.nbytes for file in {file for ranges in self._ranges for file, _, _ in ranges}
+        )
+        limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
         # Models share equal tensors with each other, but a model needs each of its own.
         counts: Counter[_Range] = Counter()
         for ranges in self._ranges:
@@ -346,7 +339,7 @@ def _clear_tail(tensor: onnx.TensorProto) -> bool:
     return data_type.tail_bits(tensor.dims) > 0 and tensors.clear_tail(tensor, data_type)
 
 
-def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
+def _is_torch_placeholder(ref: TensorRef, files: DataFiles) -> bool:
     tensor = ref.tensor
     if tensor.raw_data != _TORCH_PLACEHOLDER:
         return False
@@ -355,5 +348,5 @@ def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
     # file has the tensor's name.
     with contextlib.suppress(ArchiveFormatError):
-        return place.find(ref.name) is not None
+        return files.find(ref.name) is not None
     return False

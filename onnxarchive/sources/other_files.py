@@ -45,7 +45,7 @@ def is_hidden(name: str) -> bool:
     return is_litter(name) or any(part.startswith(".") or part in _LITTER_FOLDERS for part in parts)
 
 
-def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
+def divided(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     """Divides files into files to include and files to leave out.
 
     Left out are hidden files, litter, other models, files of weights, and folders that were not
@@ -61,7 +61,7 @@ def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
         base = name[name.rfind("/") + 1 :].lower()
         is_weights = any(fnmatchcase(base, pattern) for pattern in _WEIGHTS)
         (left_out if not base or is_hidden(name) or is_weights else others).append(name)
-    return others, left_out
+    return others, (*left_out,)
 
 
 def levels_in_cache(path: str) -> int | None:

@@ -14,7 +14,7 @@ from onnxarchive.files.data import Data
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
-from onnxarchive.sources.places import DataFile
+from onnxarchive.sources.data_files import DataFile
 from onnxarchive.sources.recognition import recognised
 
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field

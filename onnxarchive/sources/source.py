@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -116,6 +117,14 @@ class _WithClearedTail:
                 f"{self.ref}: expected CRC-32 {self.data.crc32:#010x}, found "
                 f"{checksum.value:#010x}; its source is damaged"
             )
+
+
+def sha1(data: Data) -> str:
+    """The SHA-1 of data in the form of the external data's `checksum`: hexadecimal digits."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for piece in data:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def listing(names: Sequence[str]) -> str:

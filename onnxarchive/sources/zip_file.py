@@ -10,6 +10,7 @@ it are needed, it is inflated once, to a temporary file.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import io
 import lzma
 import os
@@ -18,7 +19,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from threading import Lock
 
@@ -33,7 +34,7 @@ from onnxarchive.files.data import Crc32, Data, Stored, pieces
 from onnxarchive.files.file_data import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData
-from onnxarchive.sources.places import MAX_PATH_SIZE, plain
+from onnxarchive.sources.data_files import MAX_PATH_SIZE
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (
@@ -77,25 +78,6 @@ _DAMAGE = (
 )
 
 
-class ZipPlace:
-    """Files of a zip by location; see `places.Place`."""
-
-    def __init__(self, files: Mapping[str, ZippedFile]) -> None:
-        """Looks for the files by the names in `files`."""
-        self._files = files
-
-    @property
-    def names(self) -> list[str]:
-        """As `Place.names`."""
-        return sorted(self._files)
-
-    all_names = names
-
-    def find(self, location: str) -> ZippedFile | None:
-        """As `Place.find`."""
-        return self._files.get(plain(location))
-
-
 def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedFile], list[str]]:
     """Reads the directory of a zip; inflates no data.
 
@@ -119,45 +101,46 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
         raise _translated(error) from None
     entries = sorted(reader.infolist(), key=lambda entry: entry.header_offset)
     if len(entries) != count:
-        raise _format_error(f"expected {count} directory records, found {len(entries)}")
+        raise ArchiveFormatError(f"expected {count} directory records, found {len(entries)}")
     files: dict[str, ZippedFile] = {}
     names: dict[bytes, str] = {}
     dropped: list[str] = []
     end = nbytes = slack = 0
     for entry in entries:
-        name = _name(entry)
-        _require_supported(entry, name)
-        folded = name.encode().lower()  # of ASCII alone, as file systems may do
-        if folded in names:
-            raise _format_error(
-                "expected every name once, ignoring case, found an earlier entry "
-                f"{names[folded]!r}",
-                name,
-            )
-        start = entry.header_offset
-        if start < end or (start > 0 and not names):
-            expected = f"{end} or later, after the entry before it" if names else "0"
-            raise _format_error(
-                f"expected its local header at offset {expected}, found it at {start}: entries "
-                "overlap, or bytes were put before them",
-                name,
-            )
-        names[folded] = name
-        data_offset = _data_offset(view[:directory], entry, name)
+        with _naming(entry.orig_filename):  # as zipfile decoded it, and not yet changed it
+            name = _name(entry)
+            _require_supported(entry, is_folder=name.endswith("/"))
+            folded = name.encode().lower()  # of ASCII alone, as file systems may do
+            if folded in names:
+                raise ArchiveFormatError(
+                    "expected every name once, ignoring case, found an earlier entry "
+                    f"{names[folded]!r}"
+                )
+            start = entry.header_offset
+            if start < end or (start > 0 and not names):
+                expected = f"{end} or later, after the entry before it" if names else "0"
+                raise ArchiveFormatError(
+                    f"expected its local header at offset {expected}, found it at {start}: entries "
+                    "overlap, or bytes were put before them"
+                )
+            names[folded] = name
+            data_offset = _data_offset(view[:directory], entry)
+            data_end = data_offset + entry.compress_size
+            if data_end > directory:
+                raise ArchiveFormatError(
+                    f"expected its data to end at or before offset {directory}, where the "
+                    f"directory begins, found {entry.compress_size} bytes at offset {data_offset}"
+                )
         dropped += _unused(view, end, start, slack, f"before entry {name!r}")
-        end = data_offset + entry.compress_size
-        if end > directory:
-            raise _format_error(
-                f"expected its data to end at or before offset {directory}, where the directory "
-                f"begins, found {entry.compress_size} bytes at offset {data_offset}",
-                name,
-            )
+        end = data_end
         slack = _MAX_DESCRIPTOR_NBYTES if entry.flag_bits & records.FLAG_DATA_DESCRIPTOR else 0
         nbytes += entry.file_size
         if not name.endswith("/"):
             files[name] = ZippedFile(view[data_offset:end], reader, entry, name, temporary)
     if nbytes >= _MAX_NBYTES:
-        raise _format_error(f"expected less than {_MAX_NBYTES} bytes in all entries, found more")
+        raise ArchiveFormatError(
+            f"expected less than {_MAX_NBYTES} bytes in all entries, found more"
+        )
     dropped += _unused(view, end, directory, slack, "before the central directory")
     return files, dropped
 
@@ -169,18 +152,20 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
     position = tail.rfind(EndRecord.SIGNATURE)  # as zipfile does
     end = EndRecord.unpack(tail, position)
     if end is None:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
             f"the file is not a zip, or its end is missing: {INTERRUPTED}"
         )
     comment_nbytes = len(tail) - position - EndRecord.SIZE
     if end.comment_size != comment_nbytes:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected a comment of {end.comment_size} bytes after the end record, found "
             f"{comment_nbytes} bytes"
         )
     if _SECOND_DIRECTORY.search(tail, position + EndRecord.SIZE):
-        raise _format_error("expected one directory, found the signature of another in the comment")
+        raise ArchiveFormatError(
+            "expected one directory, found the signature of another in the comment"
+        )
     last: EndRecord | Zip64EndRecord = end
     directory_end = tail_offset + position
     locator = Zip64Locator.unpack(view, directory_end - Zip64Locator.SIZE)
@@ -189,23 +174,23 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
         last = _zip64_end_record(view, directory_end, locator, end)
     size, offset, count = last.directory_size, last.directory_offset, last.entry_count
     if (last.disk, last.directory_disk, last.disk_entry_count) != (0, 0, count):
-        raise _unsupported(
+        raise UnsupportedFeatureError(
             f"expected a zip in one file, found one part of a split zip: disk {last.disk}, and "
             f"{last.disk_entry_count} of {count} directory records on it"
         )
     if offset + size != directory_end:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected the directory directly before the end records at offset {directory_end}, "
             f"found {size} bytes at offset {offset}: bytes were put before or between them; unzip "
             "it and convert the directory"
         )
     if size < DirectoryRecord.SIZE * count:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected at least {DirectoryRecord.SIZE} bytes for each of {count} directory "
             f"records, found {size} bytes in all"
         )
     if count > MAX_ENTRIES or size > _MAX_DIRECTORY_NBYTES:
-        raise _unsupported(
+        raise UnsupportedFeatureError(
             f"expected at most {MAX_ENTRIES} entries and {_MAX_DIRECTORY_NBYTES} bytes of "
             f"directory, found {count} and {size}; unzip it and convert the directory"
         )
@@ -217,13 +202,13 @@ def _zip64_end_record(
 ) -> Zip64EndRecord:
     record = Zip64EndRecord.unpack(view, offset)
     if record is None or locator != (0, offset, 1):
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
             f"disk {locator.record_disk} of {locator.disks} and offset {locator.record_offset} in "
             "the locator"
         )
     if record.stated_size != Zip64EndRecord.STATED_SIZE:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected size {Zip64EndRecord.STATED_SIZE} in the Zip64 end record, found "
             f"{record.stated_size}"
         )
@@ -231,7 +216,7 @@ def _zip64_end_record(
     for name, value, limit in zip(EndRecord._fields, end, saturated, strict=False):
         expected = getattr(record, name)
         if value not in (limit, expected):
-            raise _format_error(
+            raise ArchiveFormatError(
                 f"expected {name.replace('_', ' ')} {expected} in the end record, as in the Zip64 "
                 f"end record, found {value}"
             )
@@ -242,7 +227,7 @@ def _unused(view: memoryview, start: int, end: int, slack: int, where: str) -> l
     """A sentence about bytes that belong to no entry, unless a data descriptor explains them."""
     second = _SECOND_DIRECTORY.search(view[start:end])
     if second is not None:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected one directory, found the signature of another in unused bytes at offset "
             f"{start + second.start()}, {where}"
         )
@@ -255,64 +240,57 @@ def _unused(view: memoryview, start: int, end: int, slack: int, where: str) -> l
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
-    name = entry.orig_filename  # as zipfile decoded it, and not yet changed it
+    name = entry.orig_filename
     if len(name.encode()) > MAX_PATH_SIZE:
-        raise _format_error(
-            f"expected a name of at most {MAX_PATH_SIZE} bytes, found {len(name.encode())}",
-            name[:_MAX_SHOWN],
+        raise ArchiveFormatError(
+            f"expected a name of at most {MAX_PATH_SIZE} bytes, found {len(name.encode())}"
         )
     if not (name.isascii() or entry.flag_bits & records.FLAG_UTF8):
         # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
-        raise _format_error(
+        raise ArchiveFormatError(
             "expected a name in ASCII or marked as UTF-8, found another one; make the zip with a "
-            "tool that marks names, such as 7z or Python's zipfile",
-            name,
+            "tool that marks names, such as 7z or Python's zipfile"
         )
     path = name.removeprefix(_HERE)
     if name != _HERE and not is_plain_path(path.removesuffix("/")):
-        raise _format_error(f"expected {PLAIN_PATH}, found another name", name)
+        raise ArchiveFormatError(f"expected {PLAIN_PATH}, found another name")
     return path or name
 
 
-def _require_supported(entry: zipfile.ZipInfo, name: str) -> None:
+def _require_supported(entry: zipfile.ZipInfo, *, is_folder: bool) -> None:
     if entry.flag_bits & (_ENCRYPTED | _PATCHED):
-        raise _unsupported(
+        raise UnsupportedFeatureError(
             "expected an entry that is neither encrypted nor a patch, found flags "
-            f"{entry.flag_bits:#06x}; decrypt the zip first",
-            name,
+            f"{entry.flag_bits:#06x}; decrypt the zip first"
         )
     method = entry.compress_type
     if method not in (records.METHOD_STORED, *_STEPS):
-        raise _unsupported(
+        raise UnsupportedFeatureError(
             "expected it stored or compressed by deflate, deflate64, bzip2 or LZMA, found method "
-            f"{method}; unzip it and convert the directory",
-            name,
+            f"{method}; unzip it and convert the directory"
         )
     if method == records.METHOD_STORED and entry.compress_size != entry.file_size:
-        raise _format_error(records.unequal_sizes(entry.compress_size, entry.file_size), name)
+        raise ArchiveFormatError(records.unequal_sizes(entry.compress_size, entry.file_size))
     kind = stat.S_IFMT(entry.external_attr >> records.UNIX_MODE_SHIFT)
-    is_folder = name.endswith("/")
     # zip and 7z store the type of a pipe if they read the data from a pipe.
     if kind not in (0, stat.S_IFDIR if is_folder else stat.S_IFREG, stat.S_IFIFO):
-        raise _format_error(
+        raise ArchiveFormatError(
             "expected a regular file, or a folder whose name ends with a slash, found attributes "
-            f"{entry.external_attr:#010x}, such as of a link; replace it by a file",
-            name,
+            f"{entry.external_attr:#010x}, such as of a link; replace it by a file"
         )
     if is_folder and entry.file_size:
-        raise _format_error(
-            f"expected the entry of a folder to be empty, found {entry.file_size} bytes", name
+        raise ArchiveFormatError(
+            f"expected the entry of a folder to be empty, found {entry.file_size} bytes"
         )
 
 
-def _data_offset(before: memoryview, entry: zipfile.ZipInfo, name: str) -> int:
+def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
     """Offset of an entry's data, after its local header; `before` ends before the directory."""
     header = LocalHeader.unpack(before, entry.header_offset)
     if header is None:
-        raise _format_error(
+        raise ArchiveFormatError(
             f"expected its local header at offset {entry.header_offset}, before the directory at "
-            f"{len(before)}, found none",
-            name,
+            f"{len(before)}, found none"
         )
     for field, expected, value in (
         ("name", entry.orig_filename.encode(), header.name),
@@ -320,16 +298,15 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo, name: str) -> int:
         ("method", entry.compress_type, header.method),
     ):
         if value != expected:
-            raise _format_error(
+            raise ArchiveFormatError(
                 f"expected {field} {expected!r} in its local header, as in the directory, found "
-                f"{value!r}",
-                name,
+                f"{value!r}"
             )
     return entry.header_offset + header.packed_size
 
 
 class ZippedFile:
-    """An entry of a zip: a file, see `places.DataFile`, and the data of the whole file.
+    """An entry of a zip: a file, see `data_files.DataFile`, and the data of the whole file.
 
     Attributes:
         nbytes: Size of the inflated data in bytes, as the directory states.
@@ -360,22 +337,22 @@ class ZippedFile:
     def __iter__(self) -> Iterator[memoryview]:
         """Yields the inflated data in pieces; size and CRC-32 are compared after the last piece."""
         checksum = Crc32()
-        for piece in checksum(pieces(self._compressed) if self._is_stored else self._inflated()):
-            if checksum.nbytes > self.nbytes:
-                raise _format_error(
-                    f"expected {self.nbytes} bytes inflated, found more", self._name
+        with _naming(self._name):
+            for piece in checksum(
+                pieces(self._compressed) if self._is_stored else self._inflated()
+            ):
+                if checksum.nbytes > self.nbytes:
+                    raise ArchiveFormatError(f"expected {self.nbytes} bytes inflated, found more")
+                yield piece
+            if checksum.nbytes != self.nbytes:
+                raise ArchiveFormatError(
+                    f"expected {self.nbytes} bytes inflated, found {checksum.nbytes}"
                 )
-            yield piece
-        if checksum.nbytes != self.nbytes:
-            raise _format_error(
-                f"expected {self.nbytes} bytes inflated, found {checksum.nbytes}", self._name
-            )
-        if checksum.value != self.crc32:
-            raise ChecksumError(
-                f"entry {self._name!r}: expected {self.nbytes} bytes with CRC-32 "
-                f"{self.crc32:#010x}, found {checksum.value:#010x}; the zip is damaged",
-                entry=self._name,
-            )
+            if checksum.value != self.crc32:
+                raise ChecksumError(
+                    f"expected {self.nbytes} bytes with CRC-32 {self.crc32:#010x}, found "
+                    f"{checksum.value:#010x}; the zip is damaged"
+                )
 
     def part(self, offset: int, nbytes: int) -> Data:
         """As `DataFile.part`; nothing is inflated before the part is read."""
@@ -408,7 +385,7 @@ class ZippedFile:
                 while piece := b"".join(islice(parts, _PIECE_NBYTES // step)):
                     yield memoryview(piece)
         except _DAMAGE as error:
-            raise _translated(error, self._name) from None
+            raise _translated(error) from None
 
     def _open(self, step: int) -> bz2.BZ2File | zipfile.ZipExtFile:
         method = self._entry.compress_type
@@ -418,18 +395,16 @@ class ZippedFile:
             try:
                 import zipfile_deflate64  # noqa: F401 teaches zipfile the method
             except ImportError:
-                raise _unsupported(
+                raise UnsupportedFeatureError(
                     "expected the package zipfile-deflate64 for deflate64 data, found it missing: "
-                    "pip install 'onnxarchive[deflate64]'",
-                    self._name,
+                    "pip install 'onnxarchive[deflate64]'"
                 ) from None
         if method == records.METHOD_LZMA:
             dictionary_nbytes = int.from_bytes(self._compressed[5:9], "little")  # 5.8.8
             if dictionary_nbytes > _MAX_DICTIONARY_NBYTES:
-                raise _unsupported(
+                raise UnsupportedFeatureError(
                     f"expected an LZMA dictionary of at most {_MAX_DICTIONARY_NBYTES} bytes, found "
-                    f"{dictionary_nbytes}",
-                    self._name,
+                    f"{dictionary_nbytes}"
                 )
         opened = self._reader.open(self._entry)
         assert isinstance(opened, zipfile.ZipExtFile)
@@ -461,23 +436,24 @@ class _Reader(io.RawIOBase):
         return read
 
 
-def _translated(error: Exception, name: str | None = None) -> ArchiveError:
+def _translated(error: Exception) -> ArchiveError:
     """The error for one of `_DAMAGE`."""
     reason = str(error) or type(error).__name__
     if isinstance(error, NotImplementedError):
-        return _unsupported(f"expected a zip that Python's zipfile reads, found: {reason}", name)
+        return UnsupportedFeatureError(
+            f"expected a zip that Python's zipfile reads, found: {reason}"
+        )
     is_name = isinstance(error, UnicodeDecodeError)
     expected = "names in UTF-8, as their flags state" if is_name else "an undamaged zip"
-    return _format_error(f"expected {expected}, found: {reason}", name)
+    return ArchiveFormatError(f"expected {expected}, found: {reason}")
 
 
-def _format_error(message: str, name: str | None = None) -> ArchiveFormatError:
-    return ArchiveFormatError(_about(message, name), entry=name)
-
-
-def _unsupported(message: str, name: str | None = None) -> UnsupportedFeatureError:
-    return UnsupportedFeatureError(_about(message, name), entry=name)
-
-
-def _about(message: str, name: str | None) -> str:
-    return message if name is None else f"entry {name!r}: {message}"
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Names the entry in an ArchiveError that the block raises."""
+    try:
+        yield
+    except ArchiveError as error:
+        error.entry = name if len(name) <= MAX_PATH_SIZE else name[:_MAX_SHOWN]
+        error.args = (f"entry {error.entry!r}: {error.message}",)
+        raise

@@ -228,7 +228,7 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
 ) -> None:
     used: list[int] = []
 
-    def convert(source: str, target: str, options: WriteOptions, **_: Any) -> Conversion:
+    def convert(source: str, target: str, options: WriteOptions, *_: Any, **__: Any) -> Conversion:
         used.append(options.thread_count)
         return Conversion(source, target)
 

@@ -14,6 +14,7 @@ import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from onnxarchive.conversion.sources import open_source
 from onnxarchive.files import beneath
 from onnxarchive.files.beneath import OutsideError, Root, open_own
 from onnxarchive.remote.location import Location
+from onnxarchive.sources.models import SourceOptions
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
 
@@ -483,7 +485,8 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
-    with open_source(Location.of(top / "source")) as source:
+    with ExitStack() as resources:
+        source = open_source(Location.of(top / "source"), resources, SourceOptions())
         os.truncate(top / "source" / "data.bin", size)
         for data in source.data:
             pieces = bytearray()
@@ -500,7 +503,8 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
 
 @pytest.mark.usefixtures("way")
 def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
-    with open_source(Location.of(top / "source" / "m.onnx")) as source:
+    with ExitStack() as resources:
+        source = open_source(Location.of(top / "source" / "m.onnx"), resources, SourceOptions())
         os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
         (top / "source" / "data.bin").symlink_to(top / "moved")
         first, second = source.data
@@ -511,7 +515,8 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
-    with open_source(Location.of(top / "source")) as source:
+    with ExitStack() as resources:
+        source = open_source(Location.of(top / "source"), resources, SourceOptions())
         (top / "source" / "new").write_bytes(INSIDE)
         os.replace(top / "source" / "new", top / "source" / "data.bin")
         first, second = source.data

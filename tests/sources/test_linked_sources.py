@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.remote.location import Location
+from onnxarchive.sources.models import SourceOptions
 from onnxarchive.sources.other_files import levels_in_cache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
@@ -228,7 +230,9 @@ def test_a_link_that_is_exchanged_while_the_source_is_open_is_refused(
 ) -> None:
     blobs = _cache(snapshot) / "blobs"
     (blobs / "other").write_bytes(SECRET)
-    with open_source(Location.of(snapshot), follow_links=True) as source:
+    with ExitStack() as resources:
+        options = SourceOptions(follow_links=True)
+        source = open_source(Location.of(snapshot), resources, options)
         (snapshot / "new").symlink_to(target.format(top=tmp_path, blobs=blobs))
         os.replace(snapshot / "new", snapshot / "model.onnx_data")
         for data in source.data:
