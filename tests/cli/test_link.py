@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import onnx
 import pytest
 from commands import run
 from models import break_local_header, entry_of, further_model, runnable_model
@@ -20,16 +19,11 @@ def test_link_writes_what_the_library_writes(archive: Path, link: Path, capsys: 
     assert other.read_bytes() == link.read_bytes()
     nbytes = other.stat().st_size
     assert capsys.readouterr().out == f"{other}: {nbytes} bytes, large tensors in {archive}\n"
-
-
-def test_link_tells_the_same_in_json(archive: Path, capsys: Captured) -> None:
-    other = archive.with_name("other.onnx")
-    assert run("link", archive, other, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "path": str(other),
-        "archive": str(archive),
-        "nbytes": other.stat().st_size,
-    }
+    other.write_bytes(b"there")
+    assert run("link", archive, other, "--json", "--force") == 0
+    assert other.read_bytes() == link.read_bytes()
+    result = {"path": str(other), "archive": str(archive), "nbytes": nbytes}
+    assert json.loads(capsys.readouterr().out) == result
 
 
 def test_link_to_a_directory_lists_a_link_for_each_model(tmp_path: Path, capsys: Captured) -> None:
@@ -52,34 +46,10 @@ def test_link_to_a_directory_lists_a_link_for_each_model(tmp_path: Path, capsys:
     ]
 
 
-def test_link_replaces_nothing_without_force(archive: Path, capsys: Captured) -> None:
-    other = archive.with_name("other.onnx")
-    other.write_bytes(b"there")
-    assert run("link", archive, other) == 2
-    assert "exists; --force replaces it" in capsys.readouterr().err
-    assert other.read_bytes() == b"there"
-    assert run("link", archive, other, "--force") == 0
-    onnx.checker.check_model(str(other))
-
-
-def test_link_never_replaces_the_archive(archive: Path, capsys: Captured) -> None:
-    before = archive.read_bytes()
-    assert run("link", archive, archive, "--force") == 2
-    assert "expected another file than the input" in capsys.readouterr().err
-    assert archive.read_bytes() == before
-
-
-def test_link_says_why_it_cannot_be_elsewhere(archive: Path, capsys: Captured) -> None:
-    (archive.parent / "below").mkdir()
-    assert run("link", archive, archive.parent / "below" / "link.onnx") == 2
-    assert "ONNX allows no '..'" in capsys.readouterr().err
-
-
 def test_link_refuses_a_broken_archive(archive: Path, capsys: Captured) -> None:
     break_local_header(archive, entry_of(archive, "layer_0_weight"))
     assert run("link", archive, archive.with_name("link.onnx")) == 3
     assert "layer_0_weight" in capsys.readouterr().err
-    assert run("link", archive.with_name("missing"), archive.with_name("link.onnx")) == 2
     assert not archive.with_name("link.onnx").exists()
 
 
@@ -127,12 +97,3 @@ def test_check_of_a_link_tells_first_what_is_wrong_with_the_archive(
     break_local_header(archive, entry_of(archive, "layer_0_weight"))
     assert run("check", "--link", link) == 1
     assert "layer_0_weight" in capsys.readouterr().out
-
-
-def test_check_needs_something_to_check(link: Path, capsys: Captured) -> None:
-    assert run("check") == 2
-    assert "check takes an ARCHIVE, or --link LINK" in capsys.readouterr().err
-    assert run("check", "--link", link.with_name("missing")) == 2
-    link.write_bytes(b"no model")
-    assert run("check", "--link", link) == 3
-    assert "serialized ModelProto" in capsys.readouterr().err

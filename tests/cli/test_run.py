@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from commands import error_of
 from models import entry_of, flip_byte, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 from processes import completed
@@ -354,58 +353,6 @@ def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
 
 
 # Errors
-
-
-FILES = [
-    ("missing.onnxa", 2, "missing.onnxa: No such file"),
-    (".", 3, "a directory"),
-    ("text", 3, "text: expected a model, found a text file"),
-    ("truncated.onnxa", 3, "[ZIP-2]"),
-    ("empty", 3, "empty: expected a model, found an empty file; its download"),
-    ("bad.onnx", 2, "bad.onnx: ONNX Runtime cannot load the model: "),
-]
-# Options with a sound archive.
-OPTIONS = [
-    ("--input x", "expected --input NAME=FILE.npy, each name once, found 'x'"),
-    ("--input x=missing.npy", "missing.npy: No such file"),
-    ("--input x=text", "text: expected a .npy or .npz file; its first bytes match neither format"),
-    ("--input x=", "'': No such file"),
-    ("--input x=pickle.npy", "pickle.npy: expected a .npy or .npz file"),
-    ("--input x=broken.npz", "broken.npz: expected a .npy or .npz file"),
-    ("--input z=x.npy", "(inputs: 'x'), found 'z'"),
-    ("--input x=x.npy", "expected shape [2, 1024], found [2]"),
-    ("--input x=x.npy --input x=y", "each name once"),
-    ("--dim n=2", "(open dimensions: none), found 'n'"),
-    ("--dim n=x", "expected --dim NAME=SIZE, each name once, found 'n=x'"),
-    ("--provider tpu", "found tpu"),
-    ("--repeat 0", "found repeat 0"),
-    ("--output text", "text: Not a directory"),
-]
-WRONG = [
-    *(([path], status, message) for path, status, message in FILES),
-    *((["an archive.onnxa", *options.split()], 2, message) for options, message in OPTIONS),
-    ([], 2, "required"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "status", "message"), WRONG)
-def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
-    archive: Path, arguments: list[str], status: int, message: str, capsys: Captured
-) -> None:
-    Path("text").write_text("This is not a model, but a text.\n")
-    Path("truncated.onnxa").write_bytes(archive.read_bytes()[:-1])
-    Path("empty").touch()
-    np.save("x.npy", np.zeros(2, np.float32))
-    np.save("pickle.npy", np.array([{}]), allow_pickle=True)
-    Path("broken.npz").write_bytes(b"PK\x03\x04")
-    model = runnable_model()
-    model.graph.node[0].op_type = "NoSuchOperator"
-    write_model(Path("bad.onnx"), model)
-    before = {path: path.read_bytes() for path in Path().iterdir()}
-    error = error_of(capsys, "run", *arguments, status=status)
-    assert message in error
-    assert error.count("\n") == 1 or not arguments
-    assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_nothing_but_the_line_is_written_by_the_process() -> None:

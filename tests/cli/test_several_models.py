@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.request
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import error_of, run
+from commands import run
 from models import entry_of, flip_byte, runnable_model
 from onnx import numpy_helper
 
@@ -187,35 +186,6 @@ def test_check_names_the_model_at_fault(archive: Path, capsys: Captured) -> None
 
 
 # Commands that read one of the models
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["ls", "both.onnxa"],
-        ["info", "both.onnxa"],
-        ["export", "both.onnxa", "out"],
-        ["export", "both.onnxa", "out", "--external-data", "data"],
-        ["link", "both.onnxa", "out"],
-        ["run", "both.onnxa"],
-        ["diff", "both.onnxa", "both.onnxa"],
-        ["set-metadata", "both.onnxa", "a=b"],
-        ["view", "both.onnxa", "--no-browser"],
-    ],
-)
-def test_unknown_model_is_refused_with_the_ids_that_there_are(
-    archive: Path, arguments: list[str], capsys: Captured
-) -> None:
-    if arguments[0] == "run":
-        pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    if arguments[0] == "view":
-        pytest.importorskip("netron", reason="Netron is not installed")
-    before, names = archive.read_bytes(), sorted(os.listdir())
-    error = error_of(capsys, *arguments, "--model", "past")
-    assert error.endswith("one of '', 'decoder', found 'past'\n")
-    assert error.count("\n") == 1
-    assert archive.read_bytes() == before
-    assert sorted(os.listdir()) == names
 
 
 def test_export_and_link_write_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from chromium import chromium
-from commands import error_of, run
+from commands import run
 from models import entry_of, flip_byte, runnable_model
 from processes import started, wait_until
 
@@ -209,25 +209,3 @@ def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View)
     start = f"onnxarchive: warning: a weight is not shown: {archive}: entry 'layer_0_weight': "
     assert error.startswith(start)
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["missing.onnxa"], 2, "missing.onnxa: No such file"),
-        (["text"], 3, "text: expected an ONNX archive, found a text file"),
-        (["an archive.onnxa", "--port", "65536"], 2, "expected a port"),
-        (["an archive.onnxa", "--port", "x"], 2, "invalid int"),
-    ],
-)
-def test_wrong_use_is_told_in_a_line(
-    archive: Path,
-    arguments: list[str],
-    status: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-) -> None:
-    monkeypatch.chdir(archive.parent)
-    Path("text").write_text("This is not an archive.\n")
-    assert message in error_of(capsys, "view", *arguments, "--no-browser", status=status)

@@ -2,134 +2,274 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from commands import error_of
-from models import runnable_model
+from models import external, model_of, raw_tensor, runnable_model
 from written import write_model
 
 import onnxarchive
 
-Captured = pytest.CaptureFixture[str]
-Case = tuple[list[str], int, str]
+NO_INPUT = "cannot read standard input: save it to a file"
+NO_FILE = "missing: No such file or directory\n"
+OTHER = "expected another file than the input"
+KINDS = "expected an ONNX archive, found"
+PAIR = "onnxarchive: expected KEY=VALUE, each name once, found"
+MODEL = "expected --model ID=PATH, each name once, found"
+ID = "[a-z][a-z0-9_]*"
 
-CASES: list[Case] = [
-    (["ls", "missing.onnxa"], 2, "missing.onnxa: No such file or directory"),
-    (["ls", "."], 3, "found a directory with 2 models"),
-    (["ls", "no\nsuch.onnxa"], 2, r"no\nsuch.onnxa: No such file or directory"),
-    (["ls", "empty"], 3, "empty: expected an ONNX archive, found an empty file"),
-    (["info", "a model.onnx"], 3, "[ZIP-2]"),
-    (["ls", "truncated.onnxa"], 3, "[ZIP-2]"),
-    (["convert", "missing.onnx", "new.onnxa"], 2, "missing.onnx: No such file"),
-    (["convert", "empty", "new.onnxa"], 3, "empty: expected a model"),
-    (["convert", "text", "new.onnxa"], 3, "text: "),
-    (["convert", ".", "new.onnxa"], 3, "expected one model"),
-    (["convert", "-", "new.onnxa"], 2, "convert cannot read standard input"),
-    (["convert", "-", "--output-dir", "new"], 2, "cannot read standard input"),
-    (["ls", "-"], 2, "cannot read standard input: save it to a file"),
-    (["check", "an archive.onnxa", "-"], 2, "cannot read standard input: save it to a file"),
-    (["diff", "an archive.onnxa", "-"], 2, "cannot read standard input: save it to a file"),
-    (["run", "-"], 2, "cannot read standard input: save it to a file"),
-    (["assets", "ls", "-"], 2, "cannot read standard input: save it to a file"),
-    (["replace-model", "an archive.onnxa", "-"], 2, "cannot read standard input"),
-    (["convert", "a model.onnx", "an archive.onnxa"], 2, "exists; --force replaces it"),
-    (["convert", "a model.onnx", "a model.onnx", "--force"], 2, "another file than the input"),
-    (["convert", "a model.onnx", "no/such/new.onnxa"], 2, "No such file or directory"),
-    (["convert", "a model.onnx", "new.onnxa", "--alignment", "100"], 2, "power of two"),
-    (["convert", "a model.onnx", "new.onnxa", "--asset", "../x=text"], 2, "'../x'"),
-    (["convert", "a model.onnx", "new.onnxa", "--asset", "missing"], 2, "missing: No such"),
-    (["convert", "a model.onnx", "/dev/full", "--force"], 2, "is not a regular file"),
-    (["convert", "a model.onnx", "new/"], 2, "new/: Is a directory"),
-    (["convert", "a model.onnx", "-", "--json"], 2, "standard output"),
-    (["export", "an archive.onnxa", "a model.onnx"], 2, "exists; --force replaces it"),
-    (["export", "an archive.onnxa", "."], 2, ".: exists and is not a regular file"),
-    (["export", "an archive.onnxa", "-"], 2, "write './-' for a file named '-'"),
-    (["link", "an archive.onnxa", "-"], 2, "write './-' for a file named '-'"),
-    (["export", "an archive.onnxa", "an archive.onnxa", "--force"], 2, "than the input"),
+# Command, exit status, and a part of the message. ARCHIVE has an asset and the metadata k=v.
+CASES: list[tuple[str, int, str]] = [
+    ("", 2, "required"),
+    ("unknown", 2, "invalid choice"),
+    ("ls missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("ls .", 3, "found a directory with 5 models"),
+    ("ls 'no\nsuch.onnxa'", 2, r"no\nsuch.onnxa: No such file or directory"),
+    ("ls empty", 3, f"empty: {KINDS} an empty file"),
+    ("info MODEL", 3, "[ZIP-2]"),
+    ("ls truncated.onnxa", 3, "[ZIP-2]"),
+    ("ls -", 2, NO_INPUT),
+    ("check ARCHIVE -", 2, NO_INPUT),
+    ("diff ARCHIVE -", 2, NO_INPUT),
+    ("run -", 2, NO_INPUT),
+    ("assets ls -", 2, NO_INPUT),
+    ("replace-model ARCHIVE -", 2, NO_INPUT),
+    ("convert missing new.onnxa", 2, NO_FILE),
+    ("convert empty new.onnxa", 3, "empty: expected a model"),
+    ("convert text new.onnxa", 3, "text: "),
+    ("convert . new.onnxa", 3, "expected one model"),
+    ("convert - new.onnxa", 2, "convert cannot read standard input"),
+    ("convert - --output-dir new", 2, "convert cannot read standard input"),
+    ("convert MODEL ARCHIVE", 2, "exists; --force replaces it"),
+    ("convert MODEL ARCHIVE --dry-run", 2, "exists; --force replaces it"),
+    ("convert faulty.onnx new.onnxa --dry-run", 3, "'nowhere'"),
+    ("convert MODEL MODEL --force", 2, OTHER),
+    ("convert MODEL no/such/new.onnxa", 2, "No such file or directory"),
+    ("convert MODEL /dev/full --force", 2, "is not a regular file"),
+    ("convert MODEL new/", 2, "new/: Is a directory"),
+    ("convert MODEL - --json", 2, "standard output"),
+    ("convert MODEL", 2, "SOURCE and TARGET"),
+    ("convert --output-dir new", 2, "SOURCE and TARGET"),
+    ("convert MODEL new.onnxa third.onnxa", 2, "SOURCE and TARGET"),
+    ("convert MODEL --output-dir folder --alignment 65", 2, "alignment must"),
+    ("convert MODEL new.onnxa --alignment 100", 2, "power of two"),
+    ("convert MODEL new.onnxa --alignment 65536", 2, "alignment must be"),
+    ("convert MODEL new.onnxa --alignment 32", 2, "alignment must be"),
+    ("convert MODEL new.onnxa --size-threshold x", 2, "invalid int"),
+    ("convert MODEL new.onnxa --model other.onnx", 2, f"{MODEL} 'other.onnx'"),
+    ("convert MODEL new.onnxa --model =other.onnx", 2, f"{MODEL} '=other.onnx'"),
+    ("convert MODEL new.onnxa --model a=x --model a=y", 2, f"{MODEL} 'a=y'"),
+    ("convert MODEL new.onnxa --model A=both.onnx", 2, f"as {ID} of at most 64 bytes"),
+    ("convert MODEL new.onnxa --model a=missing", 2, NO_FILE),
+    ("convert MODEL new.onnxa --model a=", 2, "No such file"),
+    ("convert MODEL new.onnxa --model a=text --output-dir out", 2, "not with --output-dir"),
+    ("convert MODEL new.onnxa --asset x=text X=empty", 2, "X"),
+    ("convert MODEL text --force --asset text", 2, OTHER),
+    ("convert --asset a.txt MODEL new.onnxa", 2, "'new.onnxa' was taken as an asset: put --asset"),
+    ("export ARCHIVE MODEL", 2, "exists; --force replaces it"),
+    ("export ARCHIVE .", 2, ".: exists and is not a regular file"),
+    ("export ARCHIVE -", 2, "write './-' for a file named '-'"),
+    ("export ARCHIVE ARCHIVE --force", 2, "than the input"),
     (
-        ["export", "an archive.onnxa", "n.onnx", "--external-data", "../n"],
+        "export ARCHIVE n.onnx --external-data ../n",
         2,
         "expected --external-data to be another file beside 'n.onnx', found '../n'",
     ),
-    (["extract", "an archive.onnxa", "."], 2, "the directory is not empty"),
-    (["check", "missing.onnxa"], 2, "missing.onnxa: No such file"),
-    (["unknown"], 2, "invalid choice"),
-    (["convert", "a model.onnx", "new.onnxa", "--size-threshold", "x"], 2, "invalid int"),
-    ([], 2, "required"),
-    (["diff", "an archive.onnxa", "missing.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
-    (["diff", "missing.onnxa", "an archive.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
-    (["diff", "an archive.onnxa", "a model.onnx"], 3, "a model.onnx: expected an ONNX archive"),
-    (["diff", "a model.onnx", "an archive.onnxa"], 3, "a model.onnx: expected an ONNX archive"),
-    (["diff", "an archive.onnxa", "."], 3, ".: expected an ONNX archive, found a directory"),
-    (["diff", "an archive.onnxa"], 2, "required: OTHER"),
-    (["remove-model", "both.onnxa", ""], 2, "other than the default one"),
-    (["remove-model", "both.onnxa", "past"], 2, "found 'past'"),
-    (["rename-model", "both.onnxa", "", "past"], 2, "other than the default one"),
-    (["rename-model", "both.onnxa", "decoder", ""], 2, "[a-z][a-z0-9_]*"),
-    (["rename-model", "both.onnxa", "decoder", "Past"], 2, "[a-z][a-z0-9_]*"),
-    (["rename-model", "both.onnxa", "past", "decoder"], 2, "found 'past'"),
-    (["replace-model", "both.onnxa", "a model.onnx", "--name", "1"], 2, "[a-z][a-z0-9_]*"),
-]
-MODEL = "expected --model ID=PATH, each name once, found "
-# Options of `convert "a model.onnx" new.onnxa`.
-OPTIONS: list[Case] = [
-    (["third.onnxa"], 2, "SOURCE and TARGET"),
-    (["--alignment", "65536"], 2, "alignment must be"),
-    (["--alignment", "32"], 2, "alignment must be"),
-    (["--model", "other.onnx"], 2, f"{MODEL}'other.onnx'"),
-    (["--model", "=other.onnx"], 2, f"{MODEL}'=other.onnx'"),
-    (["--model", "a=x", "--model", "a=y"], 2, f"{MODEL}'a=y'"),
-    (["--model", "A=a model.onnx"], 2, "as [a-z][a-z0-9_]* of at most 64 bytes"),
-    (["--model", "a=missing.onnx"], 2, "missing.onnx: No such file"),
-    (["--model", "a="], 2, "No such file"),
-    (["--model", "a=a model.onnx", "--output-dir", "out"], 2, "not with --output-dir"),
-    (["--asset", "x=text", "x=empty"], 2, "'x'"),
-    (["--asset", "x=text", "X=empty"], 2, "X"),
-    (["--asset", "../x=text"], 2, "'../x'"),
-    (["--asset", "/x=text"], 2, "'/x'"),
-    (["--asset", "=text"], 2, "''"),
-    (["--asset", "missing"], 2, "missing: No such file"),
-    (["--asset", "x="], 2, "No such file"),
-    (["--asset", "x=folder"], 2, "directory"),
-]
-CASES += [
-    (["convert", "a model.onnx", "new.onnxa", *options], status, message)
-    for options, status, message in OPTIONS
-]
-CASES += [
-    (["convert", "a model.onnx"], 2, "SOURCE and TARGET"),
+    ("link ARCHIVE -", 2, "write './-' for a file named '-'"),
+    ("link ARCHIVE MODEL", 2, "exists; --force replaces it"),
+    ("link ARCHIVE ARCHIVE --force", 2, OTHER),
+    ("link ARCHIVE folder/link.onnx", 2, "ONNX allows no '..'"),
+    ("link missing new.onnx", 2, NO_FILE),
+    ("extract ARCHIVE .", 2, "the directory is not empty"),
+    ("check", 2, "check takes an ARCHIVE, or --link LINK"),
+    ("check missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("check --link missing", 2, NO_FILE),
+    ("check --link text", 3, "serialized ModelProto"),
+    ("check --link MODEL ARCHIVE both.onnxa", 2, "check takes only one ARCHIVE with --link"),
+    ("diff ARCHIVE missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("diff missing ARCHIVE", 2, f"onnxarchive: {NO_FILE}"),
+    ("diff ARCHIVE MODEL", 3, f"a model.onnx: {KINDS}"),
+    ("diff MODEL ARCHIVE", 3, f"a model.onnx: {KINDS}"),
+    ("diff ARCHIVE .", 3, f".: {KINDS} a directory"),
+    ("diff ARCHIVE", 2, "required: OTHER"),
+    ("remove-model both.onnxa ''", 2, "other than the default one"),
+    ("remove-model both.onnxa past", 2, "found 'past'"),
+    ("rename-model both.onnxa '' past", 2, "other than the default one"),
+    ("rename-model both.onnxa decoder ''", 2, ID),
+    ("rename-model both.onnxa decoder Past", 2, ID),
+    ("rename-model both.onnxa past decoder", 2, "found 'past'"),
+    ("replace-model both.onnxa MODEL --name 1", 2, ID),
+    ("replace-model ARCHIVE missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("replace-model ARCHIVE text", 3, "onnxarchive: text: expected a model, found a text file"),
     (
-        ["convert", "a model.onnx", "--output-dir", "folder", "--alignment", "65"],
-        2,
-        "alignment must",
+        "replace-model ARCHIVE faulty.onnx",
+        3,
+        "onnxarchive: faulty.onnx: tensor 'w' (graph.initializer[0]): expected 1200 bytes in "
+        "'nowhere', found no such file; copy this file along with the model\n",
     ),
+    ("replace-model ARCHIVE ARCHIVE", 2, OTHER),
+    (
+        "replace-model ARCHIVE MODEL --size-threshold -1",
+        2,
+        "onnxarchive: size_threshold must not be negative, got -1\n",
+    ),
+    ("replace-model ARCHIVE MODEL --size-threshold x", 2, "invalid int value: 'x'"),
+    ("set-metadata ARCHIVE author --domain d", 2, f"{PAIR} 'author'\n"),
+    ("set-metadata ARCHIVE =Ada --domain d", 2, f"{PAIR} '=Ada'\n"),
+    ("set-metadata ARCHIVE a=1 a=2 --domain d", 2, f"{PAIR} 'a=2'\n"),
+    (
+        "set-metadata ARCHIVE a=\udcff --domain d",
+        2,
+        "onnxarchive: expected text in UTF-8, found '\\udcff'\n",
+    ),
+    ("set-metadata ARCHIVE \udcff=a", 2, "expected text in UTF-8"),
+    ("set-metadata ARCHIVE --doc-string \udcff", 2, "expected text in UTF-8"),
+    (
+        "set-metadata ARCHIVE --remove a --domain d",
+        2,
+        "onnxarchive: --remove: no metadata 'a'; there is 'k'\n",
+    ),
+    (
+        "set-metadata ARCHIVE --remove k --remove k --domain d",
+        2,
+        "onnxarchive: --remove: no metadata 'k'; there is none\n",
+    ),
+    ("recover ARCHIVE --timeout soon", 2, "invalid float value: 'soon'"),
+    ("assets cat ARCHIVE labels", 2, "expected the path of an asset, found 'labels'"),
+    ("assets cat ARCHIVE labels.txt --json", 2, "unrecognized arguments: --json"),
+    ("assets rm ARCHIVE labels.txt missing", 2, "found 'missing'"),
+    ("view missing --no-browser", 2, NO_FILE),
+    ("view text --no-browser", 3, f"text: {KINDS} a text file"),
+    ("view ARCHIVE --port 65536 --no-browser", 2, "expected a port"),
+    ("view ARCHIVE --port x --no-browser", 2, "invalid int"),
+    ("run", 2, "required"),
+    ("run missing", 2, NO_FILE),
+    ("run .", 3, "a directory"),
+    ("run text", 3, "text: expected a model, found a text file"),
+    ("run truncated.onnxa", 3, "[ZIP-2]"),
+    ("run empty", 3, "empty: expected a model, found an empty file; its download"),
+    ("run bad.onnx", 2, "bad.onnx: ONNX Runtime cannot load the model: "),
+    ("run ARCHIVE --input x", 2, "expected --input NAME=FILE.npy, each name once, found 'x'"),
+    ("run ARCHIVE --input x=missing", 2, NO_FILE),
+    (
+        "run ARCHIVE --input x=text",
+        2,
+        "text: expected a .npy or .npz file; its first bytes match neither format",
+    ),
+    ("run ARCHIVE --input x=", 2, "'': No such file"),
+    ("run ARCHIVE --input x=pickle.npy", 2, "pickle.npy: expected a .npy or .npz file"),
+    ("run ARCHIVE --input x=broken.npz", 2, "broken.npz: expected a .npy or .npz file"),
+    ("run ARCHIVE --input z=x.npy", 2, "(inputs: 'x'), found 'z'"),
+    ("run ARCHIVE --input x=x.npy", 2, "expected shape [2, 1024], found [2]"),
+    ("run ARCHIVE --input x=x.npy --input x=y", 2, "each name once"),
+    ("run ARCHIVE --dim n=2", 2, "(open dimensions: none), found 'n'"),
+    ("run ARCHIVE --dim n=x", 2, "expected --dim NAME=SIZE, each name once, found 'n=x'"),
+    ("run ARCHIVE --provider tpu", 2, "found tpu"),
+    ("run ARCHIVE --repeat 0", 2, "found repeat 0"),
+    ("run ARCHIVE --output text", 2, "text: Not a directory"),
+]
+CASES += [
+    (f"{command} {given}", 2, message)
+    for command in ("convert MODEL new.onnxa --asset", "assets add ARCHIVE")
+    for given, message in (
+        ("missing", NO_FILE),
+        ("x=text x=empty", "'x'"),
+        ("../x=text", "'../x'"),
+        ("/x=text", "'/x'"),
+        ("=text", "''"),
+        ("x=", "No such file"),
+        ("x=folder", "expected files in the directory 'folder', found none"),
+        ("folder", "expected files in the directory 'folder', found none"),
+        ("'llm/*.txt'", "expected files that match 'llm/*.txt', found none"),
+        ("llm/config.json config.json=text", "are both named 'config.json'; rename one"),
+        ("linked", "links to folders are not followed"),
+    )
+]
+CASES += [
+    (f"{command} a b --jobs {number}", 2, "argument --jobs: ")
+    for command in ("convert", "check")
+    for number in ("0", "-1", "x")
+]
+CASES += [  # commands that change an archive
+    (command.format(path), status, message)
+    for command in ("replace-model {} both.onnx", "set-metadata {} author=Ada", "recover {}")
+    for path, status, message in (
+        ("missing", 2, f"onnxarchive: {NO_FILE}"),
+        ("folder", 3, f"onnxarchive: folder: {KINDS} a directory"),
+        ("empty", 3, "onnxarchive: empty: expected "),
+        ("MODEL", 3, "onnxarchive: a model.onnx: expected "),
+    )
+]
+CASES += [
+    (f"{command} --model past", 2, "one of '', 'decoder', found 'past'\n")
+    for command in (
+        "ls both.onnxa",
+        "info both.onnxa",
+        "export both.onnxa out",
+        "export both.onnxa out --external-data data",
+        "link both.onnxa out",
+        "run both.onnxa",
+        "diff both.onnxa both.onnxa",
+        "set-metadata both.onnxa a=b",
+        "view both.onnxa --no-browser",
+    )
 ]
 
 
-@pytest.mark.parametrize(("arguments", "status", "message"), CASES, ids=lambda it: str(it)[:80])
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the commands are called with."""
+    folder = tmp_path_factory.mktemp("files")
+    model = runnable_model()
+    write_model(folder / "a model.onnx", model)
+    write_model(folder / "both.onnx", model)
+    onnxarchive.save(model, folder / "both.onnxa", models={"decoder": model})
+    onnx.helper.set_model_props(model, {"k": "v"})
+    onnxarchive.save(model, folder / "an archive.onnxa", assets={"labels.txt": b"cat\n"})
+    archive = (folder / "an archive.onnxa").read_bytes()
+    (folder / "truncated.onnxa").write_bytes(archive[:-1])
+    write_model(folder / "faulty.onnx", model_of(external(raw_tensor("w", dims=(300,)), "nowhere")))
+    model.graph.node[0].op_type = "NoSuchOperator"
+    write_model(folder / "bad.onnx", model)
+    (folder / "empty").touch()
+    (folder / "another.onnx").touch()
+    (folder / "text").write_text("This is not a model, but a text.\n")
+    np.save(folder / "x.npy", np.zeros(2, np.float32))
+    np.save(folder / "pickle.npy", np.array([{}]), allow_pickle=True)
+    (folder / "broken.npz").write_bytes(b"PK\x03\x04")
+    for name in ("folder", "llm", "linked"):
+        (folder / name).mkdir()
+    (folder / "llm" / "config.json").touch()
+    (folder / "linked" / "link").symlink_to("../llm")
+    return folder
+
+
+@pytest.mark.parametrize(("command", "status", "message"), CASES)
 def test_it_is_told_in_a_line_and_leaves_nothing(
-    arguments: list[str],
+    command: str,
     status: int,
     message: str,
+    files: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = runnable_model()
-    write_model(Path("a model.onnx"), model)
-    onnxarchive.save(model, "an archive.onnxa", assets={"labels.txt": b"cat\n"})
-    onnxarchive.save(model, "both.onnxa", models={"decoder": model})
-    Path("empty").touch()
-    Path("another.onnx").touch()
-    Path("text").write_text("This is not a model, but a text.\n")
-    Path("truncated.onnxa").write_bytes(Path("an archive.onnxa").read_bytes()[:-1])
-    Path("folder").mkdir()
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for name, library in (("run", "onnxruntime"), ("view", "netron")):
+        if command.startswith(name) and find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    folder = tmp_path / "folder"
+    shutil.copytree(files, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    names = {"ARCHIVE": "an archive.onnxa", "MODEL": "a model.onnx"}
+    arguments = [names.get(word, word) for word in shlex.split(command)]
     error = error_of(capsys, *arguments, status=status)
     assert message in error
     assert error.count("\n") == 1 or error.startswith("usage: ")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-    assert os.listdir("folder") == []
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
