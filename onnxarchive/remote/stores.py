@@ -56,9 +56,9 @@ _DOMAINS = {
 _TOKENS = r"(?i)customer_key|encryption_key|sas_|(?:^|_)token$"
 _ALLOW, _STALL = "allow_redirects", "stall_timeout"  # options of this package
 STALL = 30.0  # seconds without a byte after which a transfer ends
-# The times that one request of obstore may take, unless options say otherwise: any, while its bytes
-# arrive; those of an upload are not seen to arrive.
-_READ_TIME, _WRITE_TIME = timedelta(days=1), timedelta(hours=1)
+# The time that one request of obstore may take, unless options say otherwise: transfers end when
+# bytes stop.
+_LONGEST = timedelta(days=1)
 _ANSWER_TIME = 5.0  # seconds in which obstore answers without a server, if it has its threads
 _answered: Work | None = None  # begun when obstore answered this process, or its parent
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
@@ -142,7 +142,7 @@ def open_store(
     try:
         groups = grouped(options)
         client, retries = groups.setdefault("client_options", {}), groups.get("retry_config", {})
-        client.setdefault("timeout", _READ_TIME if is_read else _WRITE_TIME)
+        client.setdefault("timeout", _LONGEST)
         if is_read:  # sending counts as waiting for an answer
             client.setdefault("read_timeout", timedelta(seconds=stall))
             groups["retry_config"] = {"retry_timeout": timedelta(seconds=stall), **retries}

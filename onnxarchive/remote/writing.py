@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
-from queue import Empty, Queue, SimpleQueue
-from time import monotonic
+from functools import partial
+from queue import Full, Queue
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import ref
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files.data import Buffer, as_bytes, pieces
 from onnxarchive.files.file import Closing
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
-from onnxarchive.remote.failures import attempt, failure
+from onnxarchive.remote.failures import StalledError, attempt, failure
 from onnxarchive.remote.stores import (
     Options,
     Store,
@@ -22,19 +24,23 @@ from onnxarchive.remote.stores import (
     open_file_system,
     open_store,
     require_key,
+    split_options,
 )
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
-_PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_WAIT = 1.5  # seconds that closing waits for the end of an upload
-_IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once; two are sent in any case
+_IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once
 _MOST_AT_ONCE = 16  # more parts than are sent at once
+_SLOWER = 8  # times slower than so far a line may become
+_SLOWEST = 16 << 10  # bytes a second that any line has, also before the first part has arrived
+_COMPLETION = 600.0  # seconds in which a store makes the object of its parts
+_LOOK, _PAUSE = 0.1, 0.005  # seconds between two looks at the parts, of the caller and of obstore
+_WAIT = 1.5  # seconds that closing waits for the end of an upload
 
 
 class ObjectWriter(Closing):
@@ -71,12 +77,12 @@ class ObjectWriter(Closing):
 
 def create_object(
     url_or_path: str,
-    size: int | None = None,
+    size: int,
     *,
     store: Store | None = None,
     storage_options: Options | None = None,
 ) -> ObjectWriter:
-    """Begins to write an object of `size` bytes, or of an unknown size; see `open_object`.
+    """Begins to write an object of `size` bytes; see `open_object`.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address, the URL or key would be that of another
@@ -92,13 +98,13 @@ def create_object(
                     "a web address"
                 )
         opened, key = open_store(url_or_path, store, storage_options, is_read=False)
-        return _StoreWriter(opened, key, name, size)
+        return _StoreWriter(opened, key, name, size, split_options(storage_options)[1])
     system, path = open_file_system(url_or_path, storage_options)
     return _FileSystemWriter(system, path, shown_url(url_or_path))
 
 
 class _Part(bytearray):
-    """Data of a part. obstore does not copy it, so a weak reference shows when it is sent."""
+    """Data of a part. obstore does not copy it, so it is alive while it is being sent."""
 
 
 class _StoreWriter(ObjectWriter):
@@ -108,14 +114,16 @@ class _StoreWriter(ObjectWriter):
     parts than it sends at once, and close() need not wait for the end of a part.
     """
 
-    def __init__(self, store: Store, key: str, name: str, size: int | None) -> None:
+    def __init__(self, store: Store, key: str, name: str, size: int, stall: float) -> None:
         self.path = name
-        least = _PART_OF_UNKNOWN if size is None else -(-size // _MOST_PARTS)
-        self._part_size = max(_LEAST_PART, -(-least // _MIB) * _MIB)
+        self._size, self._stall = size, stall
+        self._part_size = max(_LEAST_PART, -(-size // _MOST_PARTS // _MIB) * _MIB)
         self._part = _Part()
-        self._parts: Queue[_Part | None] = Queue(1)
-        self._sent: SimpleQueue[int] = SimpleQueue()  # sizes of parts, and 0 by `close`
-        self._is_complete = self._is_ended = False
+        self._parts: Queue[_Part | None] = Queue(1)  # for obstore; None ends them
+        self._begun, self._begin = 0, monotonic()  # bytes that obstore got, and since when
+        self._under_way: list[ref[_Part]] = []
+        self._keeps_parts = type(store).__name__ == "MemoryStore"
+        self._is_complete = self._is_given_up = False
         self._problem: Exception | None = None
         self._work = Work()
         self._thread = start_thread(name, self._send, store, key)
@@ -139,10 +147,8 @@ class _StoreWriter(ObjectWriter):
         if self._part:
             self._pass_on()
         self._is_complete = True
-        self._parts.put(None)
-        self._thread.join()
-        if self._problem is not None:
-            raise self._problem
+        self._until(partial(self._has_put, None))
+        self._until(self._has_ended)
 
     def close(self) -> None:
         """Discards the object, unless it is complete.
@@ -150,67 +156,110 @@ class _StoreWriter(ObjectWriter):
         If the store does not answer soon, its parts may stay there.
         """
         if self._thread.is_alive():
-            self._is_complete = False
-            self._sent.put(0)
-            with suppress(Empty):  # the part that is next
-                self._parts.get_nowait()
-            self._parts.put(None)
+            self._is_complete, self._is_given_up = False, True
+            self._has_put(None)
             self._thread.join(_WAIT)
 
     def _pass_on(self) -> None:
+        part, self._part = self._part, _Part()
+        self._until(partial(self._has_put, part))
+
+    def _has_put(self, part: _Part | None) -> bool:
+        with suppress(Full):
+            self._parts.put(part, timeout=_LOOK)
+            return True
+        return False
+
+    def _has_ended(self) -> bool:
+        self._thread.join(_LOOK)
+        return not self._thread.is_alive()
+
+    def _until(self, is_done: Callable[[], bool]) -> None:
+        """Waits for obstore, unless it fails, or has sent nothing for too long.
+
+        Raises:
+            OSError: The upload has failed, or stalls.
+        """
+        sent, since = -1, monotonic()
+        while self._problem is None and not is_done():
+            under_way = self._nbytes_under_way()
+            if self._begun - under_way != sent:
+                sent, since = self._begun - under_way, monotonic()
+            if (seconds := monotonic() - since) > self._limit(under_way):
+                self.close()
+                raise StalledError(
+                    errno.ETIMEDOUT,
+                    f"the upload stalls: {sent} of {self._size} bytes have arrived, and of "
+                    f"{under_way} under way none has for {seconds:.0f} seconds; stall_timeout in "
+                    "storage_options allows more",
+                    self.path,
+                )
         if self._problem is not None:
             raise self._problem
-        part, self._part = self._part, _Part()
-        self._parts.put(part)
+
+    def _nbytes_under_way(self) -> int:
+        """Bytes of the parts that are being sent; 0 if the store keeps the parts."""
+        parts = [it() for it in self._under_way]
+        return sum(len(part) for part in parts if part is not None)
+
+    def _rate(self, under_way: int) -> float:
+        """Bytes a second so far; 0 before the first part has arrived."""
+        return (self._begun - under_way) / max(monotonic() - self._begin, 1e-6)
+
+    def _limit(self, under_way: int) -> float:
+        """Seconds in which one of the parts that are under way has to arrive.
+
+        The parts share the line, so all may arrive at the end of the time that they take together.
+        """
+        if not under_way and self._begun:
+            return max(self._stall, _COMPLETION)
+        return self._stall + under_way / max(self._rate(under_way) / _SLOWER, _SLOWEST)
 
     def _send(self, store: Store, key: str) -> None:
         import obstore
 
         try:
             # obstore aborts the upload if the iterator raises.
-            parts = self._taken(type(store).__name__ != "MemoryStore")  # which keeps the parts
             obstore.put(
-                store, key, parts, chunk_size=self._part_size, max_concurrency=_MOST_AT_ONCE
+                store,
+                key,
+                self._taken(),
+                chunk_size=self._part_size,
+                max_concurrency=_MOST_AT_ONCE,
             )
-        except _AbandonedError:
+        except _GivenUpError:
             pass
         except BaseException as error:  # a panic of obstore is no Exception
             self._problem = failure(error, self.path)
-            while not self._is_ended:  # `_pass_on` and `close` wait if the queue is full
-                self._take()
 
-    def _taken(self, sends: bool) -> Iterator[_Part]:
-        """Yields parts, each when few enough are under way, unless the store is in memory."""
-        begin, sent, begun = monotonic(), 0, 0
-        while (part := self._take()) is not None:
-            if sends:
-                finalize(part, self._sent.put, len(part))
-                begun += len(part)
+    def _taken(self) -> Iterator[_Part]:
+        """Yields parts, each when few enough are under way, by the rate so far.
+
+        obstore keeps the last part until it asks for another one, unless the part is full.
+        """
+        most: float = self._part_size - 1
+        while (part := self._parts.get()) is not None and not self._is_given_up:
+            if not self._keeps_parts:
+                self._under_way = [it for it in self._under_way if it() is not None] + [ref(part)]
+                self._begun += len(part)
             yield part
             del part
-            while begun - sent > self._most_under_way(sent / max(monotonic() - begin, 1e-6)):
-                sent += self._next_sent()
-        while begun - sent > self._part_size:  # obstore sends the last one after this
-            sent += self._next_sent()
+            while (under_way := self._nbytes_under_way()) > most:
+                self._pause()
+                ahead = min(self._rate(under_way) * SECONDS_AHEAD, _IN_FLIGHT_SIZE)
+                most = max(self._part_size - 1, ahead - self._part_size)
+        while self._nbytes_under_way() > self._part_size:
+            self._pause()
         if not self._is_complete:
-            raise _AbandonedError
+            raise _GivenUpError
 
-    def _most_under_way(self, rate: float) -> float:
-        """Bytes that may be under way when the next part is asked for, by the rate so far."""
-        return max(self._part_size, min(rate * SECONDS_AHEAD, _IN_FLIGHT_SIZE - self._part_size))
-
-    def _next_sent(self) -> int:
-        if not (nbytes := self._sent.get()):
-            raise _AbandonedError
-        return nbytes
-
-    def _take(self) -> _Part | None:
-        part = self._parts.get()
-        self._is_ended = part is None
-        return part
+    def _pause(self) -> None:
+        if self._is_given_up:
+            raise _GivenUpError
+        sleep(_PAUSE)
 
 
-class _AbandonedError(Exception):
+class _GivenUpError(Exception):
     """The writer was closed before `commit`."""
 
 

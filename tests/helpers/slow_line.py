@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ class SlowLine:
         sent: Number of bytes passed on to the server.
         received: Number of bytes passed on from the server.
         is_open: False to pass nothing on.
+        closes_after: After about this number of bytes to the server, nothing more is passed on.
     """
 
     port: int
@@ -27,6 +29,7 @@ class SlowLine:
     def __init__(self, server_port: int, rate: float) -> None:
         self.sent = self.received = 0
         self.is_open = True
+        self.closes_after = sys.maxsize
         self._server_port = server_port
         self._rate = rate / 8
         self._free_at = [0.0, 0.0]  # when each direction has passed on all bytes so far
@@ -62,6 +65,7 @@ class SlowLine:
                     self.received += len(piece)
                 else:
                     self.sent += len(piece)
+                    self.is_open &= self.sent < self.closes_after
         finally:
             writer.close()
 

@@ -448,7 +448,7 @@ def test_errors_of_libraries_become_errors_with_the_name_of_the_file(
         lambda: onnxarchive.check(FAILING),
         lambda: onnxarchive.convert(FAILING, tmp_path / "m.onnxa"),
         lambda: onnxarchive.download(FAILING, tmp_path / "m.onnxa"),
-        lambda: create_object(FAILING),
+        lambda: create_object(FAILING, 0),
         lambda: list(list_objects(FAILING)),
     ):
         with pytest.raises(OSError, match=r"failing://host/m\.onnxa") as caught:
@@ -483,7 +483,7 @@ def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Failing, "error", ConnectionRefusedError(111, "SECRET", "SECRET"))
-    refused(lambda: create_object(FAILING), ConnectionRefusedError, "Connection refused")
+    refused(lambda: create_object(FAILING, 0), ConnectionRefusedError, "Connection refused")
     monkeypatch.setattr(Failing, "error", RuntimeError("SECRET"))
     refused(lambda: open_object(FAILING), OSError, r"the request failed \(RuntimeError\)")
     options = {"nonsense": "SECRET", "skip_instance_cache": True}

@@ -78,7 +78,7 @@ def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
     url, options = place
 
     def fail() -> None:
-        with create_object(url, storage_options=options) as writer:
+        with create_object(url, len(CONTENT), storage_options=options) as writer:
             for _ in range(4):
                 writer.write(CONTENT)
             raise error
@@ -119,7 +119,7 @@ def test_a_missing_bucket_is_a_missing_file_without_secrets(server: S3Server) ->
 def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:
     url = "az://bucket/folder/m.onnxa"
     with azurite() as options:
-        with create_object(url, storage_options=options) as writer:
+        with create_object(url, len(CONTENT), storage_options=options) as writer:
             writer.write(CONTENT)  # and not committed
         with pytest.raises(FileNotFoundError, match="No such object"):
             open_object(url, storage_options=options)

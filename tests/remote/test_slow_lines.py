@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from web_server import WebServer
 from written import saved
 
 import onnxarchive
+from onnxarchive.remote import writing
 from onnxarchive.remote.objects import END_SIZE
 
 pytestmark = pytest.mark.sweep  # these tests take as long as their lines
@@ -133,12 +135,36 @@ def test_a_signal_ends_an_upload_at_once(s3: S3Server, tmp_path: Path, number: i
 
 
 @pytest.mark.tool
-def test_a_part_of_an_upload_may_take_longer_than_30_seconds(s3: S3Server, tmp_path: Path) -> None:
+def test_a_part_of_an_upload_that_is_only_slow_arrives(s3: S3Server, tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w", dims=(2_200_000,))), path)
-    with slow_line(int(s3.endpoint.rpartition(":")[2]), 1.8 * MBIT) as line:
+    with slow_line(int(s3.endpoint.rpartition(":")[2]), MBIT) as line:
+        options = through(s3, line) | {"stall_timeout": 1}  # a part takes 67 seconds
         begin = time.monotonic()
-        onnxarchive.convert(path, "s3://bucket/slow", storage_options=through(s3, line))
-        assert time.monotonic() - begin < 1.3 * path.stat().st_size * 8 / (1.8 * MBIT) + 2
+        onnxarchive.convert(path, "s3://bucket/slow", storage_options=options)
+        assert time.monotonic() - begin < 1.3 * path.stat().st_size * 8 / MBIT + 2
     onnxarchive.download("s3://bucket/slow", tmp_path / "d", storage_options=s3.options)
     assert (tmp_path / "d").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.tool
+@pytest.mark.parametrize("after", [0, 12_000_000])
+def test_an_upload_whose_bytes_stop_ends(
+    s3: S3Server, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_SLOWEST", 1_000_000)  # bytes a second; the line has 12 million
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(6_000_000,))), path)
+    with slow_line(int(s3.endpoint.rpartition(":")[2]), 100 * MBIT) as line:
+        line.closes_after = after
+        options = through(s3, line) | {"stall_timeout": 1}
+        begin = time.monotonic()
+        with pytest.raises(OSError, match=r"upload stalls: \d+ of \d+ .*; stall_timeout in") as it:
+            onnxarchive.convert(path, "s3://bucket/stalled", storage_options=options)
+        assert 1 < time.monotonic() - begin < 40
+        assert it.value.filename == "s3://bucket/stalled"
+        arrived, size = map(int, re.findall(r"(\d+) of (\d+) bytes", str(it.value))[0])
+        assert min(after, 1) <= arrived <= after
+        assert size == path.stat().st_size
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.open("s3://bucket/stalled", storage_options=s3.options)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_an_object_appears_when_it_is_complete(target: tuple[str, dict[str, Any]
         writer.commit()
     with open_object(path, **place) as file:
         assert file.read(0, file.size) == CONTENT
-    with create_object(path, **place) as writer:  # replaces it
+    with create_object(path, len(CONTENT), **place) as writer:  # replaces it
         writer.write(b"new")
         with open_object(path, **place) as file:
             assert file.size == len(CONTENT)
@@ -63,7 +64,7 @@ def test_a_key_is_read_and_written_as_itself_and_shown_whole(key: str) -> None:
     store.put(key, b"12345")
     with open_object(key, store=store) as file:
         assert (file.size, file.path) == (5, key)
-    with create_object(f"new/{key}", store=store) as writer:
+    with create_object(f"new/{key}", 0, store=store) as writer:
         assert writer.path == f"new/{key}"
         writer.commit()
     assert [it["path"] for it in store.list("new").collect()] == [f"new/{key}"]
@@ -78,7 +79,7 @@ def test_a_key_that_would_be_another_object_is_refused_by_name(key: str) -> None
     store = MemoryStore()
     for name in ("a", "a/b", "b"):
         store.put(name, b"12345")
-    for call in (create_object, open_object):
+    for call in (partial(create_object, size=5), open_object):
         for url, given in ((key, store), (f"s3://bucket/{key}", None)):
             with pytest.raises(UnsupportedFeatureError, match="expected a key") as caught:
                 call(url, store=given)
@@ -103,7 +104,7 @@ def test_nothing_is_left_of_an_object_that_is_given_up(
     path, place = target
 
     def fail() -> None:
-        with create_object(path, **place) as writer:
+        with create_object(path, len(CONTENT), **place) as writer:
             write_in_pieces(writer, CONTENT)
             raise interrupt
 
@@ -123,11 +124,11 @@ def test_a_panic_of_obstore_is_an_error(count: int, monkeypatch: pytest.MonkeyPa
         raise PanicError("SECRET")
 
     monkeypatch.setattr("obstore.put", put)
-    with create_object("m", store=MemoryStore()) as writer:  # parts of 32 MiB
+    with create_object("m", len(CONTENT), store=MemoryStore()) as writer:
 
         def write() -> None:
             for _ in range(count):
-                writer.write(bytes(4 << 20))
+                writer.write(bytes(1 << 20))
             writer.commit()
 
         with pytest.raises(OSError, match="the request failed") as caught:
@@ -137,7 +138,7 @@ def test_a_panic_of_obstore_is_an_error(count: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_does_not_go_on_with_an_object() -> None:
-    with create_object("m", store=MemoryStore()) as writer:
+    with create_object("m", len(CONTENT), store=MemoryStore()) as writer:
         writer.write(b"begun")
         child = os.fork()
         if not child:
@@ -173,7 +174,10 @@ def test_objects_are_copied_from_store_to_store() -> None:
     ],
 )
 def test_web_servers_are_not_written_to_or_listed(path: str, place: dict[str, Any]) -> None:
-    for refused in (create_object, lambda *it, **more: list(list_objects(*it, **more))):
+    for refused in (
+        partial(create_object, size=5),
+        lambda *it, **more: list(list_objects(*it, **more)),
+    ):
         with pytest.raises(UnsupportedFeatureError, match="expected the URL of a store") as caught:
             refused(path, **place)
         assert "SECRET" not in str(caught.value)
@@ -193,7 +197,7 @@ def test_a_file_system_that_cannot_write_in_one_step_is_refused() -> None:
     with pytest.raises(
         UnsupportedFeatureError, match="in which only complete files appear, found Plain"
     ):
-        create_object("plain://m.onnxa")
+        create_object("plain://m.onnxa", 0)
     assert Plain.opened[0].closed
 
 
@@ -211,7 +215,7 @@ def test_a_file_system_that_cannot_write_says_what_to_do(
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Reading)
     message = r"hf://.*found Reading; write a local .*\('hf upload'\)"
     with pytest.raises(UnsupportedFeatureError, match=message):
-        create_object("hf://me/model/m.onnxa")
+        create_object("hf://me/model/m.onnxa", 0)
 
 
 def test_a_folder_is_listed_with_urls_that_open() -> None:
