@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import onnx
 
-TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
-
 
 @cache
-def fields_to(kind: str) -> dict[str, list[Any]]:
+def fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
     """For each message type, the fields that lead to messages of the type `kind`.
 
     Args:
-        kind: The full name of a message type.
+        kind: The descriptor of a message type.
 
     Returns:
-        The descriptors of these fields, by the full name of the containing type. Fields with a
-        shorter path to `kind` come first.
+        The name of each field, and True if it is repeated, by the descriptor of the containing
+        type. Fields with a shorter path to `kind` come first.
     """
     distances = {kind: 0}
-    descriptors = messages()
     nearest = [kind]
     while nearest:
         distance = distances[nearest[0]] + 1
-        farther = (name for name in descriptors if name not in distances)
-        nearest = [name for name in farther if _leading(descriptors[name], distances)]
+        farther = (message for message in messages() if message not in distances)
+        nearest = [message for message in farther if _leading(message, distances)]
         distances.update(dict.fromkeys(nearest, distance))
     return {
-        name: sorted(
-            _leading(descriptors[name], distances),
-            key=lambda field: (distances[_below(field)], field.number),
-        )
-        for name in distances
+        message: [(field.name, is_repeated(field)) for field in _leading(message, distances)]
+        for message in distances
     }
+
+
+def _leading(message: Any, distances: dict[Any, int]) -> list[Any]:
+    """The fields that hold messages of known types, by distance."""
+    fields = [field for field in message.fields if field.message_type in distances]
+    return sorted(fields, key=lambda field: (distances[field.message_type], field.number))
 
 
 def is_repeated(field: Any) -> bool:
@@ -46,23 +46,10 @@ def is_repeated(field: Any) -> bool:
 
 
 @cache
-def messages() -> dict[str, Any]:
-    """The descriptors of ModelProto and of every message below it, by full name."""
-    descriptors: dict[str, Any] = {}
-    pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
-    while pending:
-        message = pending.pop()
-        if message.full_name not in descriptors:
-            descriptors[message.full_name] = message
-            pending += [field.message_type for field in message.fields if field.message_type]
+def messages() -> list[Any]:
+    """The descriptors of ModelProto and of every message below it."""
+    descriptors = [onnx.ModelProto.DESCRIPTOR]
+    for message in descriptors:  # grows meanwhile
+        below = (field.message_type for field in message.fields if field.message_type)
+        descriptors += [kind for kind in dict.fromkeys(below) if kind not in descriptors]
     return descriptors
-
-
-def _leading(message: Any, known: dict[str, int]) -> list[Any]:
-    return [field for field in message.fields if field.message_type and _below(field) in known]
-
-
-def _below(field: Any) -> str:
-    """The full name of the message that a field holds."""
-    name: str = field.message_type.full_name
-    return name

@@ -7,7 +7,6 @@ no tensor or graph in a field that the installed onnx knows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -63,7 +62,7 @@ def below(
         kind: Descriptor of the type.
         without: A field of `message` that is not entered.
     """
-    fields = _fields_to(kind)
+    fields = schema.fields_to(kind)
     steps = list(path)
     entered = [field for field in fields[message.DESCRIPTOR] if field[0] != without]
     stack = [_children(message, _present(message, entered))]
@@ -100,19 +99,6 @@ def _children(
                 yield (name, index), child
         else:
             yield (name, None), getattr(message, name)
-
-
-@cache
-def _fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
-    """As `schema.fields_to`, but by descriptors of message types instead of names.
-
-    Each field is a pair: the field's name, and True if the field is repeated.
-    """
-    descriptors = schema.messages()
-    return {
-        descriptors[name]: [(field.name, schema.is_repeated(field)) for field in fields]
-        for name, fields in schema.fields_to(kind.full_name).items()
-    }
 
 
 def at(model: onnx.ModelProto, path: Path) -> Any:

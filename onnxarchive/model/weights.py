@@ -179,18 +179,15 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 
 # The messages that lead to a tensor
 
-_MODEL: Final[str] = onnx.ModelProto.DESCRIPTOR.full_name
+_TENSOR: Final = onnx.TensorProto.DESCRIPTOR
 # {message type: {tag of a field: (message type of the field, True if the field is repeated)}}, for
 # the fields that lead to a tensor.
 _FIELDS_TO_TENSORS: Final = {
-    name: {
-        tag_of(field.containing_type, field.name, LEN): (
-            str(field.message_type.full_name),
-            schema.is_repeated(field),
-        )
-        for field in fields
+    message: {
+        tag_of(message, name, LEN): (message.fields_by_name[name].message_type, is_repeated)
+        for name, is_repeated in fields
     }
-    for name, fields in schema.fields_to(schema.TENSOR).items()
+    for message, fields in schema.fields_to(_TENSOR).items()
 }
 
 
@@ -198,7 +195,7 @@ _FIELDS_TO_TENSORS: Final = {
 class _Frame:
     """A message on the way to a tensor, or the tensor itself."""
 
-    message: str
+    message: Any  # descriptor
     parent: _Frame | None
     prefix: int  # offset of the varint with the length of the message
     start: int
@@ -211,10 +208,10 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
     """Yields the TensorProtos that `_children` finds, in the order of their offsets in `wire`."""
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
-    stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
+    stack = [_Frame(onnx.ModelProto.DESCRIPTOR, None, 0, 0, len(wire), 0)]
     while stack:
         frame = stack.pop()
-        if frame.message == schema.TENSOR:
+        if frame.message is _TENSOR:
             yield frame
         else:
             stack += reversed(_children(wire, frame, smallest))
@@ -244,7 +241,7 @@ def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
 
 
 def _tensor_tag(field: str, wire_type: int) -> int:
-    return tag_of(onnx.TensorProto.DESCRIPTOR, field, wire_type)
+    return tag_of(_TENSOR, field, wire_type)
 
 
 _DATA_TYPE: Final = _tensor_tag("data_type", VARINT)

@@ -242,7 +242,7 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     for data in models:
         wire = as_bytes(data)
         unseen -= len(wire)
-        stack = [(_MESSAGES[onnx.ModelProto.DESCRIPTOR.full_name], fields_of(wire))]
+        stack = [(_MESSAGES[onnx.ModelProto.DESCRIPTOR], fields_of(wire))]
         while stack:
             below, fields = stack[-1]
             for tag, _, _, start, stop in fields:
@@ -251,9 +251,9 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
                     rest = unseen + len(wire) - start
                     if count > limit or count + rest // _SMALLEST_MESSAGE_FIELD <= limit:
                         return count > limit
-                    if below[tag] in _MESSAGES:
-                        message = _MESSAGES[below[tag]]
-                        stack.append((message, fields_in(wire, start, stop, len(stack))))
+                    inner = _MESSAGES[below[tag]]
+                    if inner:
+                        stack.append((inner, fields_in(wire, start, stop, len(stack))))
                         break
             else:
                 stack.pop()
@@ -262,13 +262,12 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
 
 # {message type: {tag of a field: message type of the field}}, for fields that hold messages.
 _MESSAGES: Final = {
-    name: {
-        tag_of(message, field.name, LEN): field.message_type.full_name
+    message: {
+        tag_of(message, field.name, LEN): field.message_type
         for field in message.fields
         if field.message_type
     }
-    for name, message in schema.messages().items()
-    if any(field.message_type for field in message.fields)
+    for message in schema.messages()
 }
 _IR_VERSION: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "ir_version", VARINT)
 _MODEL_TAGS: Final = {
