@@ -308,20 +308,6 @@ class Strict(Report):
         raise kind(subject + message, rule=rule, entry=entry, path=self.path)
 
 
-class RenamedEntry(Report):
-    """Forwards broken rules to another report, with one entry renamed."""
-
-    def __init__(self, report: Report, name: str, new_name: str) -> None:
-        """Forwards to `report`, with `new_name` in place of the entry name `name`."""
-        self._report = report
-        self._renamed = {name: new_name}
-
-    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Forwards a broken rule."""
-        entry = None if entry is None else self._renamed.get(entry, entry)
-        self._report.broken(rule, message, entry=entry)
-
-
 # By module: name of the library in messages, and argument of `pip install`.
 _LIBRARIES: Final = {
     "fsspec": ("fsspec", "'onnxarchive[remote]'"),

@@ -165,7 +165,7 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
 def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
     archive = changes.archive
-    names = archive.entries.names[: archive.contents.first_model]
+    names = [*archive.entries][: archive.contents.first_model]
     uses = Counter(chain.from_iterable(model.keys for model in models.values()))
     replaced = _replaced(archive, models, uses)
     serialized, tensor_items = _serialize(changes, models, uses, replaced.keys())
@@ -231,7 +231,7 @@ def _serialize(
     items: list[Item] = []
     assigned, shared = Keys(), SharedEntries()
     if any(model.is_changed and model.others for model in models.values()):
-        assigned = Keys(filter(is_key, archive.entries.names))
+        assigned = Keys(filter(is_key, archive.entries))
         for checked in archive.contents.models.values():
             shared.add(
                 (key, ref, entry_data(archive, key))

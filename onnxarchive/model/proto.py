@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.errors import (
     ArchiveFormatError,
-    RenamedEntry,
     Report,
     Strict,
     UnsupportedFeatureError,
@@ -53,7 +52,9 @@ def encode(model: onnx.ModelProto) -> bytes:
     Raises:
         ArchiveFormatError: The model has no ir_version or graph, or is too large for protobuf.
     """
-    _check_required(model, Strict())
+    fault = _incomplete(model)
+    if fault is not None:
+        Strict().broken("MODEL-3", fault, entry=MODEL_PROTO)
     try:
         data = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
@@ -112,34 +113,25 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
         report: Receives the broken rule.
         entry: Name of the model's entry.
     """
-    model = None
+    model = fault = None
     try:
-        if not wire.have_more_messages([data], MAX_MESSAGES):
+        if wire.have_more_messages([data], MAX_MESSAGES):
+            fault = f"expected at most {MAX_MESSAGES} messages, found more"
+        else:
             graphs = wire.occurrences(data, "graph")
             model = onnx.ModelProto.FromString(data)
+            fault = _incomplete(model)
+            if graphs > 1:
+                fault = f"expected one graph, found {graphs}, which protobuf would merge"
     except (ArchiveFormatError, DecodeError) as error:
-        report.broken(
-            "MODEL-3",
+        fault = (
             "expected a serialized ModelProto whose messages are nested at most 100 deep, found: "
-            f"{error.args[0]}",
-            entry=entry,
+            f"{error.args[0]}"
         )
-        return None
-    if model is None:
-        _report_messages(report, entry)
-        return None
-    if graphs > 1:
-        report.broken(
-            "MODEL-3",
-            f"expected one graph, found {graphs}, which protobuf would merge",
-            entry=entry,
-        )
-        return None
-    return model if _check_required(model, report, entry) else None
-
-
-def _report_messages(report: Report, entry: str) -> None:
-    report.broken("MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=entry)
+    if fault is None:
+        return model
+    report.broken("MODEL-3", fault, entry=entry)
+    return None
 
 
 def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
@@ -157,15 +149,12 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
     return not are_too_many
 
 
-def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_PROTO) -> bool:
+def _incomplete(model: onnx.ModelProto) -> str | None:
+    """The message for a model without ir_version or graph, or None."""
     missing = [field for field in ("ir_version", "graph") if not model.HasField(field)]
-    if missing:
-        report.broken(
-            "MODEL-3",
-            f"expected a model with ir_version and graph, found no {' and no '.join(missing)}",
-            entry=entry,
-        )
-    return not missing
+    if not missing:
+        return None
+    return f"expected a model with ir_version and graph, found no {' and no '.join(missing)}"
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
@@ -241,8 +230,7 @@ def check_all_references(
     checked: dict[str, CheckedModel] = {}
     named: set[str] = set()
     for name, model in models.items():
-        of_model = report if name == MODEL_PROTO else RenamedEntry(report, MODEL_PROTO, name)
-        checked[name] = _check_model(model, sizes, of_model, are_all, named)
+        checked[name] = _check_model(model, name, sizes, report, are_all, named)
     for key in sizes if are_all_models else ():
         if key not in named:
             report.broken("DATA-2", "expected a tensor with this location, found none", entry=key)
@@ -253,12 +241,16 @@ def check_all_references(
 
 def _check_model(
     model: onnx.ModelProto,
+    entry: str,
     sizes: Mapping[str, int | None],
     report: Report,
     are_all: bool,
     named: set[str],
 ) -> CheckedModel:
-    """Checks one model; adds to `named` every key that is the location of an external tensor."""
+    """Checks one model; adds to `named` every key that is the location of an external tensor.
+
+    `entry` is the name of the model's entry.
+    """
     refs = TensorRefs(model.graph.initializer)
     kinds: dict[str, Kind] = {}
     inner: list[tuple[TensorRef, str | None]] = []
@@ -285,7 +277,7 @@ def _check_model(
             ):  # perhaps a broken rule
                 if len(pairs) > 1:
                     named.update(tensors.locations(tensor))
-                key = _check_reference(ref, sizes, refs, report, are_all)
+                key = _check_reference(ref, entry, sizes, refs, report, are_all)
             if key is not None:
                 key = key_of[key]
                 refs.positions[key] = number if number < count else ref
@@ -294,7 +286,7 @@ def _check_model(
             report.broken(
                 "DATA-7",
                 f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
-                entry=MODEL_PROTO,
+                entry=entry,
             )
         if number >= count and ref.is_initializer:
             inner.append((ref, key))
@@ -324,34 +316,26 @@ def _shown_kind(kind: Kind) -> str:
 
 def _check_reference(
     ref: TensorRef,
+    entry: str,
     sizes: Mapping[str, int | None],
-    refs: TensorRefs,
+    refs: Mapping[str, TensorRef],
     report: Report,
     are_all: bool,
 ) -> str | None:
     """Checks an external tensor of any form; returns its key if no other tensor has the key."""
-    reference = tensors.external_data(ref, report, keys=sizes)
-    key = None if reference is None else reference.location
-    nbytes = None
-    is_new = False
-    if key is not None and key in sizes:
-        nbytes = sizes[key]
-        is_new = key not in refs
-        if not is_new:
-            report.broken(
-                "DATA-3",
-                f"expected one tensor with this location, found {refs[key].where} and {ref}",
-                entry=key,
-            )
-    elif key is not None:
-        if are_all:
-            report.broken(
-                "DATA-1",
-                f"{ref}: expected the key of an entry, found location {shown(key)}",
-                entry=MODEL_PROTO,
-            )
-        key = None
-    broken = partial(report.broken, entry=MODEL_PROTO if key is None else key)
+    location = tensors.location(ref.tensor)
+    key = location if location in sizes else None
+    broken = partial(report.broken, entry=entry if key is None else key)
+    reference = tensors.external_data(ref, report, entry=entry if key is None else key)
+    nbytes = None if key is None else sizes[key]
+    is_new = key is not None and key not in refs
+    if key is not None and not is_new:
+        broken(
+            "DATA-3",
+            f"expected one tensor with this location, found {refs[key].where} and {ref}",
+        )
+    elif key is None and location is not None and are_all:
+        broken("DATA-1", f"{ref}: expected the key of an entry, found location {shown(location)}")
     if reference is not None:
         if reference.offset:
             broken("DATA-5", f"{ref}: expected offset 0, found {reference.offset}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +20,6 @@ from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.walking import MAIN_GRAPH, Path, below
 
 if TYPE_CHECKING:
@@ -400,7 +399,7 @@ def external_data(
     report: Report,
     *,
     also_allowed: frozenset[str] = frozenset(),
-    keys: Container[str] | None = None,
+    entry: str | None = None,
 ) -> ExternalData | None:
     """Reads a tensor's `external_data` field strictly.
 
@@ -410,8 +409,7 @@ def external_data(
         ref: The tensor.
         report: Receives each broken rule (DATA-4, DATA-5).
         also_allowed: Keys of pairs that are allowed besides ONNX's; their values are ignored.
-        keys: The keys of the archive. If the location is one of them, each report is about the
-            tensor's entry, else about the model's entry. None for a model outside an archive.
+        entry: The entry that reports name; None for a model outside an archive.
 
     Returns:
         The values of the field; None if it has no location. If several pairs have the same
@@ -424,12 +422,9 @@ def external_data(
         is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed
         if is_known and key not in pairs:
             pairs[key] = _decoded(pair.value)
-        elif len(unfit) < _MAX_SHOWN_PAIRS and not (keys is None and names_packed(pair)):
+        elif len(unfit) < _MAX_SHOWN_PAIRS and not (entry is None and names_packed(pair)):
             unfit.append(f"{shown(key)}{' again' * is_known}")
     location = pairs.get(LOCATION)
-    entry = None
-    if keys is not None:
-        entry = location if location is not None and location in keys else MODEL_PROTO
     if unfit:
         report.broken(
             "DATA-4",

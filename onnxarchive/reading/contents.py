@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx
 
@@ -341,41 +341,41 @@ class EntryData:
         return self.contents.pieces(self.name) if view is None else pieces(view)
 
 
-class CompletedMapping(Mapping[str, _Value]):
-    """A mapping whose keys IPython completes."""
+class NamedMapping(Mapping[str, _Value]):
+    """Values of an archive by name; IPython completes the names.
+
+    Subclasses look values up, and say in `_index` which names there are.
+    """
+
+    _index: Any  # a mapping by name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._index
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
 
-class NamedEntries(CompletedMapping[Entry]):
-    """The entries of an archive by name.
+class NamedEntries(NamedMapping[Entry]):
+    """The entries of an archive by name, in the order of the archive.
 
     Attributes:
-        names: The names, in the order of the archive.
+        index_of: The index of each entry by its name.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         """Wraps `entries`; their names must be distinct."""
-        self.names = [entry.name for entry in entries]
         self._entries = entries
-
-    @cached_property
-    def index_of(self) -> Mapping[str, int]:
-        """The index of each entry by its name."""
-        return dict(zip(self.names, range(len(self.names)), strict=True))
+        self._index = self.index_of = {entry.name: index for index, entry in enumerate(entries)}
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.index_of[name]]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.index_of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"<{len(self)} entries>"

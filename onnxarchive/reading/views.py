@@ -19,7 +19,8 @@ from onnxarchive.errors import (
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.contents import CompletedMapping, Contents
+from onnxarchive.reading.contents import Contents, NamedMapping
+from onnxarchive.zipformat.directory import Entry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 
 
-class Tensors(CompletedMapping["NDArray[Any]"]):
+class Tensors(NamedMapping["NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
     The mapping has the initializers of the main graph and of its subgraphs, including small and
@@ -43,13 +44,12 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
         self._contents = contents
         self._checked = contents.models[model]
         self.refs = self._checked.refs
+        # As `_index`, for the names that several initializers have, once `_index` is made.
+        self._ambiguous: dict[str, list[str | TensorRef]] = {}
 
     @cached_property
-    def _index(self) -> tuple[dict[str, str | TensorRef], dict[str, list[str | TensorRef]]]:
-        """The key of each initializer, or its ref if the model itself holds it, by name.
-
-        The second mapping has the names that several initializers have.
-        """
+    def _index(self) -> dict[str, str | TensorRef]:
+        """The key of each initializer, or its ref if the model itself holds it, by name."""
         initializers = self.refs.initializers
         names = [tensors.text(tensor.name) for tensor in initializers]
         stored: list[str | TensorRef | None] = [None] * len(names)
@@ -60,15 +60,14 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
             names.append(ref.name)
             stored.append(inner_key or ref)
         index: dict[str, str | TensorRef] = {}
-        ambiguous: dict[str, list[str | TensorRef]] = {}
         for number, (name, one) in enumerate(zip(names, stored, strict=True)):
             one = one or tensors.main_initializer(initializers[number], number)
             if name in index:
-                ambiguous.setdefault(name, [index[name]]).append(one)
+                self._ambiguous.setdefault(name, [index[name]]).append(one)
             index[name] = one
-        for name in ambiguous:
+        for name in self._ambiguous:
             del index[name]
-        return index, ambiguous
+        return index
 
     def _find(self, name: str) -> str | TensorRef:
         """The key of an initializer, or its ref if the model itself holds it.
@@ -76,14 +75,14 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        stored = self._index[0].get(name)
+        stored = self._index.get(name)
         if stored is None:
             raise self._contents.not_found(self._why_not(name))
         return stored
 
     def _why_not(self, name: str) -> str:
         """The message for the name of an initializer that is missing or ambiguous."""
-        named = self._index[1].get(name)
+        named = self._ambiguous.get(name)
         if named is None:
             what = shown(name) if isinstance(name, str) else repr(name)
             return f"expected the name of an initializer, found {what}"
@@ -127,15 +126,6 @@ class Tensors(CompletedMapping["NDArray[Any]"]):
             return self.array(stored, self._contents.view(stored))
         with with_path(self._contents.file.path):
             return array_in_model(stored)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index[0])
-
-    def __len__(self) -> int:
-        return len(self._index[0])
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._index[0]
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._contents.file.path!r}>"
@@ -182,11 +172,19 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
     return strings
 
 
-class Assets(CompletedMapping[bytes]):
+class Assets(NamedMapping[bytes]):
     """The assets of an archive by path; each is read when it is looked up."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
+
+    @cached_property
+    def _index(self) -> dict[str, Entry]:
+        return {
+            entry.name.removeprefix(ASSET_PREFIX): entry
+            for entry in self._contents.directory.entries
+            if entry.name.startswith(ASSET_PREFIX)
+        }
 
     def __getitem__(self, path: str) -> bytes:
         """The asset with this path, as a copy.
@@ -209,54 +207,34 @@ class Assets(CompletedMapping[bytes]):
                 last piece.
             TensorNotFoundError: There is no such asset.
         """
-        name = ASSET_PREFIX + path
-        if name not in self._contents.entries:
+        if path not in self._index:
             raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
+        name = self._index[path].name
         if not self._contents.file.is_mapped:
             return iter([self._contents.view(name)])
         return self._contents.pieces(name)
-
-    def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and ASSET_PREFIX + path in self._contents.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return (
-            name.removeprefix(ASSET_PREFIX)
-            for name in self._contents.entries
-            if name.startswith(ASSET_PREFIX)
-        )
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return f"<{len(self)} assets of {self._contents.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        entries = self._contents.entries
-        names = [name for name in entries if name.startswith(ASSET_PREFIX)]
-        rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
+        rows = (([shown(path)], entry.nbytes) for path, entry in self._index.items())
         from onnxarchive.reading import html  # only notebooks need it
 
-        return html.table(repr(self), ["name"], rows, len(names))
+        return html.table(repr(self), ["name"], rows, len(self))
 
 
-class Models(CompletedMapping[onnx.ModelProto]):
+class Models(NamedMapping[onnx.ModelProto]):
     """The models of an archive by id, as they were when this object was made."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
+        self._index = contents.models
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
         checked = self._contents.models[id]
         checked.refs.keep()  # the caller may change the model; its refs still give the old tensors
         return checked.model
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._contents.models)
-
-    def __len__(self) -> int:
-        return len(self._contents.models)
 
     def __repr__(self) -> str:
         return f"<models {shown_names(self)} of {self._contents.file.path!r}>"

@@ -380,7 +380,7 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
         tensor.external_data.add(key=key, value=value)
     tensor.external_data.extend(tensor.external_data[0] for _ in range(10_000))
     collected = Findings()
-    found = tensors.external_data(_ref(tensor), collected, keys={"key"})
+    found = tensors.external_data(_ref(tensor), collected, entry="key")
     assert found == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-4", "DATA-5"]
     assert collected.entries == ["key", "key"]
@@ -388,8 +388,8 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
     assert len(collected.messages[0]) < 500
     assert list(tensors.locations(tensor)) == ["key", "other"]
     del tensor.external_data[:]
-    assert tensors.external_data(_ref(tensor), collected, keys={"key"}) is None
-    assert collected.entries[-1] == "__MODEL_PROTO"
+    assert tensors.external_data(_ref(tensor), collected, entry="key") is None
+    assert collected.entries[-1] == "key"
 
 
 def test_a_key_may_be_allowed_besides_and_then_once() -> None:
