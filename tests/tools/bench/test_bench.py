@@ -392,3 +392,35 @@ def test_memory_that_is_given_back_meanwhile_is_seen(
     assert figures.resident is not None
     assert 190 * MIB < figures.anonymous < 220 * MIB
     assert 190 * MIB < figures.resident < 220 * MIB
+
+
+# Packed weights
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/smaps_rollup"), reason="/proc says how much memory is private"
+)
+def test_the_table_shows_what_packed_copies_take(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    told = tmp_path / "told.json"
+    told.write_text('{"cases": {}}')
+    tool = TOOL.with_name("prepacking.py")
+    command = [sys.executable, tool, "--layers", "4", "--threads", "1", "--json", told]
+    completed(command, status=0)
+    run = json.loads(told.read_text())
+    assert run["cases"] == {}
+    rows = run["packed weights"]
+    found = {
+        tuple(cells[:3]): int(cells[-1].removesuffix(" MiB").replace(",", "")) for cells in rows[1:]
+    }
+    assert list(found) == [
+        (weights, prepack, processes)
+        for weights in ("float32", "4 bits")
+        for prepack in ("yes", "no", "stored")
+        for processes in "14"
+    ]
+    for processes in "14":
+        packed = int(processes) * 4 * 16  # MiB
+        assert found["float32", "yes", processes] >= packed
+        assert found["float32", "no", processes] < packed / 2
+        assert found["float32", "stored", processes] < packed

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import flip_byte, runnable_model
+from models import flip_byte, runnable_model, text_model
 from onnx import TensorProto, helper
 from processes import completed
 
@@ -71,20 +71,14 @@ def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
 
 def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:
     ort: Any = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xay"]
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "a"], ["y"])],
-        "adapted",
-        ports[:2],
-        ports[2:],
-        [helper.make_tensor("a", TensorProto.FLOAT, [4], [0.0] * 4)],
-    )
-    opset = helper.make_opsetid("", 17)
+    text = "adapted (float[4] x, float[4] a) => (float[4] y) { y = Add(x, a) }"
+    zeros = helper.make_tensor("a", TensorProto.FLOAT, [4], [0.0] * 4)
     adapter = ort.AdapterFormat()
     adapter.set_parameters({"a": ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype=np.float32))})
     adapter.export_adapter(str(tmp_path / "a.onnx_adapter"))
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    onnxarchive.save(model, path, assets={"a.onnx_adapter": tmp_path / "a.onnx_adapter"})
+    onnxarchive.save(
+        text_model(text, zeros), path, assets={"a.onnx_adapter": tmp_path / "a.onnx_adapter"}
+    )
     with onnxarchive.open(path) as archive:
         (tmp_path / "read.onnx_adapter").write_bytes(archive.assets["a.onnx_adapter"])
     loaded, options = ort.LoraAdapter(), ort.RunOptions()

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from models import text_model
+from onnx import numpy_helper
 from processes import mapped, started, wait_until
 
 import onnxarchive
@@ -40,15 +41,8 @@ X = np.ones((1, SIDE), np.float32)
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnxa"
     weight = np.random.default_rng(1).standard_normal((SIDE, SIDE), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "served",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", SIDE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", SIDE])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    opsets = [helper.make_opsetid("", 21)]
-    onnxarchive.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    text = f"served (float[n, {SIDE}] x) => (float[n, {SIDE}] y) {{ y = MatMul(x, w) }}"
+    onnxarchive.save(text_model(text, numpy_helper.from_array(weight, "w")), path)
     return path
 
 

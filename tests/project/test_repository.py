@@ -1,7 +1,8 @@
-"""What workflows and packages download is pinned."""
+"""CONTRIBUTING names what exists, and what workflows and packages download is pinned."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import tomllib
@@ -10,6 +11,36 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOMS = sorted(path.parent.name for path in ROOT.glob("onnxarchive/*/__init__.py"))
+NAMES = sorted(set(re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", CONTRIBUTING)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_with_dots_is_in_the_package(name: str) -> None:
+    room, module, *attributes = name.split(".")
+    found = importlib.import_module(f"onnxarchive.{room}.{module}")
+    for attribute in attributes:
+        found = getattr(found, attribute)
+
+
+def test_the_walks_name_the_rooms_that_they_pass() -> None:
+    rooms = {name.partition(".")[0] for name in NAMES}
+    assert rooms >= {"model", "reading", "writing", "zipformat"}
+
+
+def test_the_table_has_each_room() -> None:
+    rooms = CONTRIBUTING.partition("| beside the package |")[0]
+    assert sorted(re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE)) == ROOMS
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z_]+/[\w/.]*)`", CONTRIBUTING))))
+def test_each_path_exists(path: str) -> None:
+    assert any((ROOT / above / path).exists() for above in ("", "onnxarchive", "tests"))
+
+
+# Workflows and packages
+
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -44,11 +75,7 @@ def test_pythons_of_classifiers_are_those_that_are_tested() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        path
-        for path in sorted(ROOT.glob("tools/**/package.json"))
-        if "node_modules" not in path.parts
-    ],
+    [it for it in sorted(ROOT.glob("tools/**/package.json")) if "node_modules" not in it.parts],
     ids=lambda path: path.parent.name,
 )
 def test_packages_of_npm_are_locked(path: Path) -> None:

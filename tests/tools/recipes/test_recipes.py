@@ -1,0 +1,222 @@
+"""The recipes in Python that make, keep and sign archives, run as their first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import run_python, text_model, weight_model
+from object_servers import S3Server, s3_server
+from onnx import numpy_helper
+from processes import completed
+
+import onnxarchive
+
+pytestmark = pytest.mark.tool
+
+RECIPES = Path(__file__).resolve().parents[3] / "tools" / "recipes"
+SIDE = 256
+X = np.random.default_rng(7).standard_normal((4, SIDE), np.float32)
+ASSETS = {"labels.txt": b"cat\n"}
+
+
+def run_recipe(name: str, *arguments: object, needs: tuple[str, ...] = ()) -> str:
+    """Runs a recipe, which must succeed; returns its output."""
+    for library in ("onnxruntime", *needs):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    done = completed([sys.executable, RECIPES / name, *map(str, arguments)], status=0)
+    return done.stdout
+
+
+def _layers(*names: str) -> onnx.ModelProto:
+    """A model that multiplies by one weight after another."""
+    values = ["x", *(f"after_{name}" for name in names[:-1]), "y"]
+    nodes = [
+        f"{after} = MatMul({before}, {name})"
+        for name, before, after in zip(names, values[:-1], values[1:], strict=True)
+    ]
+    text = f"layers (float[n, {SIDE}] x) => (float[n, {SIDE}] y) {{ {' '.join(nodes)} }}"
+    weights = {
+        name: np.random.default_rng([*name.encode()]).standard_normal((SIDE, SIDE), np.float32)
+        for name in names
+    }
+    return text_model(text, *(numpy_helper.from_array(it / 16, n) for n, it in weights.items()))
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(_layers("a", "b"), path, models={"short": _layers("a")}, assets=ASSETS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "operator", "size", "error"),
+    [
+        ("quantize.py", [], "MatMulInteger", 0.3, 0.05),
+        ("quantize.py", ["--bits", 4], "MatMulNBits", 0.2, 0.2),
+        ("to_float16.py", [], "Cast", 0.55, 0.005),
+    ],
+    ids=["8 bits", "4 bits", "float16"],
+)
+def test_models_become_smaller_and_nearly_compute_what_they_did(
+    archive: Path, recipe: str, options: list[Any], operator: str, size: float, error: float
+) -> None:
+    target = archive.with_name("small.onnxa")
+    printed = run_recipe(recipe, archive, target, *options, needs=("onnx_ir",))
+    assert f"{target.stat().st_size:,} bytes" in printed
+    assert target.stat().st_size < size * archive.stat().st_size
+    assert onnxarchive.check(target, full=True) == []
+    with onnxarchive.open(target) as opened:
+        assert {name: bytes(data) for name, data in opened.assets.items()} == ASSETS
+        assert list(opened.models) == ["", "short"]
+        for model in opened.models.values():
+            assert operator in [node.op_type for node in model.graph.node]
+    for id in ("", "short"):
+        found, expected = (
+            onnxarchive.session(path, model=id).run(None, {"x": X})[0] for path in (target, archive)
+        )
+        assert 0 < np.abs(found - expected).mean() < error * np.abs(expected).mean()
+
+
+def test_a_module_of_pytorch_becomes_an_archive(path: Path) -> None:
+    printed = run_recipe("export_torch.py", path, needs=("torch", "onnxscript"))
+    assert f"{path}: scores of shape (3, 10), as PyTorch's" in printed
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_encoder_and_decoder_share_their_embedding(path: Path) -> None:
+    printed = run_recipe("encoder_decoder.py", path, needs=("torch", "onnxscript"))
+    assert "tokens as PyTorch's" in printed
+    tokens = printed.partition("tokens as PyTorch's:")[2]
+    assert len(set(tokens.split())) > 8  # not the same one again and again
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        sizes = [entry.nbytes for entry in archive.entries.values()]
+        assert sizes.count(2000 * 64 * 4) == 1
+
+
+def test_a_tokenizer_comes_with_its_model(path: Path) -> None:
+    texts = ["the cat sat", "cat sat the", "a dog ran"]
+    printed = run_recipe("with_tokenizer.py", path, *texts, needs=("tokenizers",))
+    likeness = np.array(
+        [[float(it) for it in line.strip(" []").split()] for line in printed.splitlines()]
+    )
+    assert likeness.shape == (3, 3)
+    assert likeness[0, 1] == 1  # the same words
+    assert likeness[0, 2] < 0.9
+    assert onnxarchive.check(path, full=True) == []
+    code = "import sys, onnxarchive; print(*onnxarchive.open(sys.argv[1]).assets)"
+    assert run_python(code, path) == "tokenizer.json\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("hugging_face/layout.py", "onnx"),
+        ("object_store.py", "onnx"),
+        ("run_openvino.py", "openvino"),
+        ("to_float16.py", "onnxruntime"),
+        ("with_tokenizer.py", "tokenizers"),
+    ],
+)
+def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -> None:
+    pytest.importorskip(needs)
+    command = [sys.executable, str(RECIPES / name)]
+    done = completed(command, status=1)
+    assert f"\npython {Path(name).name} " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Buckets
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+def run_in_store(server: S3Server, name: str, *arguments: str, status: int = 0) -> str:
+    """Runs a recipe with credentials from the environment; returns its output."""
+    environment = {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "SECRET",
+    }
+    command = [sys.executable, RECIPES / name, *arguments]
+    done = completed(command, status=status, env={**os.environ, **environment})
+    assert "SECRET" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_model_is_saved_to_a_bucket_and_used_from_there(server: S3Server) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    printed = run_in_store(server, "object_store.py", "s3://bucket/folder").splitlines()
+    assert printed[0] == f"w {4 << 20}"
+    assert "(1024, 1024) float32" in printed
+    url = "s3://bucket/folder/model.onnxa"
+    assert onnxarchive.check(url, full=True, storage_options=server.options) == []
+    with onnxarchive.open(url, storage_options=server.options) as archive:
+        assert printed[-1] == f"{archive.contents.file.size:,} bytes downloaded"
+
+
+def test_a_cluster_converts_the_models_of_a_bucket(server: S3Server) -> None:
+    pytest.importorskip("distributed", reason="distributed (Dask) is not installed")
+    for seed in range(3):
+        url = f"s3://bucket/models/{seed}.onnxa"
+        onnxarchive.save(weight_model(seed), url, storage_options=server.options)
+    arguments = ("many_models.py", "s3://bucket/models", "s3://bucket/archives")
+    lines = run_in_store(server, *arguments).splitlines()
+    assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert all(line.endswith(" bytes") for line in lines)
+    for seed in range(3):
+        url = f"s3://bucket/archives/{seed}.onnxa"
+        assert onnxarchive.load(url, storage_options=server.options) == weight_model(seed)
+    lines = run_in_store(server, *arguments).splitlines()
+    assert all(line.endswith(": there already") for line in lines)
+    printed = run_in_store(server, "many_models.py", "s3://bucket/none", "s3://bucket/a", status=1)
+    assert "1/1 s3://bucket/none: " in printed
+
+
+# Signatures
+
+
+def make_keys(directory: Path) -> tuple[Path, Path]:
+    """A private and a public key."""
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = directory / "private.pem", directory / "public.pem"
+    pem, kind = forms.Encoding.PEM, forms.PrivateFormat.PKCS8
+    private.write_bytes(key.private_bytes(pem, kind, forms.NoEncryption()))
+    kind_of_public = forms.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(pem, kind_of_public))
+    return private, public
+
+
+def test_a_signature_is_of_these_bytes_by_this_key(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing", reason="model-signing or pyOpenSSL is not installed")
+
+    def sign(step: str, key: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        return completed([sys.executable, RECIPES / "sign.py", step, path, key], status=status)
+
+    onnxarchive.save(weight_model(1), path)
+    private, public = make_keys(tmp_path)
+    sign("sign", private)
+    assert sign("verify", public).stdout == f"{path}: verify: done\n"
+    (tmp_path / "other").mkdir()
+    done = sign("verify", make_keys(tmp_path / "other")[1], status=1)
+    assert done.stderr.startswith(f"{path}: ")
+    onnxarchive.save(weight_model(2), path)
+    assert "Signature mismatch" in sign("verify", public, status=1).stderr
