@@ -275,7 +275,7 @@ def convert_silently(
         ]
         plan = plan_archive(models, options, assets=assets, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
-        count = sum(not item.name.startswith(ASSET_PREFIX) for item in plan.items)
+        count = len([None for name, _ in plan.items if not name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=sources[""].name,
             target=target.name,

@@ -20,7 +20,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
-from onnxarchive.model import dtypes, tensors, weights
+from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.sources.data_files import DataFile, DataFiles
@@ -92,28 +92,32 @@ class Finder:
         self._ranges.append([])
         data: list[Data] = []
         faults = _Faults()
-        idle: list[TensorRef] = []
+        idle: list[TensorRef] = []  # tensors with `external_data` beside data in the model
         packed: list[TensorRef] = []
         cleared: dict[str, str] = {}
-        has_spans = len(serialized.spans) > 0
         for ref in tensors.walk(serialized.model):
-            if _drop_idle_pairs(ref.tensor, has_spans):
+            tensor = ref.tensor
+            pairs = tensor.external_data
+            span = serialized.span(tensor)
+            if len(pairs) > 1 and span is not None:
                 idle.append(ref)
-            pairs = ref.tensor.external_data
-            if len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
+            elif pairs and tensor.data_location != tensors.EXTERNAL and tensors.data_fields(tensor):
+                idle.append(ref)
+                tensor.ClearField("external_data")
+            elif len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
                 packed.append(ref)
             try:
-                tensor_data = self._data(ref, serialized)
+                tensor_data = self._data(ref) if span is None else serialized.data(ref, span)
             except OutsideError as error:  # one remedy helps all tensors
                 raise OutsideError(f"{ref}: {error.message}", rule=error.rule) from None
             except ArchiveFormatError as error:
                 faults.add(ref, error)
             else:
                 if tensor_data is not None:
-                    if ref.tensor.data_type in tensors.CHECKED_TYPES:
+                    if tensor.data_type in tensors.CHECKED_TYPES:
                         tensor_data = with_cleared_tail(tensor_data, ref, cleared)
                     data.append(tensor_data)
-                elif _clear_tail(ref.tensor):
+                elif _clear_tail(tensor):
                     cleared[ref.where] = ref.name
         faults.require_none()
         self._limit_sharing()
@@ -127,12 +131,9 @@ class Finder:
             )
         return Source(serialized.model, data, True, warnings=tuple(warnings), cleared=cleared)
 
-    def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
+    def _data(self, ref: TensorRef) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
-        location = tensors.location(tensor) if serialized.spans else None
-        if location is not None and location.startswith(weights.SPAN_LOCATION):
-            return serialized.data(ref, location)
         if tensor.data_location == tensors.EXTERNAL:
             data_type = tensors.external_type(ref)
             reference = tensors.external_data(ref, Strict(), also_allowed=_BASEPATH)
@@ -141,11 +142,23 @@ class Finder:
         fault = tensors.misplaced(tensor)
         if fault is not None:
             raise ArchiveFormatError(fault)
-        if _is_torch_placeholder(ref, self._files):
+        if self._is_torch_placeholder(ref):
             tensors.set_location(tensor, ref.name)
             whole = ExternalData(ref.name, None, None, None)
             return self._in_file(ref, tensors.external_type(ref), whole, is_alone=True)
         return None
+
+    def _is_torch_placeholder(self, ref: TensorRef) -> bool:
+        tensor = ref.tensor
+        if tensor.raw_data != _TORCH_PLACEHOLDER:
+            return False
+        if tensors.stored_nbytes(tensor) != len(_TORCH_PLACEHOLDER):
+            return True
+        # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
+        # file has the tensor's name.
+        with contextlib.suppress(ArchiveFormatError):
+            return self._files.find(ref.name) is not None
+        return False
 
     def _in_file(
         self,
@@ -308,45 +321,9 @@ def _list(refs: Sequence[TensorRef]) -> str:
     return f"{len(refs):,} tensors ({', '.join(names)}{', ...' * (len(refs) > _MAX_NAMED)})"
 
 
-def _drop_idle_pairs(tensor: onnx.TensorProto, has_spans: bool) -> bool:
-    """Clears `external_data` beside data in the message; True if there was any.
-
-    Args:
-        tensor: The tensor.
-        has_spans: True if the data of large tensors was taken out of the model.
-    """
-    if len(tensor.external_data) == 0:
-        return False
-    if tensor.data_location != tensors.EXTERNAL:
-        is_idle = len(tensors.data_fields(tensor)) > 0
-        if is_idle:
-            tensor.ClearField("external_data")
-        return is_idle
-    if not has_spans or len(tensor.external_data) == 1:
-        return False
-    for location in tensors.locations(tensor):
-        if location.startswith(weights.SPAN_LOCATION):
-            tensors.set_location(tensor, location)
-            return True
-    return False
-
-
 def _clear_tail(tensor: onnx.TensorProto) -> bool:
     """Clears the unused bits of a tensor in the model; True if any was set."""
     if tensor.data_type not in tensors.CHECKED_TYPES or tensors.array_nbytes(tensor) is None:
         return False
     data_type = dtypes.BY_NUMBER[tensor.data_type]
     return data_type.tail_bits(tensor.dims) > 0 and tensors.clear_tail(tensor, data_type)
-
-
-def _is_torch_placeholder(ref: TensorRef, files: DataFiles) -> bool:
-    tensor = ref.tensor
-    if tensor.raw_data != _TORCH_PLACEHOLDER:
-        return False
-    if tensors.stored_nbytes(tensor) != len(_TORCH_PLACEHOLDER):
-        return True
-    # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
-    # file has the tensor's name.
-    with contextlib.suppress(ArchiveFormatError):
-        return files.find(ref.name) is not None
-    return False

@@ -36,22 +36,29 @@ class Serialized:
     view: memoryview
     spans: tuple[Span, ...]
 
-    def data(self, ref: TensorRef, location: str) -> Data | None:
-        """The bytes of a tensor whose location names a span.
+    def span(self, tensor: onnx.TensorProto) -> Span | None:
+        """The span of a tensor's data, or None if it has none."""
+        for pair in tensor.external_data if self.spans else ():
+            location = pair.value  # bytes, if it is not UTF-8
+            if isinstance(location, str) and location.startswith(SPAN_LOCATION):
+                return self.spans[int(location.removeprefix(SPAN_LOCATION))]
+        return None
+
+    def data(self, ref: TensorRef, span: Span) -> Data | None:
+        """The bytes of a tensor that has a span.
 
         None if type and shape do not determine the number of bytes. This method then puts the bytes
         into the tensor; the plan of the archive checks them.
         """
-        span = self.spans[int(location.removeprefix(SPAN_LOCATION))]
-        nbytes = tensors.stored_nbytes(ref.tensor)
+        nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.is_raw
         if nbytes is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
             return None
-        if nbytes != span.nbytes if span.is_raw else nbytes > _MAX_DECODED * span.nbytes:
+        if nbytes != span.nbytes if is_raw else nbytes > _MAX_DECODED * span.nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
             )
-        if span.is_raw:
+        if is_raw:
             return self.file.part(span.offset, nbytes)
         return LazyData(nbytes, partial(_Decoded, self.view, span, nbytes), ref)
 
