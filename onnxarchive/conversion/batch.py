@@ -166,68 +166,68 @@ def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
     """
     met: set[str] = set()
     for source in sources:
-        if source.path is None:
-            yield from _remote_work(source, folder, met)
-            continue
-        is_tree = os.path.isdir(source.path)
         faults: list[tuple[str, str]] = []
-        note = partial(_note_fault, faults, source.path)
+        note = partial(_note_fault, faults, source)
         has_model = False
         try:
-            for path, relative in find_models(source.path, note):
-                absolute = os.path.abspath(path)
-                is_archive = is_tree and path.endswith(_ARCHIVE_SUFFIX)
-                if is_archive and is_below(os.path.realpath(path), folder.address):
-                    continue  # made by an earlier run
+            for address, relative in _models(source, note):
+                if _is_made(address, source, folder):
+                    continue
                 has_model = True
-                if absolute not in met:
-                    met.add(absolute)
-                    yield source.at(absolute), _archive(folder, relative), None
-        except OSError as error:
+                if address in met:
+                    continue
+                met.add(address)
+                if source.path is not None or is_plain_path(relative):
+                    yield source.at(address), _archive(folder, relative), None
+                else:
+                    message = f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}"
+                    faults.append((address, message))
+        except (OSError, ArchiveError, ImportError) as error:
             note(error)
         if not has_model and not faults:
             message = "expected a model in this tree, found none"
-            note(FileNotFoundError(errno.ENOENT, message, source.path))
-        for path, message in faults:
-            yield source.at(path), _archive(folder, os.path.basename(path)), message
+            note(FileNotFoundError(errno.ENOENT, message, source.name))
+        for address, message in faults:
+            faulty = source.at(address)
+            target = _archive(folder, os.path.basename(faulty.name.rstrip("/")))
+            yield faulty, target, message
+
+
+def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, str]]:
+    """Yields absolute path or URL, and relative path, of each model."""
+    if source.path is None:
+        yield from _find_remote_models(source)
+    else:
+        for path, relative in find_models(source.path, on_error):
+            yield os.path.abspath(path), relative
+
+
+def _is_made(address: str, source: Location, folder: Location) -> bool:
+    """True for an archive that the search finds in the folder of the archives to make."""
+    if not address.endswith(_ARCHIVE_SUFFIX):
+        return False
+    if source.path is None:
+        return address.startswith(f"{folder.address.rstrip('/')}/")
+    return os.path.isdir(source.path) and is_below(os.path.realpath(address), folder.address)
 
 
 def _archive(folder: Location, relative: str) -> Location:
     """The archive of the model at `relative`, a path relative to its tree."""
+    stem, suffix = os.path.splitext(relative)
+    name = (stem if suffix.lower() in _SUFFIXES else relative) + _ARCHIVE_SUFFIX
     if folder.path is not None:
-        return folder.at(os.path.join(folder.path, _with_suffix(relative)))
-    return folder.at(f"{folder.address.rstrip('/')}/{_with_suffix(relative)}")
+        return folder.at(os.path.join(folder.path, name))
+    return folder.at(f"{folder.address.rstrip('/')}/{name}")
 
 
-def _note_fault(faults: list[tuple[str, str]], source: str, error: OSError) -> None:
-    """Adds the absolute path and the message of an error; a list of errors would keep them."""
-    faults.append((os.path.abspath(error.filename or source), describe_error(error)))
-
-
-def _remote_work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
-    """Like `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
-    has_model = False
-    error: str | None
-    try:
-        for url, relative in _find_remote_models(source):
-            if url.endswith(_ARCHIVE_SUFFIX) and url.startswith(f"{folder.address.rstrip('/')}/"):
-                continue  # made by an earlier run
-            has_model = True
-            if url in met:
-                continue
-            met.add(url)
-            if is_plain_path(relative):
-                yield source.at(url), _archive(folder, relative), None
-            else:
-                error = f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}"
-                yield source.at(url), _archive(folder, os.path.basename(relative)), error
-        error = None if has_model else "expected a model below this URL, found none"
-    except OSError as fault:
-        error = describe_error(fault)
-    except (ArchiveError, ImportError) as fault:
-        error = str(fault)
-    if error is not None:
-        yield source, _archive(folder, os.path.basename(source.name.rstrip("/"))), error
+def _note_fault(faults: list[tuple[str, str]], source: Location, error: Exception) -> None:
+    """Adds the address and the message of an error; a list of errors would keep them."""
+    if not isinstance(error, OSError):
+        faults.append((source.address, str(error)))
+    elif source.path is None:
+        faults.append((source.address, describe_error(error)))
+    else:
+        faults.append((os.path.abspath(error.filename or source.path), describe_error(error)))
 
 
 def find_models(
@@ -309,12 +309,6 @@ def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
         )
         if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
             yield listed.url, listed.path
-
-
-def _with_suffix(relative: str) -> str:
-    """Replaces a suffix in `_SUFFIXES` at the end of a path by `.onnxa`, or appends `.onnxa`."""
-    stem, suffix = os.path.splitext(relative)
-    return (stem if suffix.lower() in _SUFFIXES else relative) + _ARCHIVE_SUFFIX
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:

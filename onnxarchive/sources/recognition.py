@@ -186,8 +186,9 @@ def is_model_file(path: str) -> bool:
         with MappedFile(path) as file:
             if not is_zip(file.read(0, 4)):
                 return wire.is_model(file.view())
-        # Locked, since the file may be an archive that another process is editing.
-        with opened(path) as file, file:
+        # Locked, since the file may be an archive that another process is editing. If it is, its
+        # conversion waits for the edit, not the search.
+        with opened(path, timeout=0) as file, file:
             if isinstance(file.lock_failure, LockedError):
                 return True
             names, _ = read_zip(file.view(), None)
