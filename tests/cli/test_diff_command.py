@@ -15,8 +15,10 @@ import onnxarchive
 
 Captured = pytest.CaptureFixture[str]
 Compare = Callable[..., tuple[int, list[str]]]
-SECTIONS = ("nodes", "inputs", "outputs", "values", "opsets", "metadata")
-SECTIONS += ("fields", "functions", "training", "tensors", "models", "assets")
+SECTIONS = [
+    *("nodes", "inputs", "outputs", "values", "opsets", "metadata"),
+    *("fields", "functions", "training", "tensors", "models", "assets"),
+]
 
 
 @pytest.fixture
