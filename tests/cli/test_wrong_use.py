@@ -172,7 +172,18 @@ CASES: list[tuple[str, int, str]] = [
     ("run ARCHIVE --dim n=x", 2, "expected --dim NAME=SIZE, each name once, found 'n=x'"),
     ("run ARCHIVE --provider tpu", 2, "found tpu"),
     ("run ARCHIVE --repeat 0", 2, "found repeat 0"),
-    ("run ARCHIVE --output text", 2, "text: Not a directory"),
+    *(  # told before the model is loaded, which fails
+        (f"run bad.onnx --input x=x.npy --output {output}", 2, message)
+        for output, message in (
+            ("bad.onnx", "bad.onnx: Not a directory"),
+            ("x.npy", "x.npy: Not a directory"),
+            ("x.npy/deep", "x.npy/deep: Not a directory"),
+            ("missing/deep", "missing/deep: No such file"),
+            ("llm", "llm: the directory is not empty"),
+            ("''", "the directory is not empty"),
+            ("/proc/results", "/proc/results: "),
+        )
+    ),
 ]
 CASES += [
     (f"{command} {given}", 2, message)
