@@ -6,7 +6,6 @@ the `Plan` once, in order.
 
 from __future__ import annotations
 
-import mmap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import InitializerData, LazyData, MadeData, TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.sharing import SharedEntries
@@ -32,7 +30,6 @@ from onnxarchive.zipformat.directory import EMPTY, Directory
 
 # From this size in bytes, external tensors that go into the model are mapped, not held in memory.
 MAPPED_SIZE = 1 << 20
-_MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
 # A serialized model, and bytes to insert for external tensors, by location.
 SerializedModel: TypeAlias = tuple[bytes, Mapping[str, memoryview]]
@@ -201,8 +198,8 @@ def plan_archive(
         models: The models by id; `""` is the id of the default model. Their assets are not planned.
         options: The options of the archive.
         assets: Assets; `options.assets` overrides them.
-        temporary: Directory for a temporary copy of large external tensors that go into a model
-            and cannot be mapped; None for the system's temporary directory.
+        temporary: Directory for a temporary copy of large external tensors that go into a model;
+            None for the system's temporary directory.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or a model is too large even without the
@@ -356,8 +353,8 @@ def plan_model(
     inlined: dict[str, memoryview] = {}
     if staying:
         proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
-        small, large = _staying(staying)
-        for path, view in _views(large, temporary).items():
+        small, large = _staying(staying, temporary)
+        for path, view in large.items():
             locations[path] = f"{weights.SPAN_LOCATION}{len(inlined)}"
             inlined[locations[path]] = view
     model = _with_locations(source, main, locations, in_place=source.is_own and not leave)
@@ -398,106 +395,62 @@ def _raw_data(ref: TensorRef) -> Data:
 
 
 def _staying(
-    staying: Iterable[tuple[TensorRef, Data]],
-) -> tuple[dict[Path, bytes], dict[Path, Data]]:
-    """Resolves external tensors that go into the model.
+    staying: Iterable[tuple[TensorRef, Data]], temporary: str | None
+) -> tuple[dict[Path, bytes], dict[Path, memoryview]]:
+    """Reads external tensors that go into the model.
 
     Returns:
-        Copies of the bytes of tensors below `MAPPED_SIZE`, and the `Data` of the others, by path.
+        Copies of the bytes of tensors below `MAPPED_SIZE`, and views of a temporary file that holds
+        the others, by path.
     """
     small: dict[Path, bytes] = {}
-    large: dict[Path, Data] = {}
+    large: list[tuple[TensorRef, Data]] = []
     together: dict[Path, FileData] = {}  # parts of a file, which is opened once for many of them
     together_nbytes = 0
     for ref, unread in staying:
-        nbytes = unread.nbytes
-        data = _verified(ref, tensors.resolved(unread))
-        if nbytes >= MAPPED_SIZE:
-            large[ref.path] = data
+        data = tensors.resolved(unread)
+        if unread.nbytes >= MAPPED_SIZE:
+            large.append((ref, data))
         elif not isinstance(data, FileData):
-            small[ref.path] = b"".join(data)
+            small[ref.path] = b"".join(_verified(ref, data))
         else:
             together[ref.path] = data
-            together_nbytes += nbytes
+            together_nbytes += data.nbytes
             if together_nbytes >= MAPPED_SIZE:
                 small.update(zip(together, read_all([*together.values()]), strict=True))
                 together, together_nbytes = {}, 0
     if together:
         small.update(zip(together, read_all([*together.values()]), strict=True))
-    return small, large
+    return small, _views(large, temporary) if large else {}
 
 
-def _verified(ref: TensorRef, data: Data) -> Data:
-    """Returns data that goes into a model, after comparing its bytes with its CRC-32.
-
-    Only data in memory or mapped is compared here: other data is compared when it is read.
-    """
-    is_viewed = isinstance(data, Stored | EntryData) and data.view is not None
-    if is_viewed and data.crc32 is not None:
-        crc32 = Crc32.of(data).value
-        if crc32 != data.crc32:
-            raise ChecksumError(
-                f"{ref}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
-                f"{crc32:#010x}; its source is damaged"
-            )
-    return data
+def _verified(ref: TensorRef, data: Data) -> Iterator[memoryview]:
+    """Yields data that goes into a model, and compares its bytes with the CRC-32 that it states."""
+    checksum = Crc32()
+    yield from checksum(data)
+    if data.crc32 not in (None, checksum.value):
+        raise ChecksumError(
+            f"{ref}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
+            f"{checksum.value:#010x}; its source is damaged"
+        )
 
 
-def _views(data_of: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """A view of the data of each tensor, mapped from its file or from a temporary file.
-
-    Data that is in no file is first copied to the temporary file, and so is the data of further
-    files once `_MAX_MAPPED_FILES` files are mapped.
-    """
-    maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
-    views: dict[Path, memoryview] = {}
-    sizes: dict[Path, int] = {}  # of data in the temporary file
-    for path, data in data_of.items():
-        view = _mapped(data, maps)
-        if view is None:
-            sizes[path] = 0
-        else:
-            views[path] = view
-    if not sizes:
-        return views
+def _views(large: list[tuple[TensorRef, Data]], temporary: str | None) -> dict[Path, memoryview]:
+    """Copies data to a temporary file, and returns views of its parts by path."""
+    sizes: dict[Path, int] = {}
 
     def pieces() -> Iterator[memoryview]:
-        for path in sizes:
-            for piece in data_of[path]:
-                sizes[path] += piece.nbytes
+        for ref, data in large:
+            sizes[ref.path] = 0
+            for piece in _verified(ref, data):
+                sizes[ref.path] += piece.nbytes
                 yield piece
 
-    rest = spool(pieces(), sum(data_of[path].nbytes for path in sizes), temporary)
+    views: dict[Path, memoryview] = {}
+    rest = spool(pieces(), sum(data.nbytes for _, data in large), temporary)
     for path, size in sizes.items():
         views[path], rest = rest[:size], rest[size:]
     return views
-
-
-def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> memoryview | None:
-    """A view of mapped data; None if the data is in no file, or too many files are mapped.
-
-    Args:
-        data: The data.
-        maps: The maps made so far, by path and identity of the file; a new map is added.
-    """
-    if isinstance(data, Stored | EntryData):
-        view = data.view
-        return view if view is not None and isinstance(view.obj, mmap.mmap) else None
-    if not isinstance(data, FileData):
-        return None
-    if data.file is not None:
-        return data.view
-    file = data.path, data.identity
-    whole = maps.get(file)
-    if whole is not None and data.offset + data.nbytes <= whole.nbytes:
-        return whole[data.offset : data.offset + data.nbytes]
-    if len(maps) == _MAX_MAPPED_FILES:
-        return None
-    view = data.view
-    if not isinstance(view.obj, mmap.mmap):  # the system refuses to map the file
-        return None
-    maps[file] = memoryview(view.obj)
-    return view
 
 
 def require_names(names: Iterable[str]) -> None:
