@@ -57,10 +57,10 @@ from onnxarchive.writing.stored_entries import (
     entry_data,
 )
 from onnxarchive.writing.write import write_entries, write_file
-from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.directory import Directory
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
-from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
@@ -330,14 +330,12 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
 
 def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
     """The local header and the directory record of an entry that gets these bytes."""
-    archive.contents.require_header(name)
-    entry = archive.entries[name]
-    size = entry.data_offset - entry.header_offset
-    local = LocalHeader.unpack(archive.contents.file.read(entry.header_offset, size))
-    placement = None if local is None else layout.placement(local, entry.header_offset)
-    assert placement is not None
+    contents, entry = archive.contents, archive.entries[name]
+    alignment = contents.check_header(contents.entries.index_of[name], contents.strict)
+    assert alignment is not None  # else `strict` has raised an error
     assert data.crc32 is not None
-    return placement._replace(crc32=data.crc32).pack()
+    placement = Placement(name.encode(), entry.nbytes, data.crc32, entry.header_offset, alignment)
+    return placement.pack()
 
 
 def _write_data(
