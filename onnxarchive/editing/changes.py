@@ -291,7 +291,7 @@ class Changes:
 
 def _data_of(archive: Archive, key: str) -> Data:
     try:
-        return tensors.resolved(verified_data(archive, key))
+        return tensors.resolved(verified_data(archive.contents, key))
     except ArchiveError:
         raise
     except ValueError as error:

@@ -39,7 +39,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.model.prepacked import PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import check_model_sizes, check_models
+from onnxarchive.reading.contents import EntryData, check_model_sizes, check_models
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -54,7 +54,6 @@ from onnxarchive.writing.sharing import SharedEntries, type_and_dims
 from onnxarchive.writing.stored_entries import (
     archive_options,
     asset_items,
-    entry_data,
 )
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import writer
@@ -182,7 +181,9 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
     new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
-    items = [new.get(name) or Item(name, entry_data(archive, name)) for name in order[stay:]]
+    items = [
+        new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
+    ]
     if any(name not in archive.entries for name in new):
         require_names(order)
     writer.require_entries(len(order) + len(models))
@@ -208,7 +209,7 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
             ref = TensorRef(path, walking.at(model.message, path))
             if data is None:
                 if kinds.setdefault(key, type_and_dims(ref)) != type_and_dims(ref):
-                    model.set_apart(ref, entry_data(archive, key), uses)
+                    model.set_apart(ref, EntryData(archive.contents, key), uses)
             elif is_shared:
                 model.set_apart(ref, data, uses)
             else:
@@ -234,7 +235,7 @@ def _serialize(
         assigned = Keys(filter(is_key, archive.entries))
         for checked in archive.contents.models.values():
             shared.add(
-                (key, ref, entry_data(archive, key))
+                (key, ref, EntryData(archive.contents, key))
                 for key, ref in checked.refs.items()
                 if key not in replaced
             )
@@ -321,7 +322,9 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         archive.contents.require_headers(archive.entries)
         undo.change_end(file, offset, plan.size(archive.alignment, offset, existing), write)
         return
-    items = [Item(name, plan.replaced.get(name) or entry_data(archive, name)) for name in names]
+    items = [
+        Item(name, plan.replaced.get(name) or EntryData(archive.contents, name)) for name in names
+    ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
     with write_file(plan, file.absolute_path, write_options, is_locked=True) as written:

@@ -309,7 +309,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
     """The bytes of `raw_data`: a verified view for an `ArchiveTensor`, else a copy."""
     if isinstance(tensor, ArchiveTensor):
-        return tensors.resolved(verified_data(tensor.archive, tensor.key))
+        return tensors.resolved(verified_data(tensor.archive.contents, tensor.key))
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
         copy = io.BytesIO()

@@ -65,8 +65,3 @@ class WriteOptions:
         """The paths of the files among `assets`."""
         assets = (self.assets or {}).values()
         return [os.fspath(asset) for asset in assets if isinstance(asset, str | os.PathLike)]
-
-    @property
-    def thread_count(self) -> int:
-        """The number of threads: `jobs`, or one per core for None."""
-        return threads.require_jobs(self.jobs)

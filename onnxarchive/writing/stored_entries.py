@@ -18,38 +18,33 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import EntryData
+from onnxarchive.reading.contents import Contents, EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, plan_archive
 from onnxarchive.writing.write import write_file
 
 
-def entry_data(archive: Archive, name: str) -> EntryData:
-    """The bytes of an entry, read when they are needed."""
-    return EntryData(archive.contents, name)
-
-
-def verified_data(archive: Archive, name: str) -> Data:
-    """As `entry_data`, but the bytes are compared with their CRC-32 first; errors name the archive.
+def verified_data(contents: Contents, name: str) -> Data:
+    """As `EntryData`, but the bytes are compared with their CRC-32 first; errors name the archive.
 
     Raises:
         ChecksumError: When the bytes are read: they have changed.
     """
-    data = entry_data(archive, name)
+    data = EntryData(contents, name)
 
     def verified() -> EntryData:
         if data.view is not None:  # else the CRC-32 is compared when the data is read
-            deque(archive.contents.verified([name]), 0)
+            deque(contents.verified([name]), 0)
         return data
 
     return LazyData(data.nbytes, verified)
 
 
-def asset_items(archive: Archive, read: Callable[[Archive, str], Data] = entry_data) -> list[Item]:
+def asset_items(archive: Archive, read: Callable[[Contents, str], Data] = EntryData) -> list[Item]:
     """The assets of an archive as items of a plan, with data from `read`."""
     names = (ASSET_PREFIX + path for path in archive.assets)
-    return [Item(name, read(archive, name)) for name in names]
+    return [Item(name, read(archive.contents, name)) for name in names]
 
 
 def archive_options(
@@ -93,7 +88,7 @@ def archive_options(
 
 def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
     """The bytes of the entry that an external tensor refers to; see `referred_key`."""
-    return entry_data(archive, referred_key(archive, ref))
+    return EntryData(archive.contents, referred_key(archive, ref))
 
 
 def referred_key(archive: Archive, ref: TensorRef) -> str:
@@ -126,7 +121,7 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
 def sources_of(
     archive: Archive,
     models: Mapping[str, onnx.ModelProto],
-    read: Callable[[Archive, str], Data] = entry_data,
+    read: Callable[[Contents, str], Data] = EntryData,
 ) -> dict[str, Source]:
     """Models that refer to an archive as sources, whose tensors have data from `read`.
 
@@ -141,7 +136,7 @@ def sources_of(
     sources: dict[str, Source] = {}
     for identifier, model in models.items():
         keys = [referred_key(archive, ref) for ref in tensors.external(model)]
-        sources[identifier] = Source(model, [read(archive, key) for key in keys])
+        sources[identifier] = Source(model, [read(archive.contents, key) for key in keys])
     return sources
 
 

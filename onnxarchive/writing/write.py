@@ -94,7 +94,7 @@ def write_file(
 def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
     zip_writer = ZipWriter(target, alignment=options.alignment)
     counter = ProgressCounter(options.progress, plan.nbytes)
-    write_entries(plan.entries, zip_writer, counter, options.thread_count)
+    write_entries(plan.entries, zip_writer, counter, threads.require_jobs(options.jobs))
     return zip_writer.finish()
 
 
