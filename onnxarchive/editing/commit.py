@@ -367,7 +367,7 @@ def _write_clone(
     if not filesystem.may_clone(file):
         return False
     try:
-        replacement = Replacement(file.absolute_path, follow_links=False, is_locked=True)
+        replacement = Replacement(file.absolute_path, is_locked=True)
     except OSError:  # a new file, if needed, raises it again
         return False
     try:

@@ -211,10 +211,9 @@ class Replacement:
 
     The new file is written beside the target under a temporary name. `commit` syncs it, renames it
     over the target and syncs the directory: at any moment the target is the old file or the
-    complete new one. If the target is a symbolic link and `follow_links` is True, the link remains
-    and the file that the link points to is replaced. Owner and permissions are kept (see
-    `attributes.keep`). The new file is locked while it is written, unlike the leftover of a killed
-    process.
+    complete new one. If the target is a symbolic link, the link remains and the file that the link
+    points to is replaced. Owner and permissions are kept (see `attributes.keep`). The new file is
+    locked while it is written, unlike the leftover of a killed process.
 
     Attributes:
         file: Writer of the new file.
@@ -227,7 +226,6 @@ class Replacement:
         self,
         path: str | os.PathLike[str],
         *,
-        follow_links: bool = True,
         is_locked: bool = False,
         resumes: bool = False,
         timeout: float | None = locking.TIMEOUT,
@@ -236,8 +234,8 @@ class Replacement:
 
         Args:
             path: The target.
-            follow_links: False to replace a symbolic link itself.
-            is_locked: True if the caller holds the lock of the target.
+            is_locked: True if the caller holds the lock of the target. Then a symbolic link itself
+                is replaced.
             resumes: True to continue the file that an earlier replacement left, if there is one;
                 not on file systems without locks.
             timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
@@ -251,9 +249,9 @@ class Replacement:
         self._is_locked = is_locked
         self._timeout = timeout
         directory, name = os.path.split(self._path)
-        self._target = os.path.join(os.path.realpath(directory), name)
-        if follow_links:
-            self._target = os.path.realpath(path)
+        self._target = os.path.realpath(path)
+        if is_locked:
+            self._target = os.path.join(os.path.realpath(directory), name)
         if os.path.isdir(self._path) or not name:  # a path that ends with a slash has no name
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path

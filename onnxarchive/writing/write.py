@@ -79,9 +79,7 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
-    replacement = Replacement(
-        path, follow_links=not is_locked, is_locked=is_locked, timeout=options.timeout
-    )
+    replacement = Replacement(path, is_locked=is_locked, timeout=options.timeout)
     try:
         require_space(path, plan.nbytes)
         _stream_all(plan, replacement.file, options)

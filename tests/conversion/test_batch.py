@@ -29,7 +29,7 @@ import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.batch import find_models
-from onnxarchive.files import locking, threads
+from onnxarchive.files import locking
 from onnxarchive.files.threads import require_jobs
 from onnxarchive.sources.zip_file import read_zip
 from onnxarchive.writing.options import WriteOptions
@@ -229,7 +229,7 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
     used: list[int] = []
 
     def convert(source: str, target: str, options: WriteOptions, *_: Any, **__: Any) -> Conversion:
-        used.append(threads.require_jobs(options.jobs))
+        used.append(require_jobs(options.jobs))
         return Conversion(source, target)
 
     monkeypatch.setattr(batch, "convert_silently", convert)

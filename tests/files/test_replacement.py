@@ -195,7 +195,7 @@ def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
         (there / "file").write_bytes(b"old")
         (there / "file").chmod(0o640)
     link.symlink_to("there/file")
-    replacement = prepared(link, follow_links=False)
+    replacement = prepared(link, is_locked=True)
     assert len(names(tmp_path)) == 3
     assert link.is_symlink()
     replacement.commit()
@@ -211,7 +211,7 @@ def test_a_link_that_is_not_followed_may_lie_behind_another_one(tmp_path: Path) 
     (tmp_path / "there").mkdir()
     (tmp_path / "directory").symlink_to("there")
     (tmp_path / "there" / "link").symlink_to("nowhere")
-    prepared(tmp_path / "directory" / "link", follow_links=False).commit()
+    prepared(tmp_path / "directory" / "link", is_locked=True).commit()
     assert names(tmp_path) == ["directory", "there"]
     assert contents(tmp_path / "there") == {"link": b"new"}
 
@@ -221,7 +221,7 @@ def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(tmp_path
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
     with pytest.raises(IsADirectoryError):
-        Replacement(tmp_path / "link", follow_links=False)
+        Replacement(tmp_path / "link", is_locked=True)
     assert names(tmp_path) == ["link", "there"]
 
 
@@ -305,13 +305,13 @@ def test_the_longest_name_can_be_written(tmp_path: Path, name: str) -> None:
     assert contents(tmp_path) == {name: b"new"}
 
 
-@pytest.mark.parametrize("follow_links", [True, False])
+@pytest.mark.parametrize("is_locked", [False, True])
 def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
-    tmp_path: Path, follow_links: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, is_locked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    replacement = prepared("target", follow_links=follow_links)
+    replacement = prepared("target", is_locked=is_locked)
     monkeypatch.chdir("other")
     replacement.commit()
     assert contents(tmp_path) == NEW
