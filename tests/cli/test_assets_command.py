@@ -116,6 +116,7 @@ NAMED: dict[str, tuple[list[str], set[str]]] = {
     "a pattern of folders": (["llm/**/*.json"], {"config.json", "vocab/b.json"}),
     "all files below": (["llm/**"], {"config.json", "vocab/a.txt", "vocab/b.json"}),
     "a pattern below folders and files": (["*/**/b.*"], {"llm/vocab/b.json"}),
+    "a file with an equals sign in its name": (["x/y=a=b"], {"x/y"}),
     "a file twice": (["llm/config.json", "llm/*.json"], {"config.json"}),
     "a file named like a pattern": (["[a].txt"], {"[a].txt"}),
 }
@@ -131,6 +132,7 @@ def test_assets_are_files_directories_and_patterns(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     Path("[a].txt").write_bytes(b"[a].txt")
+    Path("a=b").write_bytes(b"a=b")
     Path("a.txt").write_bytes(b"not this one")
     write_model(Path("m.onnx"), runnable_model())
     assert run("convert", "m.onnx", "new.onnxa", "--asset", *given) == 0

@@ -16,6 +16,7 @@ import termios
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -228,19 +229,19 @@ def test_check_names_the_kind_of_another_file(
     assert f"{archive}: {other}" not in capsys.readouterr().out
 
 
-def test_check_uses_as_many_threads_as_it_is_given_jobs(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+@pytest.mark.parametrize("jobs", [None, 1, 3])
+def test_one_file_is_checked_or_converted_by_as_many_threads_as_asked_for(
+    source: Path, archive: Path, jobs: int | None
 ) -> None:
-    given: list[int | None] = []
-
-    def check(path: str, *, jobs: int | None, **options: Any) -> list[onnxarchive.Finding]:
-        given.append(jobs)
-        return []
-
-    monkeypatch.setattr(onnxarchive, "check", check)
-    for options in ([], ["--jobs", "3"]):
+    options = [] if jobs is None else ["--jobs", str(jobs)]
+    with (
+        mock.patch.object(onnxarchive, "check", wraps=onnxarchive.check) as check,
+        mock.patch.object(onnxarchive, "convert", wraps=onnxarchive.convert) as convert,
+    ):
         assert run("check", archive, *options) == 0
-    assert given == [None, 3]
+        assert run("convert", source, archive, "--force", *options) == 0
+    assert check.call_args.kwargs["jobs"] == convert.call_args.kwargs["jobs"] == jobs
+    assert onnxarchive.check(archive, full=True) == []
 
 
 def test_export_gives_the_model_back_and_names_the_files(

@@ -8,13 +8,12 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
-import onnx
 import pytest
 from models import external, model_of, raw_tensor
 from onnx import TensorProto
 from processes import completed
+from written import write_model
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -26,42 +25,16 @@ def run(*arguments: str | Path) -> int:
     return main(["convert", *map(str, arguments)])
 
 
-def a_model() -> onnx.ModelProto:
-    """Four tensors of 8,000 bytes, and one that is small."""
-    large = (raw_tensor(name, dims=(2000,)) for name in "abcd")
-    return model_of(*large, raw_tensor("small", dims=(3,)))
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(a_model().SerializeToString())
-    return path
+    """A model of four tensors of 8,000 bytes, and one that is small."""
+    large = (raw_tensor(name, dims=(2000,)) for name in "abcd")
+    return write_model(tmp_path / "m.onnx", model_of(*large, raw_tensor("small", dims=(3,))))
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "m.onnxa"
-
-
-# --jobs
-
-
-@pytest.mark.parametrize("options", [[], ["--jobs", "1"], ["--jobs", "3"]], ids=str)
-def test_one_model_is_converted_by_as_many_threads_as_asked_for(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    used: list[int | None] = []
-    real_convert = onnxarchive.convert
-
-    def convert(*paths: Any, jobs: int | None, **others: Any) -> onnxarchive.Conversion:
-        used.append(jobs)
-        return real_convert(*paths, jobs=jobs, **others)
-
-    monkeypatch.setattr(onnxarchive, "convert", convert)
-    assert run(source, target, *options) == 0
-    assert used == [int(options[1]) if options else None]
-    assert onnxarchive.check(target, full=True) == []
 
 
 # --dry-run
@@ -115,30 +88,6 @@ def test_a_dry_run_to_standard_output_or_with_force_writes_nothing_there(
     planned = json.loads(capsys.readouterr().out)
     assert run(source, target, "--force") == 0
     assert planned["nbytes"] == target.stat().st_size
-
-
-# --asset
-
-
-def test_assets_have_their_own_name_or_the_given_one(
-    source: Path, target: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("tokenizer.json", "labels", "a=b"):
-        (tmp_path / "in" / name).write_bytes(name.encode())
-    options = [
-        str(tmp_path / "in" / "tokenizer.json"),
-        f"deep/labels.txt={tmp_path / 'in' / 'labels'}",
-        f"equals={tmp_path / 'in' / 'a=b'}",
-    ]
-    assert run(source, target, *(f"--asset={option}" for option in options)) == 0
-    assert "3 assets" in capsys.readouterr().out
-    with onnxarchive.open(target) as archive:
-        assert {name: bytes(data) for name, data in archive.assets.items()} == {
-            "tokenizer.json": b"tokenizer.json",
-            "deep/labels.txt": b"labels",
-            "equals": b"a=b",
-        }
 
 
 # --verify-checksum
