@@ -11,16 +11,7 @@ import numpy as np
 import onnx
 import onnx.backend.test
 import pytest
-from models import (
-    NUMBERS,
-    attribute,
-    model_of,
-    node,
-    normalised,
-    raw_tensor,
-    string_tensor,
-    typed,
-)
+from models import NUMBERS, attribute, model_of, node, normalised, raw_tensor, string_tensor, typed
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive

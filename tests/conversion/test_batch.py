@@ -7,12 +7,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import (
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
@@ -56,13 +51,7 @@ def _tree(top: Path) -> Path:
     return top
 
 
-PLACES = [
-    "b.onnx",
-    "deep/a.onnx",
-    "deep/made.onnxa",
-    "deep/down/c.ONNX",
-    "unzipped/model.dir",
-]
+PLACES = ["b.onnx", "deep/a.onnx", "deep/made.onnxa", "deep/down/c.ONNX", "unzipped/model.dir"]
 TARGETS = {
     "b.onnxa": 1,
     "deep/made.onnxa": 3,
@@ -201,10 +190,7 @@ def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in (3, 1, 2)]
     done: list[str] = []
     found = convert_many(
-        paths,
-        tmp_path / "out",
-        _Backwards(),
-        on_done=lambda item, _, __: done.append(item.source),
+        paths, tmp_path / "out", _Backwards(), on_done=lambda item, _, __: done.append(item.source)
     )
     assert [item.source for item in found] == list(map(str, paths))
     assert done == [str(path) for path in reversed(paths)]

@@ -76,14 +76,14 @@ def main():
             processes=True, n_workers=4, threads_per_worker=1, dashboard_address=None
         ) as cluster,
         Client(cluster) as client,
-        client.get_executor() as executor,
+        client.get_executor() as executor
     ):
         def run(**options):
             calls = []
             found = convert_many(
                 ["s3://bucket/models", "s3://bucket/bad"], "s3://bucket/out", executor,
                 on_done=lambda item, done, total: calls.append((done, total)),
-                storage_options=given["options"], **options,
+                storage_options=given["options"], **options
             )
             return [(it.source, it.error, it.error_type, it.is_skipped) for it in found], calls
 
@@ -105,7 +105,7 @@ def main():
         print("RESULT" + json.dumps({
             "killed": killed, "again": again, "skipped": skipped, "keys": keys,
             "peaks": list(peaks.values()), "before": list(before.values()), "logs": repr(logs),
-            "deleted": sum(client.run(deleted_files).values(), []),
+            "deleted": sum(client.run(deleted_files).values(), [])
         }))
 
 if __name__ == "__main__":
@@ -264,11 +264,7 @@ def test_the_command_converts_a_bucket_in_two_processes(server: S3Server, tmp_pa
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        env={**os.environ, **environment},
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env={**os.environ, **environment}
     ) as process:
         os.close(theirs)
         bar = b""

@@ -21,9 +21,7 @@ from onnxarchive.model import proto
 from onnxarchive.zipformat.writer import ZipWriter
 
 
-def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(
-    tmp_path: Path,
-) -> None:
+def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(tmp_path: Path) -> None:
     path, models = tmp_path / "m.onnxa", {"a": mixed_model(), "b": of(w=A, v=B), "c": model_of()}
     onnxarchive.save(of(w=B), path, models=models, assets={"dir/x": b"y"})
     onnxarchive.extract(path, tmp_path / "extracted")
@@ -45,9 +43,7 @@ def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(
         assert normalised(loaded) == normalised(models[id] if id else of(w=B))
 
 
-def test_models_of_several_files_each_with_external_data_become_one_archive(
-    tmp_path: Path,
-) -> None:
+def test_models_of_several_files_each_with_external_data_become_one_archive(tmp_path: Path) -> None:
     for name, tensor in (("one", floats("w", A)), ("two", floats("v", A))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "w.data").write_bytes(A)

@@ -15,12 +15,7 @@ from written import saved, write_model
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
 
-FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b"[]",
-    "speech/vocab.txt": b"a\nb",
-    "merges": b"",
-}
+FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "speech/vocab.txt": b"a\nb", "merges": b""}
 LITTER = {
     ".gitattributes": b"*.onnx filter=lfs",
     ".git/config": b"[core]",
@@ -144,10 +139,7 @@ def test_data_of_further_models_is_no_asset(directory: Path, tmp_path: Path) -> 
     onnx.save(further(), decoder, save_as_external_data=True, location="decoder.weights")
     target = tmp_path / "m.onnxa"
     onnxarchive.convert(
-        directory / "model.onnx",
-        target,
-        models={"decoder": decoder},
-        other_files=True,
+        directory / "model.onnx", target, models={"decoder": decoder}, other_files=True
     )
     assert target.read_bytes() == saved(model(), models={"decoder": further()}, assets=FILES)
 

@@ -166,7 +166,7 @@ for name, call in {
     "extract": lambda: onnxarchive.extract(url, folder / "x"),
     "export": lambda: onnxarchive.export(url, folder / "e", external_data="d"),
     "single": lambda: onnxarchive.export(url, folder / "s"),
-    "download": lambda: onnxarchive.download(url, folder / "l"),
+    "download": lambda: onnxarchive.download(url, folder / "l")
 }.items():
     print(name, growth(call) >> 20)
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
+import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import onnx
 import pytest
 from models import attribute, external, model_of, node, raw_tensor, runnable_model
 from onnx import TensorProto
-from written import converted
+from written import converted, files_below, saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -26,12 +27,6 @@ def _small_model() -> onnx.ModelProto:
     )
     model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
     return model
-
-
-def _single(tmp_path: Path, model: onnx.ModelProto) -> bytes:
-    """The archive of a model, expected from all its sources."""
-    onnxarchive.save(model, tmp_path / "expected.onnxa")
-    return (tmp_path / "expected.onnxa").read_bytes()
 
 
 def _save(
@@ -61,48 +56,29 @@ def _save(
 # Kinds of directories
 
 
-def test_an_extracted_archive_converts_back_to_the_same_bytes(tmp_path: Path) -> None:
-    assets = {"labels.txt": b"cat\n", "größe/日本.json": b"{}", "empty": b""}
-    archive = tmp_path / "m.onnxa"
-    onnxarchive.save(_small_model(), archive, assets=assets, size_threshold=0)
-    onnxarchive.extract(archive, tmp_path / "m")
-    onnxarchive.convert(tmp_path / "m", tmp_path / "again.onnxa", size_threshold=0)
-    assert (tmp_path / "again.onnxa").read_bytes() == archive.read_bytes()
-    onnxarchive.convert(tmp_path / "m" / "__MODEL_PROTO", tmp_path / "again.onnxa")
-    with onnxarchive.open(tmp_path / "again.onnxa") as again:
-        assert dict(again.assets) == {}  # a file is a model without what lies around it
-
-
 @pytest.mark.parametrize("name", ["decoder.onnx", "__MODEL_PROTO", "deep/other.ONNX"])
 def test_an_asset_may_be_a_model_itself(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "m.onnxa"
     asset = runnable_model().SerializeToString()
     onnxarchive.save(_small_model(), archive, assets={name: asset})
     onnxarchive.extract(archive, tmp_path / "m")
-    assert converted(tmp_path / "m") == archive.read_bytes()
+    shutil.make_archive(os.fspath(tmp_path / "m"), "zip", tmp_path / "m")
+    for source in (tmp_path / "m", tmp_path / "m.zip"):
+        assert converted(source) == archive.read_bytes()
+    # A file is a model without what lies around it.
+    assert converted(tmp_path / "m" / "__MODEL_PROTO") == saved(_small_model())
 
 
 def test_data_files_may_lie_in_folders(tmp_path: Path) -> None:
     locations = {"a/w": "weights/a.bin", "b": "weights/of the/b.bin", "small": "assets/small"}
     directory = _save(tmp_path / "m", _small_model(), locations=locations)
-    assert converted(directory) == _single(tmp_path, _small_model())
+    assert converted(directory) == saved(_small_model())
 
 
 def test_a_model_alone_in_a_directory_is_enough(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "m.onnx").write_bytes(_small_model().SerializeToString())
-    assert converted(tmp_path / "m") == _single(tmp_path, _small_model())
-
-
-def test_a_directory_may_be_given_by_a_link_or_from_within(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = _save(tmp_path / "real", _small_model())
-    (tmp_path / "link").symlink_to("real", target_is_directory=True)
-    assert converted(tmp_path / "link") == _single(tmp_path, _small_model())
-    monkeypatch.chdir(directory)
-    onnxarchive.convert(".", tmp_path / "m.onnxa")
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
+    (tmp_path / "m" / "any name.ONNX").write_bytes(_small_model().SerializeToString())
+    assert converted(tmp_path / "m") == saved(_small_model())
 
 
 # Choosing the model
@@ -123,7 +99,7 @@ def test_models_in_folders_are_named(tmp_path: Path) -> None:
 def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _small_model())
     (directory / "folder.onnx").mkdir()
-    assert converted(directory) == _single(tmp_path, _small_model())
+    assert converted(directory) == saved(_small_model())
 
 
 # Other files
@@ -140,7 +116,7 @@ def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path)
     assert message.startswith(f"{directory}: left out")
     assert message.endswith(": README.md, optimizer.bin")
     assert warning.filename == __file__
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
+    assert (tmp_path / "m.onnxa").read_bytes() == saved(_small_model())
 
 
 def test_a_hundred_files_left_out_are_counted(tmp_path: Path) -> None:
@@ -149,13 +125,6 @@ def test_a_hundred_files_left_out_are_counted(tmp_path: Path) -> None:
         (directory / f"other{index:02}").touch()
     with pytest.warns(UserWarning, match="and 80 more"):
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
-
-
-def test_a_directory_of_which_all_is_used_gives_no_warning(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _small_model())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        converted(directory)
 
 
 @pytest.mark.parametrize("place", ["weights.bin", "m.onnx", "assets/a.txt"])
@@ -172,20 +141,12 @@ def test_a_link_that_leaves_the_directory_is_refused(tmp_path: Path, place: str)
     assert not (tmp_path / "m.onnxa").exists()
 
 
-def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _small_model(), locations={"a/w": "link.bin"})
-    (directory / "store").mkdir()
-    (directory / "link.bin").rename(directory / "store" / "blob")
-    (directory / "link.bin").symlink_to("store/blob")
-    assert converted(directory) == _single(tmp_path, _small_model())
-
-
 def test_links_that_lead_to_no_file_are_left_out_if_nothing_names_them(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _small_model())
     (directory / "loop").symlink_to("loop")
     (directory / "gone").symlink_to("nowhere")
     (directory / "too long").symlink_to("n" * 300)
-    assert converted(directory) == _single(tmp_path, _small_model())
+    assert converted(directory) == saved(_small_model())
 
 
 def test_a_tensor_whose_location_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
@@ -224,18 +185,6 @@ def test_no_file_of_a_directory_is_written_over(tmp_path: Path, name: str) -> No
     assert (directory / name).read_bytes() == before
 
 
-def test_a_failed_conversion_changes_nothing(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _small_model())
-    os.truncate(directory / "weights.bin", 9000)
-    target = tmp_path / "m.onnxa"
-    target.write_bytes(b"old")
-    with pytest.raises(ArchiveFormatError, match="9000 bytes"):
-        onnxarchive.convert(directory, target)
-    assert target.read_bytes() == b"old"
-    assert sorted(os.listdir(tmp_path)) == ["m", "m.onnxa"]
-    assert sorted(os.listdir(directory)) == ["m.onnx", "weights.bin"]
-
-
 # Checksums
 
 
@@ -253,7 +202,7 @@ def test_the_sha_1_of_the_whole_file_is_a_right_checksum(tmp_path: Path, in_capi
     checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
     _with_checksum(directory, checksum.upper() if in_capitals else checksum)
     onnxarchive.convert(directory / "m.onnx", tmp_path / "m.onnxa", verify_checksum=True)
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
+    assert (tmp_path / "m.onnxa").read_bytes() == saved(_small_model())
 
 
 @pytest.mark.parametrize("form", ["file", "directory"])
@@ -265,7 +214,7 @@ def test_a_wrong_checksum_is_told_only_when_asked(tmp_path: Path, form: str) -> 
     _with_checksum(directory, wrong, tensors=1)
     source = directory if form == "directory" else directory / "m.onnx"
     onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
+    assert (tmp_path / "m.onnxa").read_bytes() == saved(_small_model())
     (tmp_path / "m.onnxa").unlink()
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
@@ -277,7 +226,7 @@ def test_a_wrong_checksum_is_told_only_when_asked(tmp_path: Path, form: str) -> 
 def test_a_file_without_checksum_needs_none(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _small_model())
     onnxarchive.convert(directory, tmp_path / "m.onnxa", verify_checksum=True)
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
+    assert (tmp_path / "m.onnxa").read_bytes() == saved(_small_model())
 
 
 def test_a_file_is_hashed_once_for_all_its_tensors(
@@ -327,7 +276,13 @@ def test_all_problems_of_a_model_are_listed_at_once(tmp_path: Path) -> None:
     body = onnx.GraphProto(name="g", initializer=[external(named("below"), "missing.bin")])
     model.graph.node.append(node(attribute("g", g=body)))
     (directory / "m.onnx").write_bytes(model.SerializeToString())
-    for source in (directory, directory / "m.onnx"):
+    packed = tmp_path / "m.zip"
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in files_below(directory):
+            file.write(directory / name, f"in/{name}")
+        file.write(tmp_path / "secret.bin", "secret.bin")
+    (tmp_path / "missing.bin").write_bytes(bytes(2400))  # beside the zip is not in it
+    for source in (directory, directory / "m.onnx", packed):
         with pytest.raises(ArchiveFormatError) as caught:
             onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
         first, *lines = str(caught.value).splitlines()
@@ -339,6 +294,7 @@ def test_all_problems_of_a_model_are_listed_at_once(tmp_path: Path) -> None:
             ("tensor 'forged'", "0" * 40, "'good.bin'"),
             ("tensor 'odd'", "2400", "found 7"),
         ]
+        assert "'fine'" not in str(caught.value)
         for line, parts in zip(lines, expected, strict=True):
             for part in parts:
                 assert part in line

@@ -12,12 +12,7 @@ import pytest
 from models import MEASURE_MEMORY, model_of, run_python
 
 import onnxarchive
-from onnxarchive import (
-    ArchiveFormatError,
-    TensorNotFoundError,
-    UnsupportedFeatureError,
-    Writer,
-)
+from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeatureError, Writer
 
 MIB = 1 << 20
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {

@@ -16,7 +16,6 @@ from models import (
     attribute,
     every_tensor,
     external,
-    flip_byte,
     model_of,
     node,
     open_below,
@@ -28,8 +27,6 @@ from written import converted, write_model
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.files.file_data import FileData
-from onnxarchive.files.local_file import MappedFile
 
 
 def _loaded(path: Path) -> onnx.ModelProto:
@@ -62,8 +59,9 @@ def _weights(count: int = 5) -> onnx.ModelProto:
         (_weights().SerializeToString()[:-1], "model"),
         (_weights().SerializeToString()[:3000], "model"),
         (_weights().SerializeToString() + b"\xff", "model"),
+        (_weights().SerializeToString() * 2, "graph"),
     ],
-    ids=["empty", "text", "zip", "no graph", "cut", "cut in weights", "one byte more"],
+    ids=["empty", "text", "zip", "no graph", "cut", "cut in weights", "one byte more", "twice"],
 )
 def test_what_is_no_model_is_refused_and_named(
     tmp_path: Path, content: bytes, message: str
@@ -229,22 +227,20 @@ def test_of_metadata_only_that_of_links_is_dropped(tmp_path: Path) -> None:
     assert loaded == model
 
 
-def test_data_is_looked_for_beside_the_model_and_not_in_the_working_directory(
+def test_a_source_is_found_by_links_and_relative_paths_and_its_data_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _by_hand(tmp_path / "there" / "m.onnx", _weights())
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "weights.bin").write_bytes(bytes(1 << 16))
-    monkeypatch.chdir(tmp_path / "here")
-    assert _loaded(Path("../there/m.onnx")) == _weights()
-    monkeypatch.chdir(tmp_path / "there")
-    assert _loaded(Path("m.onnx")) == _weights()
-
-
-def test_a_model_behind_a_link_to_its_directory_is_found(tmp_path: Path) -> None:
-    _by_hand(tmp_path / "real" / "m.onnx", _weights())
-    (tmp_path / "link").symlink_to("real", target_is_directory=True)
-    assert _loaded(tmp_path / "link" / "m.onnx") == _weights()
+    (tmp_path / "link").symlink_to("there", target_is_directory=True)
+    for folder, source in (
+        *(("here", name) for name in ("../there/m.onnx", "../link/m.onnx", "../link")),
+        *(("there", name) for name in ("m.onnx", ".")),
+    ):
+        monkeypatch.chdir(tmp_path / folder)
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+        assert onnxarchive.load(tmp_path / "m.onnxa") == _weights()
 
 
 def test_many_more_data_files_than_may_be_open_are_read(tmp_path: Path) -> None:
@@ -278,13 +274,6 @@ def models(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "data.bin").write_bytes(bytes(4096))
     return tmp_path / "models"
-
-
-def test_missing_data_is_named_with_its_tensor_and_directory(tmp_path: Path, models: Path) -> None:
-    message = _problem(tmp_path, external(raw_tensor("layer/w"), "missing.bin"))
-    assert "'layer/w'" in message
-    assert "'missing.bin'" in message
-    assert str(models) in message
 
 
 @pytest.mark.parametrize(
@@ -340,7 +329,7 @@ def test_an_empty_tensor_may_lie_at_the_end_of_a_file_and_not_beyond(
         *("", "..", "../secret/data.bin", "a/../../secret/data.bin", "./../secret/data.bin"),
         *("a/../data.bin", "/etc/hostname", "//etc/hostname", "/", "C:\\data.bin", "C:data.bin"),
         *("C:/data.bin", "\\\\server\\share", "a\\data.bin", "..\\secret\\data.bin"),
-        *("data.bin\0.txt", "\0"),
+        *("data.bin\0.txt", "\0", "{models}/data.bin"),
     ],
 )
 def test_data_outside_the_directory_of_the_model_is_refused(
@@ -352,6 +341,7 @@ def test_data_outside_the_directory_of_the_model_is_refused(
         (models / folder / "data.bin").write_bytes(bytes(4096))
     for name in ("C:data.bin", "C:\\data.bin", "a\\data.bin", "..\\secret\\data.bin", "data.bin"):
         (models / name).write_bytes(bytes(4096))
+    location = location.format(models=models)
     message = _problem(tmp_path, external(raw_tensor("layer/w"), location))
     assert "'layer/w'" in message
     assert repr(location) in message
@@ -363,13 +353,6 @@ def test_a_location_longer_than_any_path_is_refused(tmp_path: Path) -> None:
     assert "'layer/w'" in message
     assert "at most 4096 characters" in message
     assert "(5008 characters)" in message
-
-
-def test_an_absolute_path_is_refused_even_where_it_leads_inside(
-    tmp_path: Path, models: Path
-) -> None:
-    message = _problem(tmp_path, external(raw_tensor("layer/w"), str(models / "data.bin")))
-    assert str(models / "data.bin") in message
 
 
 @pytest.mark.parametrize(
@@ -442,23 +425,6 @@ def test_a_tensor_both_in_the_model_and_outside_is_refused_by_its_fields(
     assert "set it, or clear external_data" in message
 
 
-def test_every_tensor_without_data_is_named(tmp_path: Path, models: Path) -> None:
-    message = _problem(
-        tmp_path,
-        external(raw_tensor("a"), "missing.bin"),
-        external(raw_tensor("good"), "data.bin"),
-        external(raw_tensor("b"), "../secret/data.bin"),
-        external(raw_tensor("c"), "data.bin", offset=5000),
-        external(raw_tensor("d"), "missing.bin"),
-    )
-    assert "4 tensors have faulty data" in message
-    lines = message.splitlines()
-    assert len(lines) == 4
-    for line, name in zip(lines[1:], ("2 tensors ('a', 'd')", "tensor 'b'", "'c'"), strict=True):
-        assert name in line
-    assert "good" not in message
-
-
 def test_faults_of_a_thousand_tensors_are_counted(tmp_path: Path, models: Path) -> None:
     tensors = [external(raw_tensor(f"w{index}"), "data.bin", length=15) for index in range(1000)]
     message = _problem(tmp_path, *tensors)
@@ -498,70 +464,6 @@ def _zip(source: Path, target: Path, *, folder: str = "", method: int = zipfile.
             if path.is_file():
                 file.write(path, folder + str(path.relative_to(source)))
     return target
-
-
-@pytest.fixture
-def extracted(tmp_path: Path) -> Path:
-    """A directory into which an archive with two assets was unzipped."""
-    archive = tmp_path / "first.onnxa"
-    onnxarchive.save(_weights(), archive, assets={"labels.txt": b"cat", "a/b": b"dog"})
-    onnxarchive.extract(archive, tmp_path / "extracted")
-    return tmp_path / "extracted"
-
-
-def test_an_archive_is_the_same_after_any_way_out_and_in(tmp_path: Path, extracted: Path) -> None:
-    expected = (tmp_path / "first.onnxa").read_bytes()
-    sources = [
-        tmp_path / "first.onnxa",
-        extracted,
-        _zip(extracted, tmp_path / "stored.zip"),
-        _zip(extracted, tmp_path / "deflated.zip", method=zipfile.ZIP_DEFLATED),
-        _zip(extracted, tmp_path / "folder.zip", folder="a folder/model/"),
-    ]
-    for source in sources:
-        onnxarchive.convert(source, tmp_path / "again.onnxa")
-        assert (tmp_path / "again.onnxa").read_bytes() == expected, source.name
-
-
-@pytest.mark.parametrize("kind", ["archive", "directory", "zip", "deflated"])
-def test_options_hold_for_every_source(tmp_path: Path, extracted: Path, kind: str) -> None:
-    source = {
-        "archive": lambda: tmp_path / "first.onnxa",
-        "directory": lambda: extracted,
-        "zip": lambda: _zip(extracted, tmp_path / "zip"),
-        "deflated": lambda: _zip(extracted, tmp_path / "zip", method=zipfile.ZIP_DEFLATED),
-    }[kind]()
-    before = source.read_bytes() if source.is_file() else b""
-    choices: list[dict[str, Any]] = [
-        {"size_threshold": 0},
-        {"size_threshold": 1 << 40},
-        {"size_threshold": 2000, "alignment": 4096},
-    ]
-    for options in choices:
-        assets = {"labels.txt": b"instead", "new": b"1"}
-        onnxarchive.convert(source, tmp_path / "m.onnxa", assets=assets, **options)
-        onnxarchive.save(
-            _weights(), tmp_path / "saved.onnxa", assets={"a/b": b"dog", **assets}, **options
-        )
-        assert (tmp_path / "m.onnxa").read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
-    assert (source.read_bytes() if source.is_file() else b"") == before
-
-
-@pytest.mark.parametrize("kind", ["directory", "zip"])
-@pytest.mark.parametrize(
-    "layout", ["one file", "a file a tensor", "by hand", "in folders", "linked"]
-)
-def test_a_model_and_its_data_convert_from_their_directory_or_zip(
-    tmp_path: Path, kind: str, layout: str
-) -> None:
-    expected = converted(write_model(tmp_path / "single" / "m.onnx", _weights()))
-    (tmp_path / "source").mkdir()
-    LAYOUTS[layout](tmp_path / "source" / "any name.ONNX", _weights())
-    source = tmp_path / "source"
-    if kind == "zip":
-        source = _zip(source, tmp_path / "m.zip", folder="x/", method=zipfile.ZIP_DEFLATED)
-    onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert (tmp_path / "m.onnxa").read_bytes() == expected
 
 
 @pytest.mark.parametrize("kind", ["directory", "zip"])
@@ -613,66 +515,3 @@ def test_assets_that_no_archive_may_have_beside_one_another_are_refused(
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     assert caught.value.path == str(source)
     assert f"'assets/{name}'" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["directory", "stored", "deflated"])
-def test_placeholders_of_torch_stand_for_files_of_their_name(tmp_path: Path, kind: str) -> None:
-    model = _weights()
-    (tmp_path / "source").mkdir()
-    for tensor in model.graph.initializer:
-        if tensor.HasField("raw_data"):
-            (tmp_path / "source" / tensor.name).write_bytes(tensor.raw_data)
-            tensor.raw_data = b"__EXTERNAL"
-    source = write_model(tmp_path / "source" / "__MODEL_PROTO", model).parent
-    if kind != "directory":
-        method = zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED
-        source = _zip(source, tmp_path / "m.zip", method=method)
-    onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert onnxarchive.load(tmp_path / "m.onnxa") == _weights()
-
-
-def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(_weights().SerializeToString() * 2)
-    with pytest.raises(ArchiveFormatError, match="graph"):
-        onnxarchive.convert(path, tmp_path / "m.onnxa")
-
-
-def test_a_damaged_zip_is_refused(tmp_path: Path, extracted: Path) -> None:
-    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        source = _zip(extracted, tmp_path / "m.zip", method=method)
-        with zipfile.ZipFile(source) as file:
-            info = file.getinfo("w4")
-        flip_byte(source, info.header_offset + 30 + 2 + info.compress_size // 2)
-        with pytest.raises(ArchiveFormatError, match="w4") as caught:
-            onnxarchive.convert(source, tmp_path / "m.onnxa")
-        assert str(source) in str(caught.value)
-        assert not (tmp_path / "m.onnxa").exists()
-
-
-@pytest.mark.parametrize("location", ["../secret/data.bin", "/etc/hostname", "..", "w\\x"])
-@pytest.mark.parametrize("kind", ["directory", "zip"])
-def test_no_source_leads_out_of_itself(
-    tmp_path: Path, models: Path, kind: str, location: str
-) -> None:
-    source = write_model(
-        models / "m.onnx", model_of(external(raw_tensor("layer/w"), location))
-    ).parent
-    (models / "data.bin").unlink()
-    if kind == "zip":
-        source = _zip(models, tmp_path / "m.zip")
-    with pytest.raises(ArchiveFormatError, match="'layer/w'") as caught:
-        onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert repr(location) in str(caught.value)
-
-
-def test_a_data_file_that_was_replaced_after_it_was_found_is_refused(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.write_bytes(bytes(100))
-    second.write_bytes(bytes(100))
-    with MappedFile(first) as file:
-        data = FileData(str(first), file.identity, 0, 100)
-    assert bytes(data.view) == bytes(100)
-    os.replace(second, first)
-    with pytest.raises(ArchiveFormatError, match="was replaced after it was opened"):
-        list(data)

@@ -20,10 +20,7 @@ from onnxarchive import ArchiveFormatError
 DATA = Path(__file__).parents[1] / "data" / "torch-zip"
 VERSIONS = ["1.4.0", "1.11.0"]
 FORMS = [".onnx", ".zip", ".deflated.zip", ".dir", ".dir/__MODEL_PROTO"]
-KEYS = {
-    "1.4.0": {"_1", "_8", "_10"},
-    "1.11.0": {"features_4_weight", "fc_weight", "onnx__Conv_22"},
-}
+KEYS = {"1.4.0": {"_1", "_8", "_10"}, "1.11.0": {"features_4_weight", "fc_weight", "onnx__Conv_22"}}
 
 
 def source_of(version: str, form: str) -> Path:
@@ -46,26 +43,6 @@ def test_an_old_export_converts_and_runs_as_pytorch_ran_it(
         (found,) = run_model(tmp_path / "m.onnx", x=arrays["x"])
         assert np.any(arrays["y"])
         np.testing.assert_allclose(found, arrays["y"], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("size_threshold", [0, 1024])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_all_forms_of_an_old_export_give_the_same_archive(
-    tmp_path: Path, version: str, size_threshold: int
-) -> None:
-    archives = set()
-    for form in FORMS:
-        onnxarchive.convert(
-            source_of(version, form), tmp_path / "m.onnxa", size_threshold=size_threshold
-        )
-        archives.add((tmp_path / "m.onnxa").read_bytes())
-    assert len(archives) == 1
-
-
-def test_no_initializer_keeps_the_placeholder(tmp_path: Path) -> None:
-    # The smallest stay in the model.
-    onnxarchive.convert(source_of("1.4.0", ".zip"), tmp_path / "m.onnxa")
-    assert b"__EXTERNAL" not in (tmp_path / "m.onnxa").read_bytes()
 
 
 def torch_directory(path: Path, *tensors: TensorProto) -> Path:
@@ -91,9 +68,7 @@ def genuine(name: str) -> TensorProto:
     return TensorProto(name=name, data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
 
 
-def test_ten_bytes_that_read_like_the_placeholder_are_data_in_a_single_file(
-    tmp_path: Path,
-) -> None:
+def test_ten_bytes_that_read_like_the_placeholder_are_data_in_a_single_file(tmp_path: Path) -> None:
     model = model_of(genuine("w"), raw_tensor("large", dims=(600,)))
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     for size_threshold in (0, 1024):

@@ -49,6 +49,7 @@ class Part:
     descriptor: bytes = b""
     header_offset: int | None = None  # stated in the directory, if not where it is
     is_listed: bool = True
+    is_written: bool = True  # else its bytes are those of another entry
 
 
 def part(name: str | bytes, data: bytes, **changes: Any) -> Part:
@@ -85,7 +86,8 @@ class Zip:
         for item in self.parts:
             file += item.gap
             offset = len(file) if item.header_offset is None else item.header_offset
-            file += item.local.pack() + item.data + item.descriptor
+            if item.is_written:
+                file += item.local.pack() + item.data + item.descriptor
             if item.is_listed:
                 stated = item.record.header_offset or offset  # a change by `central` wins
                 listed.append(item.record._replace(header_offset=stated))
@@ -158,6 +160,14 @@ def with_both(**changes: Any) -> bytes:
 
 def with_name(name: str | bytes, data: bytes = b"", **changes: Any) -> bytes:
     return Zip([part("first", b"1"), part(name, data, **changes)]).pack()
+
+
+def counts(number: int) -> dict[str, Any]:
+    return {"entry_count": number, "disk_entry_count": number}
+
+
+def sizes(nbytes: int) -> dict[str, Any]:
+    return {"compressed_size": nbytes, "uncompressed_size": nbytes}
 
 
 def zip64_field(*values: int) -> bytes:
@@ -252,9 +262,7 @@ ACCEPTED = {
         extra=field_of(1, struct.pack("<QQQI", 5, 5, 0, 0))
     ),
     "extra-unneeded: in the local header": with_local(extra=zip64_field(5, 5)),
-    "zip64 sizes": with_both(
-        compressed_size=MAX_32, uncompressed_size=MAX_32, extra=zip64_field(5, 5)
-    ),
+    "zip64 sizes": with_both(**sizes(MAX_32), extra=zip64_field(5, 5)),
     "zip64 size alone in the directory": with_record(compressed_size=MAX_32, extra=zip64_field(5)),
     "zip64 offset": with_record(1, header_offset=MAX_32, extra=zip64_field(36)),
     "zip64 disk": with_record(
@@ -275,9 +283,7 @@ ACCEPTED = {
     "data-descriptor: no signature": streamed(signed=False),
     "data-descriptor: 64 bits": streamed("<I2Q"),
     "data-descriptor: 64 bits, no signature": streamed("<I2Q", signed=False),
-    "data-descriptor: filled in": streamed(
-        compressed_size=5, uncompressed_size=5, crc32=zlib.crc32(b"first")
-    ),
+    "data-descriptor: filled in": streamed(**sizes(5), crc32=zlib.crc32(b"first")),
     "data-descriptor: one size filled in": streamed(uncompressed_size=5),
     "flags: compression level": with_both(flags=6),
     "utf8: marked ASCII": with_both(flags=UTF8),
@@ -343,34 +349,18 @@ def first_entry_in_comment() -> bytes:
     return SOUND[:-2] + struct.pack("<H", len(comment)) + comment
 
 
-def nested() -> bytes:
-    """An entry whose data holds another listed entry."""
-    inner = part("inner", b"inner")
-    outer = part("outer", inner.local.pack() + inner.data)
-    inner.header_offset = len(outer.local.pack())
-    inner.local = inner.local._replace(name=b"inner", extra=b"")
-    file = Zip([outer])
-    packed = file.pack()
-    directory_offset = packed.index(DirectoryRecord.SIGNATURE)
-    record = inner.record._replace(header_offset=inner.header_offset)
-    directory = outer.record.pack() + record.pack()
-    end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
-    return packed[:directory_offset] + directory + end.pack()
+def inside_another(inner: Part, outer: Part, offset: int) -> bytes:
+    """Two listed entries, the inner one at an offset in the outer one, which holds its bytes."""
+    return Zip([outer, replace(inner, is_written=False, header_offset=offset)]).pack()
 
 
-def quoted() -> bytes:
-    """An entry inside another one: its header is in the extra field of the outer entry."""
-    inner = part("inner", b"inner")
-    packed_inner = inner.local.pack() + inner.data
-    outer = part("outer", b"data")
-    outer.local = outer.local._replace(extra=field_of(0x9999, packed_inner))
-    inner.header_offset = LocalHeader.SIZE + len("outer") + records.EXTRA_HEADER_SIZE
-    packed = Zip([outer]).pack()
-    directory_offset = packed.index(DirectoryRecord.SIGNATURE)
-    record = inner.record._replace(header_offset=inner.header_offset)
-    directory = outer.record.pack() + record.pack()
-    end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
-    return packed[:directory_offset] + directory + end.pack()
+INNER = part("inner", b"inner")
+INNER_BYTES = INNER.local.pack() + INNER.data
+OUTER = part("outer", INNER_BYTES)
+QUOTING = part("outer", b"data")
+QUOTING.local = QUOTING.local._replace(extra=field_of(0x9999, INNER_BYTES))
+NESTED = inside_another(INNER, OUTER, len(OUTER.local.pack()))
+QUOTED = inside_another(INNER, QUOTING, len(QUOTING.local.pack()) - len(INNER_BYTES))
 
 
 def same_header(name: str) -> bytes:
@@ -417,21 +407,15 @@ REFUSED = {
         with_file(is_zip64=True, zip64={"disk": 1}, end={"disk": 1}),
         "one part of a split zip",
     ),
-    "count: one less": (with_end(entry_count=2, disk_entry_count=2), "2 directory records"),
-    "count: one more": (
-        with_end(entry_count=4, disk_entry_count=4),
-        "directory record 4 of 4|at least",
-    ),
+    "count: one less": (with_end(**counts(2)), "2 directory records"),
+    "count: one more": (with_end(**counts(4)), "directory record 4 of 4|at least"),
     "count: on this disk": (with_end(disk_entry_count=2), "2 of 3 directory records"),
-    "count: more than fit": (
-        with_end(entry_count=60_000, disk_entry_count=60_000),
-        "at least 46 bytes",
-    ),
+    "count: more than fit": (with_end(**counts(60_000)), "at least 46 bytes"),
     "cd-size: one less": (with_end(directory_size=DIRECTORY_SIZE - 1), PLACE),
     "cd-size: one more": (with_end(directory_size=DIRECTORY_SIZE + 1), PLACE),
     "cd-size: +46": (with_end(directory_size=DIRECTORY_SIZE + 46), PLACE),
     "cd-size: first record only": (
-        with_end(directory_size=DirectoryRecord.SIZE + 1, entry_count=1, disk_entry_count=1),
+        with_end(directory_size=DirectoryRecord.SIZE + 1, **counts(1)),
         PLACE,
     ),
     "cd-offset": (with_end(directory_offset=DIRECTORY_OFFSET - 1), PLACE),
@@ -458,17 +442,9 @@ REFUSED = {
     "spanned-marker: offsets not fixed": (b"PK00" + SOUND, PLACE),
     "locator-missing: offset": (with_end(directory_offset=MAX_32), PLACE),
     "locator-missing: size": (with_end(directory_size=MAX_32), PLACE),
-    "locator-missing: count": (
-        with_end(entry_count=0xFFFF, disk_entry_count=0xFFFF),
-        "at least 46",
-    ),
+    "locator-missing: count": (with_end(**counts(0xFFFF)), "at least 46"),
     "locator-missing: all": (
-        with_end(
-            entry_count=0xFFFF,
-            disk_entry_count=0xFFFF,
-            directory_offset=MAX_32,
-            directory_size=MAX_32,
-        ),
+        with_end(**counts(0xFFFF), directory_offset=MAX_32, directory_size=MAX_32),
         PLACE,
     ),
     "locator-offset": (with_locator(record_offset=0), "offset 0 in the locator"),
@@ -490,24 +466,18 @@ REFUSED = {
         "directory offset",
     ),
     "two-truths: size": (with_file(is_zip64=True, end={"directory_size": 9}), "directory size"),
-    "record-huge: count": (
-        with_zip64(entry_count=1 << 60, disk_entry_count=1 << 60),
-        "at least 46",
-    ),
+    "record-huge: count": (with_zip64(**counts(1 << 60)), "at least 46"),
     "record-huge: offset": (with_zip64(directory_offset=records.UINT64_MAX), PLACE),
     "record-huge: size": (with_zip64(directory_size=records.UINT64_MAX), PLACE),
     "record-huge: wraps": (with_zip64(directory_size=(1 << 64) - DIRECTORY_OFFSET), PLACE),
-    "sentinel-no-extra: size": (
-        with_both(compressed_size=MAX_32, uncompressed_size=MAX_32),
-        "where the directory begins",
-    ),
+    "sentinel-no-extra: size": (with_both(**sizes(MAX_32)), "where the directory begins"),
     "sentinel-no-extra: offset": (with_record(1, header_offset=MAX_32), "found none"),
     "extra-length: 7 bytes": (
         with_record(compressed_size=MAX_32, extra=field_of(1, bytes(7))),
         "Corrupt zip64",
     ),
     "extra-length: one of two": (
-        with_record(compressed_size=MAX_32, uncompressed_size=MAX_32, extra=zip64_field(5)),
+        with_record(**sizes(MAX_32), extra=zip64_field(5)),
         "Corrupt zip64",
     ),
     "extra-length: too long": (
@@ -515,25 +485,18 @@ REFUSED = {
         "found 5 and 0",
     ),
     "extra-huge: size 2^63": (
-        with_record(
-            uncompressed_size=MAX_32, compressed_size=MAX_32, extra=zip64_field(1 << 63, 1 << 63)
-        ),
+        with_record(**sizes(MAX_32), extra=zip64_field(1 << 63, 1 << 63)),
         "where the directory begins",
     ),
     "extra-huge: size 2^64-1 in both": (
-        with_both(
-            uncompressed_size=MAX_32,
-            compressed_size=MAX_32,
-            extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX),
-        ),
+        with_both(**sizes(MAX_32), extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX)),
         "its data to end at or before",
     ),
     "extra-huge: inflated size 2^63 in both": (
         with_both(
             method=8,
             version_needed=records.VERSION_ZIP64,
-            uncompressed_size=MAX_32,
-            compressed_size=MAX_32,
+            **sizes(MAX_32),
             extra=zip64_field(1 << 63, sound().parts[0].record.compressed_size),
         ),
         "expected less than 9223372036854775808 bytes in all",
@@ -552,16 +515,10 @@ REFUSED = {
     "cd-no-lfh: broken signature": (b"PK\3\5" + SOUND[4:], "expected its local header at offset 0"),
     "same-lfh: two names": (same_header("b"), "overlap"),
     "same-lfh: the same name": (same_header("a"), "every name once"),
-    "nested": (nested(), "overlap"),
-    "quoted": (quoted(), "overlap"),
-    "into-cd": (
-        with_both(compressed_size=DIRECTORY_OFFSET, uncompressed_size=DIRECTORY_OFFSET),
-        "where the directory begins",
-    ),
-    "past-eof": (
-        with_both(compressed_size=TOO_LONG, uncompressed_size=TOO_LONG),
-        "where the directory begins",
-    ),
+    "nested": (NESTED, "overlap"),
+    "quoted": (QUOTED, "overlap"),
+    "into-cd": (with_both(**sizes(DIRECTORY_OFFSET)), "where the directory begins"),
+    "past-eof": (with_both(**sizes(TOO_LONG)), "where the directory begins"),
     "lfh-past-cd": (with_record(2, header_offset=DIRECTORY_OFFSET), "found none"),
     "lfh past the end": (with_record(2, header_offset=TOO_LONG), "found none"),
     "encrypted": (with_both(flags=1), "encrypted"),
@@ -613,7 +570,7 @@ UNLIKE = {
     "extra-unneeded: lying about the offset": with_record(1, extra=zip64_field(0, 0, 35)),
     "extra-unneeded: lying in the local header": with_local(extra=zip64_field(5, 6)),
     "extra-unneeded: sizes of a lying local header": with_local(
-        uncompressed_size=6, compressed_size=6, extra=zip64_field(5, 5)
+        **sizes(6), extra=zip64_field(5, 5)
     ),
     "sentinel: one of two in the local header, the other lies": with_local(
         uncompressed_size=MAX_32, compressed_size=6, extra=zip64_field(5, 5)
@@ -631,7 +588,7 @@ UNLIKE = {
     "unicode-path: local": with_local(extra=field_of(0x7075, b"\1" + bytes(4) + b"b")),
     "size-mismatch": with_local(uncompressed_size=6),
     "size-mismatch: compressed": with_local(compressed_size=4),
-    "size-mismatch: zeros without a descriptor": with_local(compressed_size=0, uncompressed_size=0),
+    "size-mismatch: zeros without a descriptor": with_local(**sizes(0)),
     "crc-mismatch": with_local(crc32=1),
     "crc-mismatch: zero without a descriptor": with_local(crc32=0),
     "data-descriptor: lying size": streamed(changes=(0, 1, 1)),

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ from onnx import TensorProto
 from written import converted, files_below
 
 import onnxarchive
-from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
 from onnxarchive.sources.recognition import is_model_file
 
 # Zips the content of a directory to a path.
@@ -356,17 +355,6 @@ def test_a_zip_of_any_tool_gives_the_archive_of_the_directory(
     assert converted(path) == converted(directory)
 
 
-def test_a_zipped_model_is_the_model_and_runs_no_risk_of_being_the_wrong_one(
-    tmp_path: Path, directory: Path
-) -> None:
-    _python(zipfile.ZIP_DEFLATED)(directory, tmp_path / "m.zip")
-    onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
-    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    assert onnxarchive.load(tmp_path / "m.onnxa") == _compressible_model()
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
-
-
 def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
@@ -451,67 +439,19 @@ def test_entries_that_no_tensor_names_are_left_out_with_a_warning(
             file.write(directory / name, f"export/{name}")
         file.writestr("export/README.md", b"words")
         file.writestr("elsewhere/notes.txt", b"words")
+        file.writestr("withdrawn.txt", b"words")
+        file.NameToInfo.pop("withdrawn.txt")
+        file.filelist.pop()
     with pytest.warns(UserWarning, match="left out") as told:
         found = converted(path)
     text = "\n".join(str(warning.message) for warning in told)
     assert "README.md" in text
     assert "elsewhere/notes.txt" in text
+    assert "are left out: the directory lists no entry there" in text
     assert "model.onnx" not in text
     assert "assets/labels.txt" not in text
     assert all(str(warning.message).startswith(f"{path}: ") for warning in told)
     assert found == converted(directory)
-
-
-def test_bytes_that_belong_to_nothing_are_left_out_with_a_warning(
-    tmp_path: Path, apart: Path
-) -> None:
-    path = tmp_path / "m.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        for name in sorted(files_below(apart)):
-            file.write(apart / name, name)
-        file.writestr("withdrawn.txt", b"words")
-        file.NameToInfo.pop("withdrawn.txt")
-        file.filelist.pop()
-    with pytest.warns(UserWarning, match="left out"):
-        found = converted(path)
-    assert found == converted(apart)
-
-
-def test_an_asset_of_a_zip_may_be_a_model_itself(tmp_path: Path, apart: Path) -> None:
-    (apart / "assets" / "decoder.onnx").write_bytes(model_of().SerializeToString())
-    _python()(apart, tmp_path / "m.zip")
-    onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert set(archive.assets) == {*ASSETS, "decoder.onnx"}
-
-
-def test_missing_and_escaping_data_of_a_zip_are_named(tmp_path: Path) -> None:
-    tensors = [raw_tensor(name, dims=(600,)) for name in "abcd"]
-    model = model_of(
-        external(tensors[0], "missing.bin"),
-        external(tensors[1], "../outside.bin"),
-        external(tensors[2], "short.bin"),
-        external(tensors[3], "folder"),
-    )
-    path = tmp_path / "m.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("in/m.onnx", model.SerializeToString())
-        file.writestr("in/short.bin", bytes(100))
-        file.writestr("in/folder/", b"")
-        file.writestr("outside.bin", bytes(2400))
-    (tmp_path / "missing.bin").write_bytes(bytes(2400))  # beside the zip is not in it
-    with pytest.raises(ArchiveFormatError) as caught:
-        onnxarchive.convert(path, tmp_path / "m.onnxa")
-    first, *lines = str(caught.value).splitlines()
-    assert first == f"{path}: 4 tensors have faulty data:"
-    for line, name, part in zip(
-        lines,
-        "abcd",
-        ("'missing.bin'", "'../outside.bin'", "100 bytes", "'folder'"),
-        strict=True,
-    ):
-        assert f"tensor {name!r}" in line
-        assert part in line
 
 
 # Temporary files
@@ -569,9 +509,7 @@ def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is
 # Archives that are none any more
 
 
-def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
-    tmp_path: Path,
-) -> None:
+def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(tmp_path: Path) -> None:
     original = tmp_path / "m.onnxa"
     onnxarchive.save(_compressible_model(), original, assets=ASSETS)
     onnxarchive.extract(original, tmp_path / "m")
@@ -602,7 +540,7 @@ onnxarchive.convert(sys.argv[1], sys.argv[2])
 print(json.dumps({
     "changed": sorted(key for key, value in seen().items() if before.get(key) != value),
     "gone": sorted(before.keys() - seen().keys()),
-    "modules": sorted(name for name in sys.modules if "deflate64" in name),
+    "modules": sorted(name for name in sys.modules if "deflate64" in name)
 }))
 """
 
@@ -694,75 +632,19 @@ def test_a_zip_is_not_written_over(apart_zip: Path) -> None:
     assert apart_zip.read_bytes() == before
 
 
-def test_a_zip_with_one_encrypted_entry_is_refused(
-    tmp_path: Path, apart: Path, refused: Callable[..., str]
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(lambda it: it[:-1], lambda it: it[: len(it) // 2], lambda it: it[:4]),
+        *(lambda it: b"\0" + it, lambda it: b"PK\3\4" + it, lambda it: it + b"\0"),
+        lambda it: it.replace(b"assets/one", b"assets/ONE", 1),
+    ],
+)
+def test_a_spoiled_zip_is_refused(
+    apart_zip: Path, spoil: Callable[[bytes], bytes], refused: Callable[..., str]
 ) -> None:
-    path = tmp_path / "m.zip"
-    names = sorted(files_below(apart))
-    _run(_tool("zip"), "-q", path, *[name for name in names if name != "w0.bin"], directory=apart)
-    _run(_tool("zip"), "-q", "-P", "secret", path, "w0.bin", directory=apart)
-    assert "encrypted" in refused(path, UnsupportedFeatureError)
-
-
-def _and(name: str) -> Callable[[bytes], bytes]:
-    """Adds an entry to a zip."""
-
-    def add(data: bytes) -> bytes:
-        target = io.BytesIO(data)
-        with zipfile.ZipFile(target, "a") as file:
-            file.writestr(name, b"another")
-        return target.getvalue()
-
-    return add
-
-
-TWICE = ["w0.bin", "model.onnx", "W0.BIN", "assets/labels.txt"]
-ELSEWHERE = ["../w0.bin", "a/../../x", "/etc/passwd", "C:\\x", "a\\b", "././x", "a//b", "x\ny"]
-# Changes of a zip, and what the error says.
-SPOILED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "its last byte is missing": (lambda it: it[:-1], ""),
-    "its second half is missing": (lambda it: it[: len(it) // 2], ""),
-    "100 bytes": (lambda it: it[:100], ""),
-    "4 bytes": (lambda it: it[:4], ""),
-    "a script before it": (lambda it: b"#!/bin/sh\n" + it, ""),
-    "a byte before it": (lambda it: b"\0" + it, ""),
-    "a signature before it": (lambda it: b"PK\3\4" + it, ""),
-    "a byte after it": (lambda it: it + b"\0", ""),
-    "words after it": (lambda it: it + b"more", ""),
-    "twice": (lambda it: it + it, ""),
-    **{f"another {name}": (_and(name), repr(name)) for name in TWICE + ELSEWHERE},
-}
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("case", SPOILED)
-def test_a_spoiled_zip_is_refused(apart_zip: Path, case: str, refused: Callable[..., str]) -> None:
-    spoil, words = SPOILED[case]
     apart_zip.write_bytes(spoil(apart_zip.read_bytes()))
-    assert words in refused(apart_zip, ArchiveFormatError)
-
-
-def test_a_symbolic_link_in_a_zip_is_refused(
-    tmp_path: Path, apart: Path, refused: Callable[..., str]
-) -> None:
-    (apart / "w0.bin").rename(tmp_path / "outside")
-    (apart / "w0.bin").symlink_to(tmp_path / "outside")
-    path = tmp_path / "m.zip"
-    _info_zip("-y")(apart, path)
-    assert "'w0.bin'" in refused(path, ArchiveFormatError)
-
-
-def test_a_bomb_is_no_larger_than_it_says(
-    tmp_path: Path, apart: Path, refused: Callable[..., str]
-) -> None:
-    (apart / "w0.bin").write_bytes(bytes(5_000_000))
-    path = tmp_path / "m.zip"
-    _python(zipfile.ZIP_DEFLATED)(apart, path)
-    data = path.read_bytes()
-    declared, real = ((200_000).to_bytes(4, "little"), (5_000_000).to_bytes(4, "little"))
-    assert data.count(real) == 2  # in both headers
-    path.write_bytes(data.replace(real, declared))
-    assert re.search("'w0.bin'.*200000", refused(path, ArchiveFormatError))
+    refused(apart_zip, ArchiveFormatError)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the working directory")

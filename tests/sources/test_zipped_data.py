@@ -75,9 +75,7 @@ methods = pytest.mark.parametrize(
     "method", ENCODERS, ids=["stored", "deflate", "deflate64", "bzip2", "lzma"]
 )
 compressing = pytest.mark.parametrize(
-    "method",
-    [DEFLATE, DEFLATE64, BZIP2, LZMA],
-    ids=["deflate", "deflate64", "bzip2", "lzma"],
+    "method", [DEFLATE, DEFLATE64, BZIP2, LZMA], ids=["deflate", "deflate64", "bzip2", "lzma"]
 )
 
 
