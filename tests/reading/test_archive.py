@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import pytest
 from models import (
-    BIT_WIDTHS,
     NUMBERS,
     attribute,
     break_local_header,
@@ -195,49 +194,29 @@ def test_tensors_with_a_zero_among_large_dims_are_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data_type", "dims"),
-    [(0, [1]), (1, [-1]), (1, [1 << 33, 0, 1 << 33]), (1, [2]), (8, [1]), (99, [1])],
-)
-def test_a_tensor_that_makes_no_array_is_an_error_of_this_library(
-    path: Path, data_type: int, dims: list[int]
-) -> None:
-    tensor = TensorProto(name="odd/one", data_type=data_type, dims=dims, raw_data=bytes(4))
-    if 0 in dims:
-        tensor.raw_data = b""
-    onnxarchive.save(model_of(tensor, raw_tensor("w")), path)
-    with onnxarchive.open(path) as archive:
-        with pytest.raises(ArchiveError, match="odd/one"):
-            archive.tensors["odd/one"]
-        assert archive.tensors["w"].shape == (4,)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "found"),
+    ("data_type", "dims", "data", "found"),
     [
-        (
-            TensorProto(
-                data_type=1, dims=[1], raw_data=bytes(4), segment=TensorProto.Segment(end=4)
-            ),
-            "found a segment of a tensor",
-        ),
-        (
-            TensorProto(data_type=8, dims=[2], string_data=[b"a"]),
-            r"found data type 8 and dims \[2\] with wrong string_data: ",
-        ),
-        (
-            TensorProto(data_type=8, dims=[1], string_data=[b"\xff"]),
-            "with wrong string_data: .*utf-8",
-        ),
-        (TensorProto(data_type=99, dims=[1]), r"found data type 99 and dims \[1\]$"),
+        (0, [1], {"raw_data": bytes(4)}, r"found data type 0 and dims \[1\]$"),
+        (99, [1], {"raw_data": bytes(4)}, r"found data type 99 and dims \[1\]$"),
+        (1, [-1], {"raw_data": bytes(4)}, r"found data type 1 and dims \[-1\]$"),
+        (1, [1 << 33, 0, 1 << 33], {"raw_data": b""}, "found data type 1 and dims"),
+        (1, [2], {"raw_data": bytes(4)}, "expected 8 bytes for FLOAT of shape .*, found 4$"),
+        (8, [1], {"raw_data": bytes(4)}, "with wrong string_data"),
+        (8, [2], {"string_data": [b"a"]}, r"type 8 and dims \[2\] with wrong string_data: "),
+        (8, [1], {"string_data": [b"\xff"]}, "with wrong string_data: .*utf-8"),
+        (1, [1], {"segment": TensorProto.Segment(end=4)}, "found a segment of a tensor"),
     ],
 )
-def test_the_error_of_a_tensor_that_makes_no_array_names_the_fault(
-    path: Path, tensor: TensorProto, found: str
+def test_the_error_of_a_tensor_that_makes_no_array_names_tensor_and_fault(
+    path: Path, data_type: int, dims: list[int], data: dict[str, Any], found: str
 ) -> None:
-    tensor.name = "w"
-    onnxarchive.save(model_of(tensor), path)
-    with onnxarchive.open(path) as archive, pytest.raises(ArchiveFormatError, match=found):
-        archive.tensors["w"]
+    tensor = TensorProto(name="odd/one", data_type=data_type, dims=dims, **data)
+    onnxarchive.save(model_of(tensor, raw_tensor("w")), path)
+    with onnxarchive.open(path) as archive:
+        with pytest.raises(ArchiveFormatError, match=f"odd/one.*{found}") as caught:
+            archive.tensors["odd/one"]
+        assert caught.value.path == str(path)
+        assert archive.tensors["w"].shape == (4,)
 
 
 def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> None:
@@ -310,8 +289,8 @@ def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) 
 
 
 def test_the_message_for_a_name_of_ten_initializers_names_eight(path: Path) -> None:
-    model = model_of()
-    for seed in range(10):
+    model = model_of(raw_tensor("w", dims=(300,)))
+    for seed in range(9):
         graph = onnx.GraphProto(initializer=[raw_tensor("w", dims=(300,), seed=seed)])
         model.graph.node.append(node(attribute("then_branch", g=graph)))
     onnxarchive.save(model, path)
@@ -335,18 +314,6 @@ def test_a_branch_that_is_removed_in_memory_changes_no_tensor_of_the_archive(
     assert branches.tensors["own1"].tobytes() == branches.tensor_by_key("own1").tobytes()
     with pytest.raises(TensorNotFoundError, match=r"tensor_by_key\('w'\), tensor_by_key\('w_2'\)"):
         branches.tensors["w"]
-
-
-def test_three_graphs_may_have_the_same_name(path: Path) -> None:
-    model = model_of(raw_tensor("w", dims=(300,)))
-    for seed in (1, 2):
-        graph = onnx.GraphProto(initializer=[raw_tensor("w", dims=(300,), seed=seed)])
-        model.graph.node.append(node(attribute("g", g=graph)))
-    onnxarchive.save(model, path)
-    with onnxarchive.open(path) as archive:
-        with pytest.raises(TensorNotFoundError, match=r"tensor_by_key\('w'\).*'w_2'.*'w_3'"):
-            archive.tensors["w"]
-        assert len(archive.tensors) == 0
 
 
 # Views
@@ -622,21 +589,6 @@ def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
             onnxarchive.load(path)
 
 
-@pytest.mark.parametrize(("is_of_data", "rule"), [(True, "ZIP-15"), (False, "ZIP-7")])
-def test_damage_of_the_model_or_its_header_is_found_on_opening(
-    path: Path, is_of_data: bool, rule: str
-) -> None:
-    entry = entry_of(path, "__MODEL_PROTO")
-    if is_of_data:
-        flip_byte(path, entry.data_offset + entry.nbytes // 2)
-    else:
-        break_local_header(path, entry)
-    error = ChecksumError if is_of_data else ArchiveFormatError
-    with pytest.raises(error, match="__MODEL_PROTO") as caught:
-        onnxarchive.open(path)
-    assert caught.value.rule == rule
-
-
 def test_verify_says_how_far_it_is(path: Path) -> None:
     model = model_of(raw_tensor("w", TensorProto.UINT8, (20 << 20,)), raw_tensor("b"))
     onnxarchive.save(model, path, size_threshold=0)
@@ -686,29 +638,6 @@ def test_a_file_that_is_no_archive_is_refused_and_named(
         assert f" [{rule}]" in str(caught.value)
 
 
-def test_an_archive_cut_anywhere_is_refused(path: Path) -> None:
-    data = path.read_bytes()
-    with onnxarchive.open(path) as archive:
-        edges = [it.header_offset for it in archive.entries.values()]
-        edges += [it.data_offset + it.nbytes for it in archive.entries.values()]
-    places = {edge + by for edge in edges for by in (-1, 0, 1)} | set(range(0, len(data), 97))
-    places |= set(range(len(data) - 200, len(data)))
-    for size in sorted(place for place in places if 0 <= place < len(data)):
-        path.write_bytes(data[:size])
-        with pytest.raises(ArchiveFormatError, match=r"model\.onnxa") as caught:
-            onnxarchive.open(path)
-        assert caught.value.rule == "ZIP-2"
-        assert onnxarchive.check(path) != []
-
-
-def test_bytes_before_or_after_an_archive_are_refused(path: Path) -> None:
-    data = path.read_bytes()
-    for content in (b"#!" + data, data + b"\0", data + data, bytes(64) + data):
-        path.write_bytes(content)
-        with pytest.raises(ArchiveFormatError, match="ZIP-"):
-            onnxarchive.open(path)
-
-
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
     path = {"directory": tmp_path, "pipe": tmp_path / "pipe", "device": Path("/dev/zero")}[kind]
@@ -746,35 +675,12 @@ def test_a_link_to_an_archive_is_an_archive(tmp_path: Path, path: Path) -> None:
 # The file changes below
 
 
-def test_a_replaced_file_keeps_the_old_view(tmp_path: Path, path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        before = archive.tensors["layer.0/weight"].tobytes()
-        onnxarchive.save(model_of(raw_tensor("other", dims=(5000,))), tmp_path / "new")
-        os.replace(tmp_path / "new", path)
-        assert archive.tensors["layer.0/weight"].tobytes() == before
-        assert archive.tensors["inner"].shape == (2000,)  # first read of it: the old file
-        archive.verify()
-    with onnxarchive.open(path) as archive:
-        assert list(archive.tensors) == ["other"]
-
-
 def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         array = archive.tensors["layer.0/weight"]
         before = array.tobytes()
         onnxarchive.save(model_of(raw_tensor("layer.0/weight", dims=(9,))), path)
         assert array.tobytes() == before
-
-
-def test_a_file_that_became_shorter_is_refused_and_not_mapped(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        os.truncate(path, 100)
-        with pytest.raises(
-            ArchiveFormatError, match=r"model\.onnxa: the file was truncated .* found 100"
-        ):
-            archive.read("inner")
-        with pytest.raises(ArchiveFormatError, match=r"model\.onnxa"):
-            archive.verify()
 
 
 # Threads
@@ -858,14 +764,6 @@ def test_an_error_is_the_same_after_pickling_and_copying(kind: type[ArchiveError
         assert str(other) == "/a/model.onnxa: expected this, found that [ZIP-7]"
 
 
-def test_an_error_of_an_archive_survives_a_process_pool(path: Path) -> None:
-    path.write_bytes(b"text")
-    with pytest.raises(ArchiveFormatError) as caught:
-        onnxarchive.open(path)
-    other = pickle.loads(pickle.dumps(caught.value))
-    assert (str(other), other.rule) == (str(caught.value), "ZIP-2")
-
-
 def test_an_error_of_format_is_a_value_error() -> None:
     assert issubclass(ArchiveFormatError, ValueError)
     assert issubclass(ChecksumError, ArchiveFormatError)
@@ -895,10 +793,6 @@ print(len(views), sum(view.nbytes for view in views) >> 20, resident() - before)
     path.unlink()  # pytest keeps what is left for days
     assert (count, nbytes) == (8, 128)
     assert growth < 4
-
-
-def test_packed_widths_are_those_of_types_of_less_than_eight_bits() -> None:
-    assert sorted({width for width in BIT_WIDTHS.values() if width < 8}) == [2, 4, 6]
 
 
 def test_tensors_of_a_file_object_are_aligned_in_memory(tmp_path: Path) -> None:
