@@ -11,7 +11,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
@@ -141,11 +141,12 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         before_call = copied(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
-        if hidden.names and returned == before_call:
+        if hidden.keys and returned == before_call:
+            first = next(iter(hidden.keys))
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed nothing: the data of large weights, "
-                f"such as {hidden.names[0]!r}, was hidden; use weights='loaded' for functions that "
-                "need this data, such as quantizers and converters to float16",
+                f"such as {first!r}, was hidden; use weights='loaded' for functions that need this "
+                "data, such as quantizers and converters to float16",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
@@ -176,27 +177,6 @@ def _name(function: Function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A hidden initializer.
-
-    Attributes:
-        key: The initializer's key.
-        tensor: The tensor in the archive's model.
-        was_input: True if the archive's graph also has an input of this name.
-        was_used: True if the archive's model uses the initializer.
-    """
-
-    key: str
-    tensor: onnx.TensorProto
-    was_input: bool
-    was_used: bool
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-
 class _HiddenWeights:
     """Replaces the large initializers of an archive by inputs of the graph, and restores them.
 
@@ -204,39 +184,43 @@ class _HiddenWeights:
 
     Attributes:
         model: The model with inputs instead of the weights.
-        names: The names of the weights.
+        keys: The keys of the weights by name.
     """
 
     def __init__(self, archive: Archive) -> None:
         graph = archive.model.graph
-        used = _used_names(archive.model)
         refs = _hidable(archive)
         self._inputs = {value.name for value in graph.input}  # of the archive's graph
+        self._used = _used_names(archive.model)
         self._positions = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
-        self._by_key = {
-            key: _Weight(key, ref.tensor, ref.name in self._inputs, ref.name in used)
-            for key, ref in refs.items()
-        }
-        self._by_name = {weight.name: weight for weight in self._by_key.values()}
-        self.names = list(self._by_name)
+        self._tensors = {key: ref.tensor for key, ref in refs.items()}
+        self.keys = {tensor.name: key for key, tensor in self._tensors.items()}
         self.model = _without_weights(archive, {ref.path for ref in refs.values()})
-        for weight in self._by_key.values():
-            if not weight.was_input:
-                self.model.graph.input.append(_as_input(weight))
+        for key, tensor in self._tensors.items():
+            if tensor.name not in self._inputs:
+                make = onnx.helper.make_tensor_value_info
+                mark = f"{_MARK}{key}"
+                value = make(tensor.name, tensor.data_type, tensor.dims, doc_string=mark)
+                self.model.graph.input.append(value)
 
     def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Copies the function's result, and turns inputs that replace weights into initializers."""
         result = copied(model)
-        inputs = [(value, self._weight_of(value)) for value in result.graph.input]
+        inputs = [(value, self._key_of(value)) for value in result.graph.input]
         used, names = _used_names(result), set(_initializer_names(result.graph))
         positions, end = dict(self._positions), len(self._positions)
-        missing, restored = dict(self._by_key), []
-        for value, weight in inputs:
-            if weight is None:
+        missing, restored = dict(self._tensors), []
+        are_replaced = []
+        for value, key in inputs:
+            if key is None:
+                are_replaced.append(False)
                 continue
+            weight = self._tensors[key]
+            was_input = weight.name in self._inputs
+            are_replaced.append(not was_input)
             _require_unchanged(weight, value)
-            missing.pop(weight.key, None)
-            if weight.was_used and not (weight.was_input or value.name in used):
+            missing.pop(key, None)
+            if weight.name in self._used and not (was_input or value.name in used):
                 continue  # the result needs it no longer
             if value.name in names:
                 raise ArchiveFormatError(
@@ -245,34 +229,29 @@ class _HiddenWeights:
                     "them"
                 )
             names.add(value.name)
-            tensor = copied(weight.tensor)
+            tensor = copied(weight)
             tensor.name = value.name
             restored.append(tensor)
             positions[tensor.name] = self._positions.get(weight.name, end)
-        new = [
-            value for value, weight in inputs if weight is None and value.name not in self._inputs
-        ]
+        new = [value for value, key in inputs if key is None and value.name not in self._inputs]
         _require_dropped(missing.values(), result, new)
         # Initializers of the archive keep their order; new initializers follow.
         result.graph.initializer.extend(restored)
         result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
-        are_weights = [weight is not None and not weight.was_input for _, weight in inputs]
-        tensors.remove(result.graph.input, are_weights)
-        self._remove_marks(result)
-        return result
-
-    def _weight_of(self, value: onnx.ValueInfoProto) -> _Weight | None:
-        """The weight that an input replaces, found by mark or name; None if there is none."""
-        weight = self._by_name.get(value.name)
-        if value.name in self._inputs:  # not marked by us
-            return weight
-        return self._by_key.get(_marked_key(value) or "", weight)
-
-    def _remove_marks(self, model: onnx.ModelProto) -> None:
-        for graph in _graphs(model):
+        tensors.remove(result.graph.input, are_replaced)
+        for graph in _graphs(result):
             for value in (*graph.input, *graph.output, *graph.value_info):
                 if _marked_key(value) is not None and value.name not in self._inputs:
                     value.ClearField("doc_string")
+        return result
+
+    def _key_of(self, value: onnx.ValueInfoProto) -> str | None:
+        """The key of the weight that an input replaces, by mark or name; None if there is none."""
+        key = self.keys.get(value.name)
+        if value.name in self._inputs:  # not marked by us
+            return key
+        marked = _marked_key(value)
+        return marked if marked in self._tensors else key
 
 
 def _hidable(archive: Archive) -> dict[str, TensorRef]:
@@ -308,39 +287,34 @@ def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
     return model
 
 
-def _as_input(weight: _Weight) -> onnx.ValueInfoProto:
-    tensor = weight.tensor
-    value = onnx.helper.make_tensor_value_info(weight.name, tensor.data_type, tensor.dims)
-    value.doc_string = f"{_MARK}{weight.key}"
-    return value
-
-
 def _marked_key(value: onnx.ValueInfoProto) -> str | None:
     """The key after `_MARK` in the doc_string of an input; None if the doc_string has no mark."""
     doc_string = tensors.text(value.doc_string)
     return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else None
 
 
-def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
+def _require_unchanged(weight: onnx.TensorProto, value: onnx.ValueInfoProto) -> None:
     """Refuses an input that differs from the archive's weight in type or shape."""
     kind = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-    expected = list(weight.tensor.dims)
+    expected = list(weight.dims)
     is_shape = not kind.HasField("shape") or (
         len(dims) == len(expected)
         and all(dim in (None, size) for dim, size in zip(dims, expected, strict=True))
     )
-    if kind.elem_type == weight.tensor.data_type and is_shape:
+    if kind.elem_type == weight.data_type and is_shape:
         return
     raise ArchiveFormatError(
-        f"tensor {weight.name!r}: expected {dtypes.name_of(weight.tensor.data_type)} of shape "
+        f"tensor {weight.name!r}: expected {dtypes.name_of(weight.data_type)} of shape "
         f"{expected} as in the archive, found {dtypes.name_of(kind.elem_type)} of shape {dims} in "
         "the function's result; functions that change weights need weights='loaded'"
     )
 
 
 def _require_dropped(
-    missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
+    missing: Iterable[onnx.TensorProto],
+    model: onnx.ModelProto,
+    new_inputs: list[onnx.ValueInfoProto],
 ) -> None:
     """Refuses a result that lacks the input of a weight, in two cases.
 
@@ -361,7 +335,7 @@ def _require_dropped(
                 f"tensor {weight.name!r}: expected the function to keep the input that replaces "
                 "the tensor, found no input, although the tensor's name is still used"
             )
-        name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
+        name = renamed.get((weight.data_type, tuple(weight.dims)))
         if name is not None:
             raise ArchiveFormatError(
                 f"tensor {weight.name!r}: expected the function to keep the name or doc_string of "
