@@ -6,14 +6,15 @@ import atexit
 import errno
 import os
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from onnxarchive.files.locking import Work
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -25,10 +26,11 @@ Streamed: TypeAlias = Callable[[], AsyncGenerator[_Made, None]]
 
 IN_FLIGHT = 12  # requests at once
 SECONDS_AHEAD = 16.0  # as many bytes are under way as arrive in this time, within limits
+SPAWN = "start processes with multiprocessing's method 'spawn'"
 
 _lock = Lock()
 _loop: AbstractEventLoop | None = None
-_process = 0  # the process of `_loop`
+_work: Work | None = None  # the thread of `_loop`, which a fork lacks
 
 
 def run(name: str, request: Request[_Made]) -> _Made:
@@ -54,20 +56,21 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
 
     Closing the iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
-    requests, start = iter(requests), partial(_start, name)
-    begun: deque[Future[_Made]] = deque()
-    try:
-        while True:
-            begun.extend(map(start, islice(requests, IN_FLIGHT - len(begun))))
-            if not begun:
-                return
-            result = begun[0].result()
-            begun.popleft()
-            yield result
-            _require_this_process(name)
-    finally:
-        for future in begun:
-            future.cancel()
+    waiting: dict[int, _Made] = {}
+
+    async def numbered(
+        number: int, request: Request[_Made]
+    ) -> AsyncGenerator[tuple[int, _Made], None]:
+        yield number, await request()
+
+    streams = (partial(numbered, *each) for each in enumerate(requests))
+    with closing(as_arriving(name, streams, lambda: IN_FLIGHT - len(waiting))) as arriving:
+        first = 0
+        for number, result in arriving:
+            waiting[number] = result
+            while first in waiting:
+                yield waiting.pop(first)
+                first += 1
 
 
 def as_arriving(
@@ -110,14 +113,14 @@ def as_arriving(
                     future.result()
             else:
                 yield item
-                _require_this_process(name)
+                _require_own(name)
     finally:
         for future in begun:
             future.cancel()
 
 
 def _start(name: str, request: Request[_Made]) -> Future[_Made]:
-    global _loop, _process
+    global _loop, _work
     import asyncio
 
     with _lock:
@@ -128,9 +131,9 @@ def _start(name: str, request: Request[_Made]) -> Future[_Made]:
             except BaseException:
                 loop.close()
                 raise
-            _loop, _process = loop, os.getpid()
-            atexit.register(_stop, _loop)
-        _require_this_process(name)
+            _loop, _work = loop, Work()
+            atexit.register(_stop, loop)
+        _require_own(name)
         return asyncio.run_coroutine_threadsafe(request(), _loop)
 
 
@@ -167,17 +170,16 @@ def _stop(loop: AbstractEventLoop) -> None:
             if task is not asyncio.current_task():
                 task.cancel()
 
-    if os.getpid() == _process:
+    if _work is not None and _work.is_own:
         asyncio.run_coroutine_threadsafe(cancel(), loop).result(1)
         time.sleep(0.05)
 
 
-def _require_this_process(name: str) -> None:
-    if os.getpid() != _process:
+def _require_own(name: str) -> None:
+    if _work is not None and not _work.is_own:
         raise OSError(
             errno.ENOTSUP,
-            f"process {os.getpid()} cannot make remote requests, since it is a fork of process "
-            f"{_process}, which has made some; start processes with multiprocessing's method "
-            "'spawn'",
+            f"process {os.getpid()} cannot make remote requests, since it is a fork of a process "
+            f"that has made some; {SPAWN}",
             name,
         )

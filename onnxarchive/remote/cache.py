@@ -23,7 +23,7 @@ import stat
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
 from onnxarchive.files import attributes, locking
@@ -38,14 +38,11 @@ from onnxarchive.files.replacement import (
     remove_unlocked,
     replacing,
 )
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile, open_origin
 from onnxarchive.remote.origins import Version, origin_of
-from onnxarchive.remote.stores import Options, Store
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
 from onnxarchive.remote.urls import shown_url
-
-# The directory of a cache; True for the user's cache directory.
-Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
 STALL: Final = 30.0  # seconds without a new byte after which another process's download is refused
 _WAIT: Final = 0.1  # seconds between two looks at it
@@ -57,26 +54,14 @@ _OWN_MODE: Final = 0o700
 _OWN_FILE_MODE: Final = 0o600
 
 
-def open_cached(
-    url_or_path: str,
-    cache: Cache,
-    read: Read | None,
-    *,
-    progress: Progress | None = None,
-    store: Store | None = None,
-    storage_options: Options | None = None,
-) -> File:
+def open_cached(location: Location, read: Read | None) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
     If there is a copy, one request without a body asks whether the object is still the same.
 
     Args:
-        url_or_path: As for `open_object`.
-        cache: The directory, created with mode 0700 if missing. True for the user's cache.
+        location: The archive. The directory of its `cache` is created with mode 0700 if missing.
         read: Opens a file as an archive, to verify it. None to download nothing.
-        progress: Called with the bytes that have arrived and the bytes in all.
-        store: As for `open_object`.
-        storage_options: As for `open_object`.
 
     Returns:
         The copy, whose `path` is the name of the object. The object itself if there is no copy and
@@ -90,10 +75,11 @@ def open_cached(
             (checked on POSIX systems only).
         OSError: A request failed, or the directory cannot be written, as on a full disk.
     """
-    origin = origin_of(url_or_path, store, storage_options)
+    origin = origin_of(location)
     if not origin.is_lasting:
         return open_origin(origin)
-    directory, prefix = directory_of_cache(cache), origin.identity[:_HASH_LENGTH]
+    directory = directory_of_cache(location.access["cache"])
+    prefix = origin.identity[:_HASH_LENGTH]
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
     copies = [copy for copy in cached_archives(directory, prefix) if copy.is_complete]
@@ -103,7 +89,7 @@ def open_cached(
         return remote
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     try:
-        copy = _opened(path, remote, read, progress)
+        copy = _opened(path, remote, read, location.access.get("cache_progress"))
     except BaseException:
         remote.close()
         raise
@@ -118,9 +104,9 @@ def open_cached(
     return copy
 
 
-def directory_of_cache(cache: Cache = True) -> str:
+def directory_of_cache(cache: str | os.PathLike[str] | bool | None = True) -> str:
     """The directory of a cache; True gives `onnxarchive` in the user's cache directory."""
-    if cache is not True:
+    if isinstance(cache, str | os.PathLike):
         return os.path.abspath(os.fsdecode(cache))
     with needing("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir

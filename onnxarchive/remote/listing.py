@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.remote.failures import attempt
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
-    Options,
     Store,
     is_of_store,
     is_web,
@@ -17,7 +17,6 @@ from onnxarchive.remote.stores import (
     require_key,
     require_size,
 )
-from onnxarchive.remote.urls import shown_url
 
 
 class ListedObject(NamedTuple):
@@ -34,28 +33,26 @@ class ListedObject(NamedTuple):
     size: int
 
 
-def list_objects(
-    url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
-) -> Iterator[ListedObject]:
-    """Lists all objects below a URL, or below a prefix in `store`, in the order of the store.
+def list_objects(location: Location) -> Iterator[ListedObject]:
+    """Lists all objects below a URL, or below a prefix in a store, in the order of the store.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address.
     """
-    name = shown_url(url_or_path) if store is None else url_or_path
-    base = url_or_path.removesuffix("/")
-    if is_of_store(url_or_path, store):
-        if is_web(url_or_path, store):
+    name, base = location.name, location.address.removesuffix("/")
+    folder = location.at(base)
+    if is_of_store(location):
+        if is_web(location):
             raise UnsupportedFeatureError(
                 f"{name}: expected the URL of a store, such as s3://, gs:// or az://, found a web "
                 "address, which has no listing"
             )
-        opened, prefix = open_store(base, store, storage_options)
+        opened, prefix = open_store(folder)
         if prefix:
-            require_key(base, store)
+            require_key(folder)
         listed = _listed(opened, prefix, name)
     else:
-        system, prefix = open_file_system(base, storage_options)
+        system, prefix = open_file_system(folder)
         files = attempt(name, lambda: system.find(prefix, detail=True))
         listed = ((path, require_size(info.get("size"), name)) for path, info in files.items())
     prefix = prefix.strip("/")

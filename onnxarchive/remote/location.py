@@ -114,7 +114,12 @@ class Location:
         """The name for messages, without secrets; `"-"` for bytes and file objects."""
         if self.url is None:
             return "-" if self.path is None else self.path
-        return shown_url(self.url) if self.access.get("store") is None else self.url
+        return shown_url(self.url) if self.store is None else self.url
+
+    @property
+    def store(self) -> Any:
+        """The store of obstore that the caller gave; None for a URL."""
+        return self.access.get("store")
 
     def __repr__(self) -> str:
         return f"Location.of({self.name!r})"
@@ -150,8 +155,14 @@ class Location:
         source = self.source
         if self.path is not None:
             return MappedFile(self.path)
+        if self.url is not None and self.access.get("cache") not in (None, False):
+            from onnxarchive.remote.cache import open_cached
+
+            return open_cached(self, read)
         if self.url is not None:
-            return self._open_remote(read)
+            from onnxarchive.remote.objects import open_object
+
+            return open_object(self)
         if isinstance(source, bytes | bytearray | memoryview):
             return MemoryFile(as_bytes(source))
         if hasattr(source, "read"):
@@ -161,17 +172,6 @@ class Location:
             f"{type(source).__module__}.{type(source).__qualname__}"
         )
 
-    def _open_remote(self, read: Read | None) -> File:
-        cache = self.access.get("cache")
-        if cache is None or cache is False:
-            from onnxarchive.remote.objects import open_object
-
-            return open_object(**self._remote)
-        from onnxarchive.remote.cache import open_cached
-
-        progress = self.access.get("cache_progress")
-        return open_cached(cache=cache, read=read, progress=progress, **self._remote)
-
     def open_beside(self, location: str) -> File:
         """Opens another remote file by its location, a plain path relative to this one's folder.
 
@@ -179,8 +179,7 @@ class Location:
         """
         from onnxarchive.remote.objects import open_object
 
-        arguments = self._remote | {"url_or_path": beside(self.address, location)}
-        return open_object(keeps_end=False, **arguments)
+        return open_object(self.at(beside(self.address, location)), keeps_end=False)
 
     def exists(self) -> bool:
         """True if the file or the remote object exists."""
@@ -188,24 +187,16 @@ class Location:
             return self.path is not None and os.path.lexists(self.path)
         from onnxarchive.remote.objects import has_object
 
-        return has_object(**self._remote)
+        return has_object(self)
 
     def create(self, nbytes: int) -> ObjectWriter:
         """Begins to write a remote object of `nbytes` bytes; see `writing.create_object`."""
         from onnxarchive.remote.writing import create_object
 
-        return create_object(size=nbytes, **self._remote)
+        return create_object(self, nbytes)
 
     def objects(self) -> Iterator[ListedObject]:
         """Lists the objects below a remote folder; see `listing.list_objects`."""
         from onnxarchive.remote.listing import list_objects
 
-        return list_objects(**self._remote)
-
-    @property
-    def _remote(self) -> dict[str, Any]:
-        """The arguments for functions of this room: all but those for the cache."""
-        options = {
-            name: value for name, value in self.access.items() if not name.startswith("cache")
-        }
-        return {"url_or_path": self.address, **options}
+        return list_objects(self)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import StalledError, asked, changed, failure, refuses_suffix
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
     STALL,
-    Options,
     Store,
     environment,
     grouped,
@@ -31,7 +31,7 @@ from onnxarchive.remote.stores import (
     require_size,
     split_options,
 )
-from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
+from onnxarchive.remote.urls import scheme_of, unsigned_url
 
 if TYPE_CHECKING:
     from obstore import GetResult
@@ -286,40 +286,40 @@ class FileSystemOrigin(Origin):
         return Version(info.get("size"), etag, info.get("VersionId"), time)
 
 
-def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
-    """The origin of an object; see `open_store` and `open_file_system` for the arguments.
+def origin_of(location: Location) -> Origin:
+    """The origin of an object.
 
     Raises:
         UnsupportedFeatureError: The URL or key would be that of another object.
     """
-    name = shown_url(url) if store is None else url
-    require_key(url, store)
-    if is_of_store(url, store):
-        opened, key = open_store(url, store, options)
-        _, stall, others = split_options(options)
-        return StoreOrigin(name, *_identity_in_store(url, store, others), opened, key, stall)
-    system, path = open_file_system(url, options)
-    return FileSystemOrigin(name, *_identity_in_system(url, options, system), system, path)
+    require_key(location)
+    if is_of_store(location):
+        opened, key = open_store(location)
+        _, stall, _ = split_options(location)
+        return StoreOrigin(location.name, *_identity_in_store(location), opened, key, stall)
+    system, path = open_file_system(location)
+    return FileSystemOrigin(location.name, *_identity_in_system(location, system), system, path)
 
 
-def _identity_in_store(url: str, store: Store | None, options: Options) -> tuple[str, bool]:
+def _identity_in_store(location: Location) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of an object that obstore reads.
 
     A store of the caller does not tell which server it asks: this may depend on environment
     variables of the time when the store was made.
     """
+    url, store = location.address, location.store
     kind = type(store).__name__
     if kind == "LocalStore":
         return _hash(kind, str(getattr(store, "prefix", "")), url)
     if store is not None and kind != "HTTPStore":
         return _hash(kind, id(store), url)[0], False
-    groups = grouped(options)
+    groups = grouped(split_options(location)[2])
     client = getattr(store, "client_options", groups.get("client_options")) or {}
     headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):
         headers.pop(name, None)
     proxies = [client.get("proxy_url"), client.get("proxy_excludes"), _proxies()]
-    if is_web(url, store):
+    if is_web(location):
         address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
         return _hash(unsigned_url(address), key, headers, proxies)
     settings = [
@@ -340,7 +340,7 @@ def _content(path: str) -> str | None:
     return None
 
 
-def _identity_in_system(url: str, options: Options | None, system: Any) -> tuple[str, bool]:
+def _identity_in_system(location: Location, system: Any) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of a file that fsspec reads.
 
     Variables, files of settings and defaults may select the server, so `system` is asked for it.
@@ -351,7 +351,8 @@ def _identity_in_system(url: str, options: Options | None, system: Any) -> tuple
         server = attrgetter(_SERVERS[_package(system)])(system)
     except Exception:  # another file system, or one that cannot connect: reading it is an error
         return os.urandom(32).hex(), False
-    return _hash(url, dict(options or {}), conf, server, _proxies())
+    options = dict(location.access.get("storage_options") or {})
+    return _hash(location.address, options, conf, server, _proxies())
 
 
 def _package(system: Any) -> str:

@@ -13,17 +13,17 @@ import base64
 import errno
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import closing
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from onnxarchive.errors import shown
-from onnxarchive.remote.background import run
+from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.urls import shown_url
 
-# asyncio, ssl and urllib.request are slow to import, and only few requests have secrets.
+# ssl, http.client and urllib.request are slow to import, and only few requests have secrets.
 if TYPE_CHECKING:
-    import asyncio
     import ssl
 
 TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
@@ -78,13 +78,18 @@ def keep_secrets(
         return store
     schemes = _PORTS if url is None else [parts.scheme]
     has_proxy = any(_has_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
+    problem = None
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
-        problem = run(name, partial(_problem, parts._replace(path=path).geturl(), client))
+        answers: SimpleQueue[str | None] = SimpleQueue()
+        asked = parts._replace(path=path).geturl()
+        start_thread(name, lambda: answers.put(_problem(asked, client)))
+        try:
+            problem = answers.get(timeout=TIMEOUT)
+        except Empty:
+            problem = _unknown("the server took too long to answer")
     elif has_secret and (make is None or has_proxy):
         problem = "it is unknown whether the store's server redirects"
-    else:
-        problem = None
     if problem is not None:
         raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
     if make is None or has_proxy:
@@ -128,32 +133,35 @@ async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
         raise RefusedRedirectError
 
 
-async def _problem(url: str, client: Mapping[str, Any]) -> str | None:
+def _problem(url: str, client: Mapping[str, Any]) -> str | None:
     """Why requests may reach another server; None if they do not."""
-    import asyncio
     import ssl
 
     try:
-        async with asyncio.timeout(TIMEOUT):
-            for _ in range(_MOST_REDIRECTS):
-                locations = await _locations(urlsplit(url), client)
-                if not locations:
-                    return None
-                for location in locations:
-                    if not _is_local(urlsplit(url), location):
-                        return f"the server redirects to {shown(_target(url, location))}"
-                url = urljoin(url, locations[0])
-        reason = f"found more than {_MOST_REDIRECTS} redirects"
-    except TimeoutError:
-        reason = "the server took too long to answer"
-    except ssl.SSLCertVerificationError:
-        reason = "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
+        for _ in range(_MOST_REDIRECTS):
+            locations = _locations(urlsplit(url), client)
+            if not locations:
+                return None
+            for location in locations:
+                if not _is_local(urlsplit(url), location):
+                    return f"the server redirects to {shown(_target(url, location))}"
+            url = urljoin(url, locations[0])
+        return _unknown(f"found more than {_MOST_REDIRECTS} redirects")
     except _UnknownError as error:
-        reason = str(error)
+        return _unknown(str(error))
+    except ssl.SSLCertVerificationError:
+        return _unknown(
+            "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
+        )
+    except TimeoutError:
+        return _unknown("the server took too long to answer")
     except OSError:
-        reason = "there is no connection to the server"
-    except Exception as error:  # such as ValueError or asyncio.LimitOverrunError
-        reason = f"the server's answer is not understood ({type(error).__name__})"
+        return _unknown("there is no connection to the server")
+    except Exception as error:  # such as ValueError or http.client.HTTPException
+        return _unknown(f"the server's answer is not understood ({type(error).__name__})")
+
+
+def _unknown(reason: str) -> str:
     return f"{reason}, so it is unknown whether the server redirects"
 
 
@@ -174,7 +182,7 @@ def _is_local(url: SplitResult, location: str) -> bool:
 
 def _target(url: str, location: str) -> str:
     """The server to which a redirect leads, for messages; the path if it names no server."""
-    location = re.sub(r"[\t\r\n]", "", location)  # as some parsers do
+    location = re.sub(r"[\t\r\n]", "", location).strip()  # as some parsers do
     match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
     if match is None:
         return re.split(r"[?#]", location, maxsplit=1)[0]
@@ -182,74 +190,46 @@ def _target(url: str, location: str) -> str:
     return re.split(r"(?<![:/])[/\\]", address, maxsplit=1)[0]
 
 
-async def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
+def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
     """Asks for one byte of a web address; returns the targets of a redirect."""
     for _ in range(_TRIES):
-        status, head = await _ask(url, client)
+        status, locations = _ask(url, client)
         if status in _REDIRECTS:
-            head = re.sub(rb"\r?\n[ \t]+", b" ", head)  # lines may be folded
-            locations = re.findall(rb"(?im)^location:[ \t]*(.*?)[ \t]*\r?$", head)
-            return [location.decode("latin-1") for location in locations]
-        if status < 500 and status not in _TRANSIENT:
+            return locations
+        if 200 <= status < 500 and status not in _TRANSIENT:
             return []
     raise _UnknownError(f"the server answered with HTTP status {status}")
 
 
-async def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, bytes]:
-    """The status and the headers of the answer to a request for one byte."""
-    import asyncio
+def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The status of the answer to a request for one byte, and its headers `Location`."""
+    from http.client import HTTPConnection, HTTPSConnection
 
     proxy = _proxy(url, client)
     server = proxy or url
     headers: dict[str, str | bytes] = {
         "user-agent": client.get("user_agent", "object_store"),
         **authorization(url),
-        **client.get("default_headers", {}),
+        **{name.lower(): value for name, value in client.get("default_headers", {}).items()},
         "range": "bytes=0-0",
-        "connection": "close",
     }
     path = url._replace(scheme="", netloc="", path=url.path or "/", fragment="").geturl()
-    host = url.netloc.rpartition("@")[2]
-    context = _context(client) if url.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(
-        server.hostname,
-        server.port or _PORTS[server.scheme],
-        ssl=None if proxy else context,
-    )
-    try:
-        if proxy is not None:
-            to_proxy: dict[str, str | bytes] = {**authorization(proxy, "proxy-authorization")}
-            if context is None:
-                path, headers = f"http://{host}{path}", headers | to_proxy
-            else:
-                writer.write(_request("CONNECT", f"{url.hostname}:{url.port or 443}", to_proxy))
-                if (status := (await _answer(reader))[0]) != 200:
-                    raise _UnknownError(f"the proxy answered with HTTP status {status}")
-                await writer.start_tls(context, server_hostname=url.hostname)
-        writer.write(_request("GET", path, {"host": host, **headers}))
-        return await _answer(reader)
-    finally:
-        writer.transport.abort()
-
-
-def _request(method: str, path: str, headers: Mapping[str, str | bytes]) -> bytes:
-    lines: list[bytes] = [f"{method} {path} HTTP/1.1".encode("ascii")]
-    for name, value in headers.items():
-        text = value if isinstance(value, bytes) else value.encode("latin-1")
-        lines.append(name.encode("ascii") + b": " + text)
-    if any(re.search(rb"[\r\n]", line) for line in lines):
-        raise ValueError
-    return b"\r\n".join((*lines, b"", b""))
-
-
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    while True:
-        head = await reader.readuntil(b"\r\n\r\n")
-        match = re.match(rb"HTTP/1\.[01] ([1-9]\d\d)\b", head)
-        if match is None:
-            raise ValueError
-        if match[1] >= b"200":
-            return int(match[1]), head
+    path = quote(path, safe="!\"#$%&'()*+,/:;<=>?@[\\]^_`{|}~")
+    address = server.hostname or "", server.port or _PORTS[server.scheme]
+    connection = HTTPConnection(*address, timeout=TIMEOUT)
+    if url.scheme == "https":
+        connection = HTTPSConnection(*address, timeout=TIMEOUT, context=_context(client))
+    if proxy is not None:
+        to_proxy = authorization(proxy, "proxy-authorization")
+        if url.scheme == "https":
+            connection.set_tunnel(url.hostname or "", url.port or _PORTS["https"], to_proxy)
+        else:
+            headers |= to_proxy
+            path = f"http://{url.netloc.rpartition('@')[2]}{path}"
+    with closing(connection):
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get_all("location", [])
 
 
 def _has_proxy(url: SplitResult, client: Mapping[str, Any]) -> bool:

@@ -15,14 +15,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from onnxarchive.errors import UnsupportedFeatureError, needing, shown
 from onnxarchive.files.locking import Work
-from onnxarchive.remote.background import run
-from onnxarchive.remote.failures import (
-    NO_SIZE,
-    failure,
-    without_values,
-)
+from onnxarchive.remote.background import SPAWN, run
+from onnxarchive.remote.failures import NO_SIZE, failure, without_values
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
-from onnxarchive.remote.urls import WEB, scheme_of, shown_url, without_user
+from onnxarchive.remote.urls import WEB, scheme_of, without_user
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -70,12 +67,12 @@ _NUMBERS = {"max_retries": int, "base": float}
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
 
-def is_of_store(url: str, store: Store | None) -> bool:
+def is_of_store(location: Location) -> bool:
     """True if obstore reads and writes the object, False if fsspec does."""
-    return store is not None or scheme_of(url) in (*_STORES, *WEB)
+    return location.store is not None or scheme_of(location.address) in (*_STORES, *WEB)
 
 
-def require_key(url: str, store: Store | None) -> None:
+def require_key(location: Location) -> None:
     """Refuses a URL or key that the libraries would take for that of another object.
 
     obstore drops a slash at the beginning and at the end of a key, fsspec those at the end.
@@ -83,45 +80,40 @@ def require_key(url: str, store: Store | None) -> None:
     Raises:
         UnsupportedFeatureError: There is such a slash, or obstore does not take the key.
     """
-    path = url if store is not None else url.partition("://")[2].partition("/")[2]
-    if is_web(url, store):
-        is_right = store is not None or not path.startswith("/")
-    elif is_of_store(url, store):
+    url, has_store = location.address, location.store is not None
+    path = url if has_store else url.partition("://")[2].partition("/")[2]
+    if is_web(location):
+        is_right = has_store or not path.startswith("/")
+    elif is_of_store(location):
         is_right = not re.search(r"[\0-\x1f\x7f]", path)
         is_right &= not {"", ".", ".."} & {*path.split("/")}
     else:
         is_right = not url.partition("::")[0].endswith("/")
     if not is_right:
-        name = shown(url if store is not None else shown_url(url))
         raise UnsupportedFeatureError(
             "expected a key without a slash at its beginning or end, empty components, '.', '..' "
-            f"and control characters, found {name}; rename the object"
+            f"and control characters, found {shown(location.name)}; rename the object"
         )
 
 
-def is_web(url: str, store: Store | None) -> bool:
+def is_web(location: Location) -> bool:
     """True for a web address, which obstore can only read."""
-    return scheme_of(url) in WEB if store is None else type(store).__name__ == "HTTPStore"
+    if location.store is None:
+        return scheme_of(location.address) in WEB
+    return type(location.store).__name__ == "HTTPStore"
 
 
-def open_store(
-    url: str,
-    store: Store | None,
-    options: Options | None,
-    *,
-    is_read: bool = True,
-) -> tuple[Store, str]:
+def open_store(location: Location, *, is_read: bool = True) -> tuple[Store, str]:
     """The store of obstore for a URL, and the key of the object in it.
 
+    The options are those of the store, its HTTP client and its retries (`timeout`, `max_retries`),
+    with obstore's keys in upper or lower case. Durations are seconds, or texts such as `"500ms"`;
+    groups such as `default_headers` may be JSON. `allow_redirects` allows redirects that may send
+    secrets to other servers. This option and `stall_timeout` may also be given with a store.
+
     Args:
-        url: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the key
-            in `store`.
-        store: A store, or None.
-        options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
-            with obstore's keys in upper or lower case. Durations are seconds, or texts such as
-            `"500ms"`; groups such as `default_headers` may be JSON. `allow_redirects` allows
-            redirects that may send secrets to other servers. This option and `stall_timeout` may
-            also be given with a store.
+        location: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the
+            key in a store of the caller.
         is_read: False for a store to write to. A request that reads ends after `stall_timeout`
             without a byte.
 
@@ -130,15 +122,16 @@ def open_store(
         OSError: Redirects may send a secret to another server; see `keep_secrets`.
         ValueError: An option has a wrong name or value.
     """
-    allows_redirects, stall, options = split_options(options)
+    allows_redirects, stall, options = split_options(location)
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
-    scheme, name = scheme_of(url), url if store is not None else shown_url(url)
+    url, name, store = location.address, location.name, location.store
+    scheme = scheme_of(url)
     _require_threads(name)
     if store is not None:
         if options:
             raise ValueError("expected store or storage_options, found both")
-        return store if allows_redirects else keep_secrets(url, store, url), url
+        return store if allows_redirects else keep_secrets(name, store, url), url
     try:
         groups = grouped(options)
         client, retries = groups.setdefault("client_options", {}), groups.get("retry_config", {})
@@ -208,7 +201,7 @@ def _require_threads(name: str) -> None:
         raise OSError(
             errno.ENOTSUP,
             "obstore does not answer; this process may be a fork of one that has used obstore: "
-            "start processes with multiprocessing's method 'spawn'",
+            f"{SPAWN}",
             name,
         )
     _answered = Work()
@@ -225,21 +218,20 @@ def require_size(size: object, name: str) -> int:
     return size
 
 
-def split_options(options: Options | None) -> tuple[bool, float, Options]:
+def split_options(location: Location) -> tuple[bool, float, Options]:
     """The values of `allow_redirects` and `stall_timeout`, and the options for the libraries."""
-    own: dict[str, str] = {}
-    others: dict[str, Any] = {}
-    for key, value in (options or {}).items():
-        name = str(key).lower()
-        if name in (_ALLOW, _STALL):
+    own = {_ALLOW: "false", _STALL: str(STALL)}
+    others = {}
+    for key, value in (location.access.get("storage_options") or {}).items():
+        if (name := str(key).lower()) in own:
             own[name] = str(value).lower()
         else:
             others[key] = value
-    allows = own.get(_ALLOW, "false")
+    allows = own[_ALLOW]
     if allows not in ("true", "false"):
         raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
     try:
-        stall = float(own.get(_STALL, STALL))
+        stall = float(own[_STALL])
     except ValueError:
         stall = 0
     if not stall > 0:
@@ -330,9 +322,10 @@ def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
         client["default_headers"] = authorization(url) | client.get("default_headers", {})
 
 
-def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
+def open_file_system(location: Location) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
-    allows_redirects, _, options = split_options(options)
+    allows_redirects, _, options = split_options(location)
+    url = location.address
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:
@@ -343,10 +336,10 @@ def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
     except ImportError as error:
         problems: list[Exception] = [ImportError(str(error), name=error.name)]
     except OSError as error:  # some file systems make requests at once
-        problems = [failure(error, shown_url(url))]
+        problems = [failure(error, location.name)]
     except Exception as error:
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
-        problems = [ValueError(f"{shown_url(url)}: {fault}")]
+        problems = [ValueError(f"{location.name}: {fault}")]
     else:
         return system, str(path)
     raise problems.pop()  # as in `attempt`

@@ -10,14 +10,14 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes, pieces
 from onnxarchive.files.file import Closing
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import StalledError, attempt, failure
+from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
-    Options,
     Store,
     is_of_store,
     is_web,
@@ -26,7 +26,6 @@ from onnxarchive.remote.stores import (
     require_key,
     split_options,
 )
-from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,32 +74,24 @@ class ObjectWriter(Closing):
         raise NotImplementedError
 
 
-def create_object(
-    url_or_path: str,
-    size: int,
-    *,
-    store: Store | None = None,
-    storage_options: Options | None = None,
-) -> ObjectWriter:
-    """Begins to write an object of `size` bytes; see `open_object`.
+def create_object(location: Location, size: int) -> ObjectWriter:
+    """Begins to write an object of `size` bytes.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address, the URL or key would be that of another
             object, or the file system may show incomplete files.
     """
-    require_key(url_or_path, store)
-    if is_of_store(url_or_path, store):
-        name = shown_url(url_or_path) if store is None else url_or_path
-        if is_web(url_or_path, store):
-            with with_path(name):
-                raise UnsupportedFeatureError(
-                    "expected the URL of a store to write to, such as s3://, gs:// or az://, found "
-                    "a web address"
-                )
-        opened, key = open_store(url_or_path, store, storage_options, is_read=False)
-        return _StoreWriter(opened, key, name, size, split_options(storage_options)[1])
-    system, path = open_file_system(url_or_path, storage_options)
-    return _FileSystemWriter(system, path, shown_url(url_or_path))
+    require_key(location)
+    if not is_of_store(location):
+        return _FileSystemWriter(*open_file_system(location), location.name)
+    if is_web(location):
+        raise UnsupportedFeatureError(
+            "expected the URL of a store to write to, such as s3://, gs:// or az://, found a web "
+            "address",
+            path=location.name,
+        )
+    store, key = open_store(location, is_read=False)
+    return _StoreWriter(store, key, location.name, size, split_options(location)[1])
 
 
 class _Part(bytearray):

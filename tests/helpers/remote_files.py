@@ -11,9 +11,13 @@ from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.file import File
-from onnxarchive.remote import cache
+from onnxarchive.remote import cache, objects
+from onnxarchive.remote.listing import ListedObject
+from onnxarchive.remote.location import Location
+from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version
 from onnxarchive.remote.transfers import Read
+from onnxarchive.remote.writing import ObjectWriter
 
 URL = "https://models.example/a/model.onnxa"
 PLACE = "0123456789abcdef" * 4
@@ -81,6 +85,18 @@ class Remote(File):
         return sum(size for ranges in self.asked for _, size in ranges)
 
 
+def open_object(url: str, *, keeps_end: bool = True, **access: Any) -> RemoteFile:
+    return objects.open_object(Location.of(url, **access), keeps_end=keeps_end)
+
+
+def create_object(url: str, size: int, **access: Any) -> ObjectWriter:
+    return Location.of(url, **access).create(size)
+
+
+def list_objects(url: str, **access: Any) -> list[ListedObject]:
+    return [*Location.of(url, **access).objects()]
+
+
 def reading(data: bytes) -> Read:
     """Opens a file that has to have these bytes."""
 
@@ -101,7 +117,7 @@ def opened(
     with patch.multiple(
         cache, origin_of=lambda *_: origin, open_origin=lambda origin, known=None: remote
     ):
-        return cache.open_cached(URL, directory, read)  # type: ignore[arg-type]
+        return cache.open_cached(Location.of(URL, cache=directory), read)
 
 
 def require_right(directory: Path, data: bytes = DATA, **options: Any) -> int:

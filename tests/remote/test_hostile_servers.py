@@ -14,13 +14,12 @@ from typing import Any
 
 import fsspec
 import pytest
+from remote_files import create_object, list_objects, open_object
 from web_server import MODIFIED, Answer, Request, WebServer, serving
 
 import onnxarchive
 from onnxarchive import ObjectChangedError
-from onnxarchive.remote.listing import list_objects
-from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
-from onnxarchive.remote.writing import create_object
+from onnxarchive.remote.objects import END_SIZE, RemoteFile
 
 CONTENT = bytes(range(251)) * 4000
 SIZE = len(CONTENT)

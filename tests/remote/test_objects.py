@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from models import run_python
+from remote_files import open_object
 from web_server import Answer, Request, WebServer, serving
 
 from onnxarchive import ArchiveError
 from onnxarchive.remote import objects
 from onnxarchive.remote.location import Location
-from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
+from onnxarchive.remote.objects import END_SIZE, RemoteFile
 
 CONTENT = bytes(range(251)) * 4000  # no two blocks are the same
 SIZE = len(CONTENT)
@@ -406,9 +407,9 @@ async def get():
     await obstore.head_async(store, "m.onnxa")
 {use}
 def child():
-    from onnxarchive.remote.objects import open_object
+    from onnxarchive.remote.location import Location
     try:
-        print(open_object(sys.argv[1] + "/m.onnxa").size, flush=True)
+        print(Location.of(sys.argv[1] + "/m.onnxa").open().size, flush=True)
     except OSError as error:
         print(error, flush=True)
 process = multiprocessing.get_context("fork").Process(target=child)
@@ -424,17 +425,17 @@ def test_a_thread_that_cannot_be_started_fails_one_request_and_not_the_next(
 ) -> None:
     code = """
 import sys, threading
-from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.location import Location
 start = threading.Thread.start
 def fail(thread):
     threading.Thread.start = start
     raise RuntimeError("can't start new thread")
 threading.Thread.start = fail
 try:
-    open_object(sys.argv[1])
+    Location.of(sys.argv[1]).open()
 except OSError as error:
     print(error.filename, error.strerror)
-print(open_object(sys.argv[1]).size)
+print(Location.of(sys.argv[1]).open().size)
 """
     url = server.url("/m.onnxa")
     first, second = run_python(code, url).splitlines()
@@ -445,8 +446,8 @@ print(open_object(sys.argv[1]).size)
 def test_a_process_ends_well_right_after_its_last_request(server: WebServer) -> None:
     code = """
 import sys
-from onnxarchive.remote.objects import open_object
-file = open_object(sys.argv[1])
+from onnxarchive.remote.location import Location
+file = Location.of(sys.argv[1]).open()
 waiting = file.arriving([(0, file.size)])
 next(waiting)
 """

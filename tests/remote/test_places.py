@@ -10,11 +10,10 @@ from typing import Any
 
 import fsspec
 import pytest
-from remote_files import reading
+from remote_files import open_object, reading
 from web_server import Answer, Request, WebServer, serving
 
 from onnxarchive.remote.location import Location
-from onnxarchive.remote.objects import open_object
 
 SIZE = 300_000
 READ = reading(b"")

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from object_servers import S3Server, azurite, nginx, s3_server
+from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ObjectChangedError
-from onnxarchive.remote.listing import list_objects
-from onnxarchive.remote.objects import open_object
-from onnxarchive.remote.writing import create_object
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 
@@ -93,7 +91,6 @@ def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
 def test_ctrl_c_leaves_nothing_in_s3(server: S3Server) -> None:
     server.empty()
     code = f"""
-from onnxarchive.remote.writing import create_object
 with create_object("s3://bucket/m.onnxa", 1 << 30, storage_options={server.options}) as writer:
     while True:
         writer.write(bytes(1 << 20))

@@ -11,11 +11,10 @@ from typing import Any
 import fsspec
 import pytest
 from obstore.store import HTTPStore, LocalStore, MemoryStore
+from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ArchiveError, UnsupportedFeatureError
-from onnxarchive.remote.listing import ListedObject, list_objects
-from onnxarchive.remote.objects import open_object
-from onnxarchive.remote.writing import create_object
+from onnxarchive.remote.listing import ListedObject
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 
