@@ -12,10 +12,10 @@ from onnxarchive.files import locking
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
-from onnxarchive.remote.location import Location, require_local_target
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.transfers import download_object
-from onnxarchive.remote.urls import WEB, scheme_of, shown_url
+from onnxarchive.remote.urls import WEB, Address, scheme_of, shown_url
 
 
 def download(
@@ -64,7 +64,7 @@ def download(
     path = path_of(url, path, is_key=store is not None)
     replacement = Replacement(path, resumes=True)
     try:
-        remote = open_object(Location.of(url, store=store, storage_options=storage_options))
+        remote = open_object(Address(url, store, storage_options))
     except BaseException:
         replacement.discard()
         raise

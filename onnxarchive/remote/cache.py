@@ -38,11 +38,10 @@ from onnxarchive.files.replacement import (
     remove_unlocked,
     replacing,
 )
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile, open_origin
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import Address, shown_url
 
 STALL: Final = 30.0  # seconds without a new byte after which another process's download is refused
 _WAIT: Final = 0.1  # seconds between two looks at it
@@ -54,14 +53,21 @@ _OWN_MODE: Final = 0o700
 _OWN_FILE_MODE: Final = 0o600
 
 
-def open_cached(location: Location, read: Read | None) -> File:
+def open_cached(
+    address: Address,
+    cache: str | os.PathLike[str] | bool,
+    read: Read | None,
+    progress: Progress | None = None,
+) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
     If there is a copy, one request without a body asks whether the object is still the same.
 
     Args:
-        location: The archive. The directory of its `cache` is created with mode 0700 if missing.
+        address: The archive.
+        cache: The directory, created with mode 0700 if missing. True for the user's cache.
         read: Opens a file as an archive, to verify it. None to download nothing.
+        progress: Called with the bytes that have arrived and the bytes in all.
 
     Returns:
         The copy, whose `path` is the name of the object. The object itself if there is no copy and
@@ -75,10 +81,10 @@ def open_cached(location: Location, read: Read | None) -> File:
             (checked on POSIX systems only).
         OSError: A request failed, or the directory cannot be written, as on a full disk.
     """
-    origin = origin_of(location)
+    origin = origin_of(address)
     if not origin.is_lasting:
         return open_origin(origin)
-    directory = directory_of_cache(location.access["cache"])
+    directory = directory_of_cache(cache)
     prefix = origin.identity[:_HASH_LENGTH]
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
@@ -89,7 +95,7 @@ def open_cached(location: Location, read: Read | None) -> File:
         return remote
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     try:
-        copy = _opened(path, remote, read, location.access.get("cache_progress"))
+        copy = _opened(path, remote, read, progress)
     except BaseException:
         remote.close()
         raise
@@ -104,7 +110,7 @@ def open_cached(location: Location, read: Read | None) -> File:
     return copy
 
 
-def directory_of_cache(cache: str | os.PathLike[str] | bool | None = True) -> str:
+def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
     """The directory of a cache; True gives `onnxarchive` in the user's cache directory."""
     if isinstance(cache, str | os.PathLike):
         return os.path.abspath(os.fsdecode(cache))

@@ -7,16 +7,12 @@ from typing import NamedTuple
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.remote.failures import attempt
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
-    Store,
-    is_of_store,
-    is_web,
     open_file_system,
     open_store,
-    require_key,
     require_size,
 )
+from onnxarchive.remote.urls import Address, Store
 
 
 class ListedObject(NamedTuple):
@@ -33,23 +29,23 @@ class ListedObject(NamedTuple):
     size: int
 
 
-def list_objects(location: Location) -> Iterator[ListedObject]:
+def list_objects(address: Address) -> Iterator[ListedObject]:
     """Lists all objects below a URL, or below a prefix in a store, in the order of the store.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address.
     """
-    name, base = location.name, location.address.removesuffix("/")
-    folder = location.at(base)
-    if is_of_store(location):
-        if is_web(location):
+    name, base = address.name, address.url.removesuffix("/")
+    folder = address.at(base)
+    if address.is_of_store:
+        if address.is_web:
             raise UnsupportedFeatureError(
                 f"{name}: expected the URL of a store, such as s3://, gs:// or az://, found a web "
                 "address, which has no listing"
             )
         opened, prefix = open_store(folder)
         if prefix:
-            require_key(folder)
+            folder.require_key()
         listed = _listed(opened, prefix, name)
     else:
         system, prefix = open_file_system(folder)

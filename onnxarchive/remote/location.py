@@ -12,7 +12,7 @@ from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.remote.urls import beside, is_url, shown_url
+from onnxarchive.remote.urls import Address, beside, is_url, shown_url
 
 if TYPE_CHECKING:
     from onnxarchive.remote.listing import ListedObject
@@ -114,12 +114,13 @@ class Location:
         """The name for messages, without secrets; `"-"` for bytes and file objects."""
         if self.url is None:
             return "-" if self.path is None else self.path
-        return shown_url(self.url) if self.store is None else self.url
+        return self.remote.name
 
     @property
-    def store(self) -> Any:
-        """The store of obstore that the caller gave; None for a URL."""
-        return self.access.get("store")
+    def remote(self) -> Address:
+        """The address of a remote object."""
+        access = self.access
+        return Address(self.address, access.get("store"), access.get("storage_options"))
 
     def __repr__(self) -> str:
         return f"Location.of({self.name!r})"
@@ -155,14 +156,15 @@ class Location:
         source = self.source
         if self.path is not None:
             return MappedFile(self.path)
-        if self.url is not None and self.access.get("cache") not in (None, False):
+        cache = self.access.get("cache")
+        if self.url is not None and cache is not None and cache is not False:
             from onnxarchive.remote.cache import open_cached
 
-            return open_cached(self, read)
+            return open_cached(self.remote, cache, read, self.access.get("cache_progress"))
         if self.url is not None:
             from onnxarchive.remote.objects import open_object
 
-            return open_object(self)
+            return open_object(self.remote)
         if isinstance(source, bytes | bytearray | memoryview):
             return MemoryFile(as_bytes(source))
         if hasattr(source, "read"):
@@ -179,7 +181,7 @@ class Location:
         """
         from onnxarchive.remote.objects import open_object
 
-        return open_object(self.at(beside(self.address, location)), keeps_end=False)
+        return open_object(self.remote.at(beside(self.address, location)), keeps_end=False)
 
     def exists(self) -> bool:
         """True if the file or the remote object exists."""
@@ -187,16 +189,16 @@ class Location:
             return self.path is not None and os.path.lexists(self.path)
         from onnxarchive.remote.objects import has_object
 
-        return has_object(self)
+        return has_object(self.remote)
 
     def create(self, nbytes: int) -> ObjectWriter:
         """Begins to write a remote object of `nbytes` bytes; see `writing.create_object`."""
         from onnxarchive.remote.writing import create_object
 
-        return create_object(self, nbytes)
+        return create_object(self.remote, nbytes)
 
     def objects(self) -> Iterator[ListedObject]:
         """Lists the objects below a remote folder; see `listing.list_objects`."""
         from onnxarchive.remote.listing import list_objects
 
-        return list_objects(self)
+        return list_objects(self.remote)

@@ -22,8 +22,8 @@ from onnxarchive.remote.background import (
     run,
 )
 from onnxarchive.remote.failures import StalledError
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.origins import Origin, Version, origin_of
+from onnxarchive.remote.urls import Address
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
 KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory
@@ -42,7 +42,7 @@ _PAUSE = 0.2  # seconds after an error before the rest of a part is asked for
 Range = tuple[int, int]
 
 
-def open_object(location: Location, *, keeps_end: bool = True) -> RemoteFile:
+def open_object(address: Address, *, keeps_end: bool = True) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
     Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
@@ -53,7 +53,7 @@ def open_object(location: Location, *, keeps_end: bool = True) -> RemoteFile:
     with an error status, so a hostile server can exhaust the memory.
 
     Args:
-        location: A URL, or the object's key in a store. obstore reads `https`, `http`, `s3`, `gs`
+        address: A URL, or the object's key in a store. obstore reads `https`, `http`, `s3`, `gs`
             and `az`, fsspec all other schemes.
         keeps_end: False to keep in memory only an object of at most 128 KiB.
 
@@ -62,7 +62,7 @@ def open_object(location: Location, *, keeps_end: bool = True) -> RemoteFile:
         OSError: A request failed, or the server does not give ranges of bytes.
         ValueError: An option is wrong.
     """
-    return open_origin(origin_of(location), keeps_end=keeps_end)
+    return open_origin(origin_of(address), keeps_end=keeps_end)
 
 
 def open_origin(
@@ -80,9 +80,9 @@ def open_origin(
     return RemoteFile(origin, version, end, rate=rate, keeps_end=keeps_end)
 
 
-def has_object(location: Location) -> bool:
+def has_object(address: Address) -> bool:
     """True if the object exists; requests only its attributes."""
-    origin = origin_of(location)
+    origin = origin_of(address)
     try:
         run(origin.name, origin.version)
     except FileNotFoundError:

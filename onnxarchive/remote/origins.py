@@ -17,21 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import StalledError, asked, changed, failure, refuses_suffix
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
     STALL,
-    Store,
     environment,
     grouped,
-    is_of_store,
-    is_web,
     open_file_system,
     open_store,
-    require_key,
     require_size,
     split_options,
 )
-from onnxarchive.remote.urls import scheme_of, unsigned_url
+from onnxarchive.remote.urls import Address, Store, scheme_of, unsigned_url
 
 if TYPE_CHECKING:
     from obstore import GetResult
@@ -286,52 +281,52 @@ class FileSystemOrigin(Origin):
         return Version(info.get("size"), etag, info.get("VersionId"), time)
 
 
-def origin_of(location: Location) -> Origin:
+def origin_of(address: Address) -> Origin:
     """The origin of an object.
 
     Raises:
         UnsupportedFeatureError: The URL or key would be that of another object.
     """
-    require_key(location)
-    if is_of_store(location):
-        opened, key = open_store(location)
-        _, stall, _ = split_options(location)
-        return StoreOrigin(location.name, *_identity_in_store(location), opened, key, stall)
-    system, path = open_file_system(location)
-    return FileSystemOrigin(location.name, *_identity_in_system(location, system), system, path)
+    address.require_key()
+    if address.is_of_store:
+        store, key = open_store(address)
+        stall = split_options(address)[1]
+        return StoreOrigin(address.name, *_identity_in_store(address), store, key, stall)
+    system, path = open_file_system(address)
+    return FileSystemOrigin(address.name, *_identity_in_system(address, system), system, path)
 
 
-def _identity_in_store(location: Location) -> tuple[str, bool]:
+def _identity_in_store(address: Address) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of an object that obstore reads.
 
     A store of the caller does not tell which server it asks: this may depend on environment
     variables of the time when the store was made.
     """
-    url, store = location.address, location.store
+    url, store = address.url, address.store
     kind = type(store).__name__
     if kind == "LocalStore":
         return _hash(kind, str(getattr(store, "prefix", "")), url)
     if store is not None and kind != "HTTPStore":
         return _hash(kind, id(store), url)[0], False
-    groups = grouped(split_options(location)[2])
+    groups = grouped(split_options(address)[2])
     client = getattr(store, "client_options", groups.get("client_options")) or {}
     headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):
         headers.pop(name, None)
     proxies = [client.get("proxy_url"), client.get("proxy_excludes"), _proxies()]
-    if is_web(location):
-        address, key = (url, "") if store is None else (getattr(store, "url", ""), url)
-        return _hash(unsigned_url(address), key, headers, proxies)
-    settings = [
-        {name: value for name, value in group.items() if not re.search(_CREDENTIALS, name)}
-        for group in (groups.get("config", {}), environment(scheme_of(url)))
-    ]
+    if address.is_web:
+        base = url if store is None else getattr(store, "url", "")
+        return _hash(unsigned_url(base), store is not None and url, headers, proxies)
+    scheme = scheme_of(url)
+    settings = {
+        name: value
+        for name, value in [*groups.get("config", {}).items(), *environment(scheme).items()]
+        if not re.search(_CREDENTIALS, name)
+    }
     # In Google's cloud, the file of an account may name the server.
-    values = [str(value) for group in settings for value in group.values()]
-    files = [
-        _content(value) for value in values if scheme_of(url) == "gs" and os.path.isfile(value)
-    ]
-    return _hash(url, headers, proxies, settings, files)
+    paths = [value for value in map(str, settings.values()) if scheme == "gs"]
+    contents = [_content(path) for path in paths if os.path.isfile(path)]
+    return _hash(url, headers, proxies, settings, contents)
 
 
 def _content(path: str) -> str | None:
@@ -340,7 +335,7 @@ def _content(path: str) -> str | None:
     return None
 
 
-def _identity_in_system(location: Location, system: Any) -> tuple[str, bool]:
+def _identity_in_system(address: Address, system: Any) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of a file that fsspec reads.
 
     Variables, files of settings and defaults may select the server, so `system` is asked for it.
@@ -351,8 +346,7 @@ def _identity_in_system(location: Location, system: Any) -> tuple[str, bool]:
         server = attrgetter(_SERVERS[_package(system)])(system)
     except Exception:  # another file system, or one that cannot connect: reading it is an error
         return os.urandom(32).hex(), False
-    options = dict(location.access.get("storage_options") or {})
-    return _hash(location.address, options, conf, server, _proxies())
+    return _hash(address.url, dict(address.options or {}), conf, server, _proxies())
 
 
 def _package(system: Any) -> str:

@@ -10,25 +10,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from onnxarchive.errors import UnsupportedFeatureError, needing, shown
+from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
 from onnxarchive.remote.failures import NO_SIZE, failure, without_values
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
-from onnxarchive.remote.urls import WEB, scheme_of, without_user
+from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
-Store: TypeAlias = "ObjectStore"
 Options: TypeAlias = Mapping[str, Any]
-
-# {scheme of a URL: class of obstore}. obstore also reads web addresses, fsspec all other URLs.
-_STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 
 # Options of obstore's HTTP client and retries; all other options belong to the store.
 _CLIENT_OPTIONS = (
@@ -67,43 +59,7 @@ _NUMBERS = {"max_retries": int, "base": float}
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
 
-def is_of_store(location: Location) -> bool:
-    """True if obstore reads and writes the object, False if fsspec does."""
-    return location.store is not None or scheme_of(location.address) in (*_STORES, *WEB)
-
-
-def require_key(location: Location) -> None:
-    """Refuses a URL or key that the libraries would take for that of another object.
-
-    obstore drops a slash at the beginning and at the end of a key, fsspec those at the end.
-
-    Raises:
-        UnsupportedFeatureError: There is such a slash, or obstore does not take the key.
-    """
-    url, has_store = location.address, location.store is not None
-    path = url if has_store else url.partition("://")[2].partition("/")[2]
-    if is_web(location):
-        is_right = has_store or not path.startswith("/")
-    elif is_of_store(location):
-        is_right = not re.search(r"[\0-\x1f\x7f]", path)
-        is_right &= not {"", ".", ".."} & {*path.split("/")}
-    else:
-        is_right = not url.partition("::")[0].endswith("/")
-    if not is_right:
-        raise UnsupportedFeatureError(
-            "expected a key without a slash at its beginning or end, empty components, '.', '..' "
-            f"and control characters, found {shown(location.name)}; rename the object"
-        )
-
-
-def is_web(location: Location) -> bool:
-    """True for a web address, which obstore can only read."""
-    if location.store is None:
-        return scheme_of(location.address) in WEB
-    return type(location.store).__name__ == "HTTPStore"
-
-
-def open_store(location: Location, *, is_read: bool = True) -> tuple[Store, str]:
+def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     """The store of obstore for a URL, and the key of the object in it.
 
     The options are those of the store, its HTTP client and its retries (`timeout`, `max_retries`),
@@ -112,7 +68,7 @@ def open_store(location: Location, *, is_read: bool = True) -> tuple[Store, str]
     secrets to other servers. This option and `stall_timeout` may also be given with a store.
 
     Args:
-        location: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the
+        address: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the
             key in a store of the caller.
         is_read: False for a store to write to. A request that reads ends after `stall_timeout`
             without a byte.
@@ -122,10 +78,10 @@ def open_store(location: Location, *, is_read: bool = True) -> tuple[Store, str]
         OSError: Redirects may send a secret to another server; see `keep_secrets`.
         ValueError: An option has a wrong name or value.
     """
-    allows_redirects, stall, options = split_options(location)
+    allows_redirects, stall, options = split_options(address)
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
-    url, name, store = location.address, location.name, location.store
+    url, name, store = address.url, address.name, address.store
     scheme = scheme_of(url)
     _require_threads(name)
     if store is not None:
@@ -151,7 +107,7 @@ def open_store(location: Location, *, is_read: bool = True) -> tuple[Store, str]
             allow_http = settings.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
             if allow_http:  # obstore ignores the variable if there are options of the client
                 client.setdefault("allow_http", allow_http)
-            make = partial(getattr(obstore.store, _STORES[scheme]), bucket, **groups)
+            make = partial(getattr(obstore.store, STORES[scheme]), bucket, **groups)
         opened = make()
     except Exception as error:
         secrets = [url, without_user(url), *re.split("[/?#@]", url), *_texts(options)]
@@ -218,11 +174,11 @@ def require_size(size: object, name: str) -> int:
     return size
 
 
-def split_options(location: Location) -> tuple[bool, float, Options]:
+def split_options(address: Address) -> tuple[bool, float, Options]:
     """The values of `allow_redirects` and `stall_timeout`, and the options for the libraries."""
     own = {_ALLOW: "false", _STALL: str(STALL)}
     others = {}
-    for key, value in (location.access.get("storage_options") or {}).items():
+    for key, value in (address.options or {}).items():
         if (name := str(key).lower()) in own:
             own[name] = str(value).lower()
         else:
@@ -322,10 +278,10 @@ def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
         client["default_headers"] = authorization(url) | client.get("default_headers", {})
 
 
-def open_file_system(location: Location) -> tuple[Any, str]:
+def open_file_system(address: Address) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
-    allows_redirects, _, options = split_options(location)
-    url = location.address
+    allows_redirects, _, options = split_options(address)
+    url = address.url
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:
@@ -336,10 +292,10 @@ def open_file_system(location: Location) -> tuple[Any, str]:
     except ImportError as error:
         problems: list[Exception] = [ImportError(str(error), name=error.name)]
     except OSError as error:  # some file systems make requests at once
-        problems = [failure(error, location.name)]
+        problems = [failure(error, address.name)]
     except Exception as error:
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
-        problems = [ValueError(f"{location.name}: {fault}")]
+        problems = [ValueError(f"{address.name}: {fault}")]
     else:
         return system, str(path)
     raise problems.pop()  # as in `attempt`

@@ -1,12 +1,23 @@
-"""Recognises URLs, removes their secrets, and resolves relative paths."""
+"""`Address`: a URL, or a key in a store; URLs without their secrets, and relative paths."""
 
 from __future__ import annotations
 
 import re
-from typing import TypeGuard
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from urllib.parse import quote, urlsplit
 
+from onnxarchive.errors import UnsupportedFeatureError, shown
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Store: TypeAlias = "ObjectStore"
+
 WEB = ("http", "https")
+# {scheme of a URL: class of obstore}. obstore also reads web addresses, fsspec all other URLs.
+STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 # RFC 3986, section 3.1. A single letter is a drive of Windows. fsspec chains URLs by `::`.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
 
@@ -87,3 +98,62 @@ def beside(url: str, location: str) -> str:
         return url[: url.rfind("/") + 1] + location
     path = re.split(r"[?#]", url, maxsplit=1)[0]
     return path[: path.rfind("/") + 1] + quote(location) + url[len(path) :]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """Where an object is: a URL, or a key in a store of the caller, and the options to reach it.
+
+    Attributes:
+        url: The URL or the key.
+        store: The store of obstore; None for a URL.
+        options: Options of obstore, of fsspec and of this package; see `stores`.
+    """
+
+    url: str
+    store: Store | None = None
+    options: Mapping[str, Any] | None = None
+
+    def at(self, url: str) -> Address:
+        """Another address with the same options."""
+        return replace(self, url=url)
+
+    @property
+    def name(self) -> str:
+        """The name for messages, without secrets."""
+        return shown_url(self.url) if self.store is None else self.url
+
+    @property
+    def is_of_store(self) -> bool:
+        """True if obstore reads and writes the object, False if fsspec does."""
+        return self.store is not None or scheme_of(self.url) in (*STORES, *WEB)
+
+    @property
+    def is_web(self) -> bool:
+        """True for a web address, which obstore can only read."""
+        if self.store is None:
+            return scheme_of(self.url) in WEB
+        return type(self.store).__name__ == "HTTPStore"
+
+    def require_key(self) -> None:
+        """Refuses a URL or key that the libraries would take for that of another object.
+
+        obstore drops a slash at the beginning and at the end of a key, fsspec those at the end.
+
+        Raises:
+            UnsupportedFeatureError: There is such a slash, or obstore does not take the key.
+        """
+        has_store = self.store is not None
+        path = self.url if has_store else self.url.partition("://")[2].partition("/")[2]
+        if self.is_web:
+            is_right = has_store or not path.startswith("/")
+        elif self.is_of_store:
+            is_right = not re.search(r"[\0-\x1f\x7f]", path)
+            is_right &= not {"", ".", ".."} & {*path.split("/")}
+        else:
+            is_right = not self.url.partition("::")[0].endswith("/")
+        if not is_right:
+            raise UnsupportedFeatureError(
+                "expected a key without a slash at its beginning or end, empty components, '.', "
+                f"'..' and control characters, found {shown(self.name)}; rename the object"
+            )

@@ -16,16 +16,12 @@ from onnxarchive.files.file import Closing
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import StalledError, attempt, failure
-from onnxarchive.remote.location import Location
 from onnxarchive.remote.stores import (
-    Store,
-    is_of_store,
-    is_web,
     open_file_system,
     open_store,
-    require_key,
     split_options,
 )
+from onnxarchive.remote.urls import Address, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,24 +70,24 @@ class ObjectWriter(Closing):
         raise NotImplementedError
 
 
-def create_object(location: Location, size: int) -> ObjectWriter:
+def create_object(address: Address, size: int) -> ObjectWriter:
     """Begins to write an object of `size` bytes.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address, the URL or key would be that of another
             object, or the file system may show incomplete files.
     """
-    require_key(location)
-    if not is_of_store(location):
-        return _FileSystemWriter(*open_file_system(location), location.name)
-    if is_web(location):
+    address.require_key()
+    if not address.is_of_store:
+        return _FileSystemWriter(*open_file_system(address), address.name)
+    if address.is_web:
         raise UnsupportedFeatureError(
             "expected the URL of a store to write to, such as s3://, gs:// or az://, found a web "
             "address",
-            path=location.name,
+            path=address.name,
         )
-    store, key = open_store(location, is_read=False)
-    return _StoreWriter(store, key, location.name, size, split_options(location)[1])
+    store, key = open_store(address, is_read=False)
+    return _StoreWriter(store, key, address.name, size, split_options(address)[1])
 
 
 class _Part(bytearray):

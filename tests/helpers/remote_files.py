@@ -17,6 +17,7 @@ from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version
 from onnxarchive.remote.transfers import Read
+from onnxarchive.remote.urls import Address
 from onnxarchive.remote.writing import ObjectWriter
 
 URL = "https://models.example/a/model.onnxa"
@@ -86,7 +87,7 @@ class Remote(File):
 
 
 def open_object(url: str, *, keeps_end: bool = True, **access: Any) -> RemoteFile:
-    return objects.open_object(Location.of(url, **access), keeps_end=keeps_end)
+    return objects.open_object(Location.of(url, **access).remote, keeps_end=keeps_end)
 
 
 def create_object(url: str, size: int, **access: Any) -> ObjectWriter:
@@ -117,7 +118,7 @@ def opened(
     with patch.multiple(
         cache, origin_of=lambda *_: origin, open_origin=lambda origin, known=None: remote
     ):
-        return cache.open_cached(Location.of(URL, cache=directory), read)
+        return cache.open_cached(Address(URL), directory, read)
 
 
 def require_right(directory: Path, data: bytes = DATA, **options: Any) -> int:

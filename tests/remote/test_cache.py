@@ -36,7 +36,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import partial_path
 from onnxarchive.remote import cache
 from onnxarchive.remote.cache import cached_archives, clear, directory_of_cache
-from onnxarchive.remote.location import Location
+from onnxarchive.remote.urls import Address
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVE = an_archive()
@@ -428,8 +428,7 @@ def test_threads_download_once(directory: Path) -> None:
         remote.before = lambda offset: time.sleep(0.0005)
 
     def read(remote: Remote) -> None:
-        location = Location.of(URL, cache=directory)
-        with cache.open_cached(location, remote_files.reading(DATA)) as file:
+        with cache.open_cached(Address(URL), directory, remote_files.reading(DATA)) as file:
             found.append(file.read(0, SIZE) == DATA)
 
     waiting = iter(remotes)

@@ -228,7 +228,7 @@ def test_up_to_12_requests_run_at_once_and_no_more_than_are_taken(server: WebSer
         next(parts)
         assert 12 <= len(server.requests) - 1 <= 13
         assert b"".join(file.pieces(5, SIZE)) == CONTENT[5:]
-    assert server.most == 12
+    assert 12 <= server.most <= 13  # a request ends later in the server than in the client
 
 
 @pytest.mark.usefixtures("small_parts")
