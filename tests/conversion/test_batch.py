@@ -288,16 +288,6 @@ def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path
     assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == weight_model(1)
 
 
-def test_models_of_the_same_name_in_two_trees_clash(tmp_path: Path) -> None:
-    trees = [tmp_path / "a", tmp_path / "b"]
-    for seed, tree in enumerate(trees):
-        _write(tree / "sub" / "m.onnx", seed)
-    with ThreadPoolExecutor(2) as executor:
-        found = convert_many(trees, tmp_path / "out", executor)
-    assert [item.error is None for item in found] == [True, False]
-    assert onnxarchive.load(tmp_path / "out" / "sub" / "m.onnxa") == weight_model(0)
-
-
 def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
     _write(tmp_path / "tree" / "a.onnx", 1)
     _write(tmp_path / "tree" / "b.onnx", 2)

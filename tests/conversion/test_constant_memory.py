@@ -110,6 +110,8 @@ def test_a_model_of_1_5_gib_goes_there_and_back_in_150_mib(folder: Path, sizes: 
     with onnxarchive.open(archive) as opened:
         assert [entry.nbytes for entry in opened.entries.values()][:-1] == sizes
         assert all(array[-1] == 7 and array[-2] == 0 for array in opened.tensors.values())
+    for verify in ("open(sys.argv[1]).verify()", "check(sys.argv[1], full=True)"):
+        assert _growth(verify, archive) < BOUND
     assert _growth(_EXPORT, archive, exported) < BOUND
     assert _is_same_file(source, exported)
 

@@ -45,17 +45,6 @@ def given(model: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("external_data", [None, "m.data"])
-@pytest.mark.parametrize("model", IDS)
-def test_an_exported_model_is_the_one_that_went_in(
-    archive: Path, tmp_path: Path, model: str, external_data: str | None
-) -> None:
-    path = tmp_path / "m.onnx"
-    onnxarchive.export(archive, path, model=model, external_data=external_data)
-    assert normalised(onnx.load(path)) == given(model)
-    onnx.checker.check_model(path, full_check=True)
-
-
-@pytest.mark.parametrize("external_data", [None, "m.data"])
 def test_models_of_every_kind_of_tensor_are_taken_apart_again(
     tmp_path: Path, external_data: str | None
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import zipfile
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,32 +70,22 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_directory_gives_its_other_files_as_assets(directory: Path, tmp_path: Path) -> None:
+def test_a_source_of_any_kind_gives_its_other_files_as_assets(
+    directory: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "m.onnxa"
-    done = onnxarchive.convert(directory, target, other_files=True)
-    assert target.read_bytes() == saved(model(), assets=FILES)
-    assert onnxarchive.check(target, full=True) == []
-    assert (done.taken, done.left_out) == (tuple(sorted(FILES)), tuple(LEFT_OUT))
-    assert (done.assets, done.tensors, done.warnings) == (len(FILES), 2, ())
-
-
-def test_a_model_gives_those_of_its_directory(directory: Path, tmp_path: Path) -> None:
-    target = tmp_path / "m.onnxa"
+    shutil.make_archive(os.fspath(tmp_path / "packed"), "zip", tmp_path, "llm")
+    for source in (directory, directory / "model.onnx", tmp_path / "packed.zip"):
+        done = onnxarchive.convert(source, target, other_files=True)
+        assert target.read_bytes() == saved(model(), assets=FILES)
+        assert (done.assets, done.tensors, done.warnings) == (len(FILES), 2, ())
+        assert done.taken == tuple(sorted(FILES))
+        assert done.left_out == tuple(LEFT_OUT) or source.suffix == ".zip"
+        assert "old.onnxa" in done.left_out
     (directory / "assets").mkdir()
     (directory / "assets" / "labels.txt").write_bytes(b"cat")
-    done = onnxarchive.convert(directory / "model.onnx", target, other_files=True)
+    onnxarchive.convert(directory / "model.onnx", target, other_files=True)
     assert target.read_bytes() == saved(model(), assets={**FILES, "labels.txt": b"cat"})
-    assert done.left_out == tuple(LEFT_OUT)
-
-
-def test_a_zip_gives_those_in_the_folder_of_its_model(directory: Path, tmp_path: Path) -> None:
-    packed, target = tmp_path / "llm.zip", tmp_path / "m.onnxa"
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(directory.rglob("*")):
-            archive.write(path, path.relative_to(tmp_path))
-    done = onnxarchive.convert(packed, target, other_files=True)
-    assert target.read_bytes() == saved(model(), assets=FILES)
-    assert "old.onnxa" in done.left_out
 
 
 def test_files_below_assets_are_taken_without_being_asked_for_and_once(

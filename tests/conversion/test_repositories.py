@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 from models import further_model, runnable_model
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -26,7 +25,7 @@ def repository(tmp_path: Path) -> Path:
     onnx.save(runnable_model(), folder / "onnx" / "model.onnx")
     for name in ("decoder_model", "Decoder-With.past"):
         path = folder / "onnx" / f"{name}.onnx"
-        onnx.save(further_model(), path, save_as_external_data=True, location=f"{name}.onnx_data")
+        onnx.save(further_model(), path, save_as_external_data=True, location=f"{name}.weights")
     onnx.save(runnable_model(), folder / "onnx" / "model_fp16.onnx")
     onnx.save(runnable_model(), folder / "onnx" / "decoder_model_q4.onnx")
     (folder / "config.json").write_text("{}")
@@ -131,7 +130,7 @@ def test_faults_of_the_choice_are_named(repository: Path, path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("linked", ["decoder_model.onnx_data", "config.json"])
+@pytest.mark.parametrize("linked", ["decoder_model.weights", "config.json"])
 def test_a_link_out_of_the_repository_is_named_with_one_remedy(
     repository: Path, path: Path, linked: str
 ) -> None:
@@ -139,7 +138,7 @@ def test_a_link_out_of_the_repository_is_named_with_one_remedy(
     outside = path.with_name(linked)
     file.rename(outside)
     file.symlink_to(outside)
-    holder = "decoder_model.onnx" if linked.endswith("data") else repository.name
+    holder = "decoder_model.onnx" if linked.endswith("weights") else repository.name
     message = rf"{holder}: .*found {linked!r}.*or convert with follow_links=DIRECTORY"
     with pytest.raises(ArchiveFormatError, match=message) as caught:
         onnxarchive.convert(repository, path, models="all", other_files=True)
@@ -161,25 +160,6 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_no_models_are_missing(
     with pytest.raises(PermissionError, match="my repository/closed"):
         onnxarchive.convert(repository, path, models="all")
     assert not path.exists()
-
-
-def test_data_files_of_a_model_are_no_assets(path: Path, tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.ones(1000, np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["w"], ["y"])],
-        "constant",
-        [],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1000])],
-        [weight],
-    )
-    folder = tmp_path / "flat"
-    folder.mkdir()
-    model = helper.make_model(graph)
-    onnx.save(model, folder / "one.onnx", save_as_external_data=True, location="weights.data")
-    (folder / "readme.md").write_text("read me")
-    onnxarchive.convert(folder, path, models="all", other_files=True)
-    with onnxarchive.open(path) as archive:
-        assert [*archive.assets] == ["readme.md"]
 
 
 def test_the_command_packs_a_repository(
