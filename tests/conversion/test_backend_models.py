@@ -12,7 +12,7 @@ import onnx
 import onnx.backend.test
 import pytest
 from models import NUMBERS, attribute, model_of, node, normalised, raw_tensor, string_tensor, typed
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 
@@ -192,61 +192,33 @@ def test_a_model_with_tensors_of_every_type(tmp_path: Path) -> None:
                 )
 
 
+# A function that runs a Loop, in which an If adds or subtracts initializers of its own.
+LOOP_IN_A_FUNCTION = """<ir_version: 10, opset_import: ["": 21, "test": 1]>
+main (float[300] x) => (float[300] y) { y = test.Steps (x) }
+<domain: "test", opset_import: ["": 21]>
+Steps (x) => (y) {
+    count = Constant <value = int64 {3}> ()
+    y = Loop <body = body (int64 i, bool go_on, float[300] state)
+        => (bool still, float[300] next) {
+        is_not_first = Cast <to = 9> (i)
+        next = If (is_not_first) <
+            then_branch = then () => (float[300] then_out) { then_out = Add (state, w) },
+            else_branch = else () => (float[300] else_out) { else_out = Sub (state, w) }
+        >
+        still = Identity (go_on)
+    }> (count, , x)
+}"""
+
+
 def _loop_in_a_function() -> onnx.ModelProto:
-    """A function that runs a Loop, in which an If adds or subtracts initializers of its own."""
-    value = helper.make_tensor_value_info
-
-    def branch(name: str, operator: str, seed: int) -> onnx.GraphProto:
+    model = onnx.parser.parse_model(LOOP_IN_A_FUNCTION)
+    count, loop = model.functions[0].node
+    count.attribute[0].t.CopyFrom(numpy_helper.from_array(np.array(3, np.int64)))
+    branches = loop.attribute[0].g.node[1].attribute
+    for seed, branch in enumerate(branches, 1):
         weight = np.random.default_rng(seed).standard_normal(300, np.float32)
-        return helper.make_graph(
-            [helper.make_node(operator, ["state", "w"], [f"{name}_out"])],
-            name,
-            [],
-            [value(f"{name}_out", TensorProto.FLOAT, [300])],
-            [numpy_helper.from_array(weight, "w")],
-        )
-
-    body = helper.make_graph(
-        [
-            helper.make_node("Cast", ["i"], ["is_not_first"], to=TensorProto.BOOL),
-            helper.make_node(
-                "If",
-                ["is_not_first"],
-                ["next"],
-                then_branch=branch("then", "Add", 1),
-                else_branch=branch("else", "Sub", 2),
-            ),
-            helper.make_node("Identity", ["go_on"], ["still"]),
-        ],
-        "body",
-        [
-            value("i", TensorProto.INT64, []),
-            value("go_on", TensorProto.BOOL, []),
-            value("state", TensorProto.FLOAT, [300]),
-        ],
-        [value("still", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [300])],
-    )
-    opset = [helper.make_opsetid("", 21), helper.make_opsetid("test", 1)]
-    function = helper.make_function(
-        "test",
-        "Steps",
-        ["x"],
-        ["y"],
-        [
-            helper.make_node(
-                "Constant", [], ["count"], value=numpy_helper.from_array(np.array(3, np.int64))
-            ),
-            helper.make_node("Loop", ["count", "", "x"], ["y"], body=body),
-        ],
-        opset[:1],
-    )
-    graph = helper.make_graph(
-        [helper.make_node("Steps", ["x"], ["y"], domain="test")],
-        "main",
-        [value("x", TensorProto.FLOAT, [300])],
-        [value("y", TensorProto.FLOAT, [300])],
-    )
-    return helper.make_model(graph, functions=[function], opset_imports=opset, ir_version=10)
+        branch.g.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
 
 
 @pytest.mark.parametrize("convert_attribute", [False, True])
