@@ -300,37 +300,6 @@ def test_cat_writes_strings_unless_a_file_would_change_them(
     assert b"m.onnxa: tensor 'changed': expected strings that a .npy file can hold" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "kind"),
-    [
-        (["ls", "missing.onnxa"], 2, "FileNotFoundError"),
-        (["check", "missing.onnxa"], 2, "FileNotFoundError"),
-        (["convert", "-", "new.onnxa"], 2, "ValueError"),
-        (["ls", "https://user:SECRET@host.invalid/a%0a.onnxa?token=SECRET"], 2, "Error"),
-        (["ls", "."], 3, "ArchiveFormatError"),
-    ],
-)
-def test_debug_shows_where_an_error_was_raised(
-    arguments: list[str],
-    status: int,
-    kind: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == status
-    message = capsys.readouterr().err
-    assert "Traceback" not in message
-    assert run(*arguments, "--debug") == status
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "Traceback (most recent call last):\n" in captured.err
-    assert captured.err.endswith(f"\n{message}")
-    assert kind in captured.err
-    assert "SECRET" not in captured.err
-
-
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("options", [["--force"], ["--size-threshold", "0", "--force"]])
 def test_options_stand_before_between_and_after_the_paths(

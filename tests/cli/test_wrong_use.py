@@ -1,4 +1,7 @@
-"""Commands that are called wrongly or with wrong files: a line that says so, and no file."""
+"""Commands that are called wrongly or with wrong files: a line that says so, and no file.
+
+With `--debug` the line follows a traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from commands import error_of
+from commands import error_of, run
 from models import external, model_of, raw_tensor, runnable_model
 from written import write_model
 
@@ -282,5 +285,11 @@ def test_it_is_told_in_a_line_and_leaves_nothing(
     arguments = [names.get(word, word) for word in shlex.split(command)]
     error = error_of(capsys, *arguments, status=status)
     assert message in error
-    assert error.count("\n") == 1 or error.startswith("usage: ")
+    if not error.startswith("usage: "):
+        assert error.count("\n") == 1
+        assert run(*arguments, "--debug") == status
+        output, debug = capsys.readouterr()
+        assert output == ""
+        assert "Traceback (most recent call last):\n" in debug
+        assert debug.endswith(f"\n{error}")
     assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
