@@ -111,10 +111,6 @@ def test_a_model_over_the_limit_is_refused_with_the_remedy(
     assert caught.value.rule == "MODEL-2"
 
 
-def test_the_limit_is_that_of_protobuf() -> None:
-    assert proto.SIZE_LIMIT == 2 * 1024**3
-
-
 # References
 
 
