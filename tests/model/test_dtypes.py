@@ -79,8 +79,7 @@ def test_every_bit_pattern_of_a_typed_field_is_kept(
     tensor = raw_tensor("x", data_type.number, dims, seed=8)
     if data_type.typed_field in ("float_data", "double_data"):
         # A Python float holds no signalling NaN.
-        array = numpy_helper.to_array(tensor).view(data_type.dtype.char.lower())
-        tensor.raw_data = np.nan_to_num(array).tobytes()
+        tensor.raw_data = np.nan_to_num(numpy_helper.to_array(tensor)).tobytes()
     elements = _elements(typed(tensor), data_type)
     assert bytes(typed_raw_data(elements, data_type)) == tensor.raw_data
 
