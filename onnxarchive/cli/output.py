@@ -88,6 +88,8 @@ def as_options(message: str) -> str:
 def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]) -> None:
     """Prints a result: `result` as JSON under `--json`, else `text`, or each of its lines.
 
+    Characters that do not print are escaped: names in a file may have any.
+
     If the program that reads the output, such as `head`, has ended, the command continues without
     output, since the exit status of the command can be a result, too.
     """
@@ -98,7 +100,7 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
                 print()
             else:
                 for line in [text] if isinstance(text, str) else text:
-                    print(line)
+                    print(printable(line))
             sys.stdout.flush()
     except BrokenPipeError:
         drop_output()

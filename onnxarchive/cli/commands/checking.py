@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import onnxarchive
 from onnxarchive.cli.output import DONE, FOUND, fail, say, status_of
 from onnxarchive.cli.parser import access, add_command, file_name
-from onnxarchive.cli.terminal import cut, printable, progress_bar
+from onnxarchive.cli.terminal import cut, progress_bar
 from onnxarchive.errors import ArchiveError
 from onnxarchive.remote.location import Access
 from onnxarchive.remote.urls import shown_url
@@ -74,7 +74,7 @@ def check(arguments: argparse.Namespace) -> int:
         result = [{"link": link, **asdict(finding)} for finding in findings]
         lines += [f"{link}: {text}" for text in findings or ("fits the archive",)]
     if lines:
-        say(arguments, result, map(printable, lines))
+        say(arguments, result, lines)
     return max(status, FOUND if result else DONE)
 
 
@@ -144,7 +144,7 @@ def _as_json(change: Change) -> dict[str, Any]:
 
 
 def _lines(difference: Difference, model: str | None, full: bool) -> Iterator[str]:
-    path, other = printable(difference.path), printable(difference.other)
+    path, other = difference.path, difference.other
     if difference.is_same:
         how = "byte by byte" if full else "by CRC-32"
         what = "model, tensors and assets" if model is None else f"model {model}".strip()

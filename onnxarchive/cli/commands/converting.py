@@ -28,7 +28,7 @@ from onnxarchive.cli.output import (
     warn,
 )
 from onnxarchive.cli.parser import access, add_command, pairs, require_free
-from onnxarchive.cli.terminal import count, count_bar, printable, progress_bar, size, table
+from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.replacement import remove_temporaries
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
@@ -142,7 +142,7 @@ def convert(arguments: argparse.Namespace) -> int:
         )
     if not to_stream or arguments.dry_run:
         text = (
-            f"{printable(conversion.target)}: {'would have ' if arguments.dry_run else ''}"
+            f"{conversion.target}: {'would have ' if arguments.dry_run else ''}"
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
@@ -180,8 +180,8 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
 def _other_files(conversion: Conversion) -> list[str]:
     """A line for each file that became an asset or was left out."""
     return [
-        *(f"took      {printable(name)}" for name in conversion.taken),
-        *(f"left out  {printable(name)}" for name in conversion.left_out),
+        *(f"took      {name}" for name in conversion.taken),
+        *(f"left out  {name}" for name in conversion.left_out),
     ]
 
 
@@ -223,10 +223,10 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
         reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
         head, *rest = map(str.strip, reason.splitlines() or [""])
         reason = f"{head} {'; '.join(rest)}" if rest else head
-        lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
+        lines.append(f"failed: {item.source}: {reason}")
     for item in conversions:
         others = _other_files(item)
-        lines += ["", printable(item.source), *others] if others else []
+        lines += ["", item.source, *others] if others else []
     say(arguments, [_as_json(item) for item in conversions], lines)
     return max(
         (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_command, add_group, require_free, storage_options
-from onnxarchive.cli.terminal import count, printable, progress_bar, size, table
+from onnxarchive.cli.terminal import count, progress_bar, size, table
 
 if TYPE_CHECKING:
     from onnxarchive.remote.cache import CachedArchive
@@ -46,7 +46,7 @@ def download(arguments: argparse.Namespace) -> None:
         text = "interrupted; run the same command to resume the download"
         raise KeyboardInterrupt(text) from None
     nbytes = os.path.getsize(path)
-    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}, verified")
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{path}: {size(nbytes)}, verified")
 
 
 def add_cache(commands: Any) -> None:
@@ -71,7 +71,7 @@ def list_cache(arguments: argparse.Namespace) -> None:
         [copy.url or _damaged(copy), copy.nbytes, copy.present, _time(copy)] for copy in archives
     ]
     header = ["URL", "bytes", "present", "last used"]
-    summary = f"{_count(archives)} in {printable(directory)}"
+    summary = f"{_count(archives)} in {directory}"
     say(arguments, _as_json(directory, archives), chain(table(header, rows), ("", summary)))
 
 
@@ -80,7 +80,7 @@ def clear_cache(arguments: argparse.Namespace) -> None:
 
     directory = directory_of_cache(arguments.directory)
     removed = clear(directory, arguments.urls)
-    summary = f"removed {_count(removed)} from {printable(directory)}"
+    summary = f"removed {_count(removed)} from {directory}"
     say(arguments, _as_json(directory, removed), summary)
 
 

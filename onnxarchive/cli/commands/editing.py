@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import Command, add_command, file_name, pairs
-from onnxarchive.cli.terminal import printable, progress_bar, size
+from onnxarchive.cli.terminal import progress_bar, size
 from onnxarchive.errors import shown, shown_names
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def edit(arguments: argparse.Namespace, command: str, **options: Any) -> Iterato
 def say_size(arguments: argparse.Namespace) -> None:
     """Prints the size of the edited archive."""
     path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
-    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{path}: {size(nbytes)}")
 
 
 def _add_edit_options(command: Command) -> None:
@@ -136,8 +136,8 @@ def recover(arguments: argparse.Namespace) -> None:
         "is_rolled_back": recovery.is_rolled_back,
         "removed": list(recovery.removed),
     }
-    path = printable(arguments.archive)
-    lines = [f"removed   {printable(removed)}" for removed in recovery.removed]
+    path = arguments.archive
+    lines = [f"removed   {removed}" for removed in recovery.removed]
     if recovery.is_rolled_back:
         lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:

@@ -9,7 +9,7 @@ from typing import Any
 import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, require_free
-from onnxarchive.cli.terminal import printable, progress_bar, size
+from onnxarchive.cli.terminal import progress_bar, size
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.urls import shown_url
@@ -43,7 +43,7 @@ def export(arguments: argparse.Namespace) -> None:
             **access(arguments),
         )
     files = [{"path": path, "nbytes": os.path.getsize(path)} for path in paths]
-    lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
+    lines = [f"{file['path']}: {size(file['nbytes'])}" for file in files]
     say(arguments, {"files": files}, lines)
 
 
@@ -73,7 +73,7 @@ def link(arguments: argparse.Namespace) -> None:
         onnxarchive.link(arguments.archive, target, **options, **access(arguments))
         nbytes = os.path.getsize(target)
         links.append({"path": target, "archive": archive, "nbytes": nbytes})
-        lines.append(f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}")
+        lines.append(f"{target}: {size(nbytes)}, large tensors in {archive}")
     say(arguments, links if os.path.isdir(arguments.target) else links[0], lines)
 
 
@@ -91,7 +91,7 @@ def extract(arguments: argparse.Namespace) -> None:
     names = {model_id(name): name for name in os.listdir(directory) if is_model(name)}
     paths = {id: os.path.join(directory, names[id]) for id in sorted(names)}
     lines = [
-        f"{printable(path)}: the model{f' {id}' * bool(id)}, with its tensors beside it"
+        f"{path}: the model{f' {id}' * bool(id)}, with its tensors beside it"
         for id, path in paths.items()
     ]
     say(arguments, {"model": paths[""], "models": paths}, lines)

@@ -16,7 +16,7 @@ import onnxarchive
 from onnxarchive.cli.commands.assets import write_asset
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
-from onnxarchive.cli.terminal import count, cut, printable, shape, size, table
+from onnxarchive.cli.terminal import count, cut, shape, size, table
 from onnxarchive.errors import shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
@@ -266,8 +266,7 @@ def set_lines(described: dict[str, Any]) -> list[str]:
     usable = "" if described["is_usable"] else ", not usable here"
     lines = [
         f"{count(described['weights'], 'packed weight')}, {size(described['nbytes'])}, "
-        f"of ONNX Runtime {printable(described['onnxruntime'])} "
-        f"on {printable(described['machine'])}{usable}"
+        f"of ONNX Runtime {described['onnxruntime']} on {described['machine']}{usable}"
     ]
     for identifier, names in described["unpacked"].items():
         if names:

@@ -19,7 +19,7 @@ import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, set_lines
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
-from onnxarchive.cli.terminal import count, printable, progress_bar, shape, table
+from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
 from onnxarchive.remote.urls import shown_url
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     saved = {name: os.path.join(output, file) for name, file in files.items()}
     result = _as_json(outcome) | {"saved": saved}
     lines = _lines(result)
-    lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
+    lines += [f"saved     {name} as {path}" for name, path in saved.items()]
     say(arguments, result, lines)
 
 
@@ -143,7 +143,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     lines += [*table(["output", *header], map(_row, result["outputs"])), ""]
     if result["assumed_dims"]:
         assumed = ", ".join(f"{name}={size}" for name, size in result["assumed_dims"].items())
-        lines.append(f"assumed   {printable(assumed)} (--dim NAME=SIZE sets another size)")
+        lines.append(f"assumed   {assumed} (--dim NAME=SIZE sets another size)")
     runs = len(result["runs_ms"])
     median = f" (median of {runs:,})" if runs > 1 else ""
     memory = ", ".join(
@@ -187,8 +187,8 @@ def prepack(arguments: argparse.Namespace) -> None:
             onnxarchive.prepack(path, model=arguments.model, progress=progress, **options)
     with onnxarchive.open(path) as archive:
         sets = described_sets(archive)
-    lines = [f"{printable(path)}: {line}" for described in sets for line in set_lines(described)]
-    say(arguments, {"path": path, "packed": sets}, lines or f"{printable(path)}: no packed weights")
+    lines = [f"{path}: {line}" for described in sets for line in set_lines(described)]
+    say(arguments, {"path": path, "packed": sets}, lines or f"{path}: no packed weights")
 
 
 def add_view(commands: Any) -> None:
@@ -214,9 +214,9 @@ def view(arguments: argparse.Namespace) -> None:
         page = Path(folder, "view.html")
         page.touch(0o600)
         page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
-        text = f"Netron shows {printable(shown_url(archive))} at {server.url}\n"
-        text += "If no browser shows it, open this address. Ctrl-C ends the server."
-        say(arguments, {"path": shown_url(archive), "url": server.url}, text)
+        path, url = shown_url(archive), server.url
+        hint = "If no browser shows it, open this address. Ctrl-C ends the server."
+        say(arguments, {"path": path, "url": url}, [f"Netron shows {path} at {url}", hint])
         if not arguments.no_browser:
             webbrowser.open(page.as_uri())
         while True:
@@ -235,7 +235,7 @@ def completion(arguments: argparse.Namespace) -> None:
     top = parser()
     _complete_files(top, shtab.FILE)
     script = shtab.complete(top, arguments.shell)
-    say(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+    say(arguments, {"shell": arguments.shell, "script": script}, script.splitlines())
 
 
 def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
