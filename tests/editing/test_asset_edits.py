@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import edits
 import pytest
@@ -99,55 +99,30 @@ def test_only_what_follows_the_last_kept_entry_is_written(
             assert calls[-1] == (sum(opened.entries[it].nbytes for it in names),) * 2
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    "a name that leads out": (
-        lambda path: edits.add_asset(path, "../a", b""),
-        ValueError,
-        r"'assets/\.\./a'|'\.\./a'",
-    ),
-    "a file in the place of a folder": (
-        lambda path: edits.add_asset(path, "deep", b""),
-        ValueError,
-        "assets/deep",
-    ),
-    "names that differ in case": (
-        lambda path: edits.add_asset(path, "B", b""),
-        ValueError,
-        "assets/B",
-    ),
-    "an asset that is missing": (
-        lambda path: edits.remove_asset(path, "labels"),
-        TensorNotFoundError,
-        "'labels'",
-    ),
-    "one of two that is missing": (
-        lambda path: edits.change_assets(path, {"new": b""}, ["b", "labels"]),
-        TensorNotFoundError,
-        "'labels'",
-    ),
-    "the archive itself": (
-        lambda path: edits.add_asset(path, "self", path),
-        ValueError,
-        "expected another file than the input",
-    ),
-    "a file that is missing": (
-        lambda path: edits.add_asset(path, "new", path.with_name("missing")),
-        FileNotFoundError,
-        "missing",
-    ),
+REFUSED: dict[str, tuple[dict[str, Any], list[str], type[Exception], str]] = {
+    "a name that leads out": ({"../a": b""}, [], ValueError, r"'assets/\.\./a'|'\.\./a'"),
+    "a file in the place of a folder": ({"deep": b""}, [], ValueError, "assets/deep"),
+    "names that differ in case": ({"B": b""}, [], ValueError, "assets/B"),
+    "an asset that is missing": ({}, ["labels"], TensorNotFoundError, "'labels'"),
+    "one of two that is missing": ({"new": b""}, ["b", "labels"], TensorNotFoundError, "'labels'"),
+    "the archive itself": ({"self": Path(edits.NAME)}, [], ValueError, "another file than the in"),
+    "a file that is missing": ({"new": Path("missing")}, [], FileNotFoundError, "missing"),
 }
 
 
-@pytest.mark.parametrize(("edit", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("new", "removed", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_refused_changes_nothing(
     archive: Path,
     way: Way,
-    edit: Callable[[Path], object],
+    new: dict[str, Any],
+    removed: list[str],
     error: type[Exception],
-    message: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with refused(archive, error, message):
-        edit(archive)
+    monkeypatch.chdir(archive.parent)
+    with refused(archive, error, text):
+        edits.change_assets(archive, new, removed, **way)
 
 
 def test_a_damaged_tensor_is_not_copied(archive: Path, no_clones: None) -> None:

@@ -23,7 +23,6 @@ from edits import (
     new_model,
     referring,
     refused,
-    removed,
     require,
     reversed_tensors,
     untouched,
@@ -97,15 +96,6 @@ def test_all_changes_are_written_as_one_when_the_block_ends(
     expected.graph.node.add(op_type="Neg", input=["a"], output=["b"])
     assets = ASSETS | {"new": b"dog"}
     require(archive, saved(expected, models={"decoder": weights(1)}, assets=assets))
-
-
-def test_an_edit_is_written_in_every_way(two: Path, way: Way) -> None:
-    for text in ("new", "newer"):
-        document(two, text, **way)
-        require(two, saved(changed(weights(2), documented(text))))
-    with onnxarchive.edit(two, compact=True, **way) as edit:
-        del edit.model.graph.initializer[0]
-    require(two, saved(changed(weights(2), documented("newer"), removed(0))))
 
 
 @pytest.mark.usefixtures("no_clones")

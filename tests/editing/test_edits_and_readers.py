@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import edits
 import numpy as np
 import onnx
 import pytest
@@ -21,7 +20,6 @@ from edits import (
     change_model,
     changed,
     documented,
-    fails_at,
     new_model,
     no_clone,
     referring,
@@ -316,13 +314,6 @@ def test_the_model_of_an_archive_that_was_replaced_can_still_be_read(path: Path)
     with onnxarchive.open(path) as archive:
         replace_model(path, new_model(), compact=True)
         assert onnx.ModelProto.FromString(bytes(archive.read(MODEL))) == archive.model
-
-
-@pytest.mark.parametrize("copy", [False, True])
-def test_a_file_that_is_gone_is_named(path: Path, copy: bool) -> None:
-    with fails_at(path, FileNotFoundError):
-        edits.document(path, copy=copy)
-    assert os.listdir(path.parent) == []
 
 
 def saved_beside(path: Path, model: onnx.ModelProto) -> Path:

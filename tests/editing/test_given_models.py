@@ -84,15 +84,6 @@ def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(two: Path, way: Wa
         assert archive.tensors["empty"].shape == (0,)
 
 
-def test_a_link_to_the_old_archive_no_longer_fits(two: Path) -> None:
-    link = two.with_name("link.onnx")
-    onnxarchive.link(two, link)
-    replace_model(two, changed(weights(2), documented("new")))
-    assert onnxarchive.check_link(link) != []
-    onnxarchive.link(two, link)
-    assert onnxarchive.check_link(link) == []
-
-
 def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(two: Path) -> None:
     other, link = two.with_name("other.onnxa"), two.with_name("link.onnx")
     new = changed(weights(2), documented("new"))

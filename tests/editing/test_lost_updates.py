@@ -281,33 +281,3 @@ def test_what_replaces_an_archive_that_is_gone_meanwhile_says_so(
     with fails_at(path, FileNotFoundError):
         replace(path, Path.unlink)
     assert os.listdir(path.parent) == []
-
-
-def test_an_ir_model_is_saved_over_its_archive_again_and_again(path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnx_ir")
-    onnxarchive.save(runnable_model(), path)
-    model = onnxarchive.ir.load(path)
-    for text in "abc":
-        model.doc_string = text
-        onnxarchive.save(model, path)
-        onnxarchive.save(model.clone(deep_copy=True), path)
-        onnxarchive.save(model, tmp_path / "another")  # which nobody is kept from
-        set_doc_string(tmp_path / "another")
-        assert referring(path).doc_string == text
-    set_doc_string(path)
-    for copy in (model, model.clone(), model.clone(deep_copy=True)):
-        with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened"):
-            onnxarchive.save(copy, path)
-    assert referring(path).doc_string == "by another"
-
-
-def test_an_ir_model_with_other_weights_is_not_saved_over_an_edit_either(path: Path) -> None:
-    ir = pytest.importorskip("onnx_ir")
-    onnxarchive.save(runnable_model(), path)
-    model = onnxarchive.ir.load(path)
-    for value in model.graph.initializers.values():
-        assert value.const_value is not None
-        value.const_value = ir.tensor(value.const_value.numpy() * 2, name=value.name)
-    set_doc_string(path)
-    with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened"):
-        onnxarchive.save(model, path)
