@@ -11,15 +11,12 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
-import onnx
 import pytest
-from models import model_of, raw_tensor
-from onnx import TensorProto, helper
+from models import raw_tensor, text_model
 from processes import completed
 
 import onnxarchive
@@ -82,21 +79,8 @@ CHANGES = """
 BEHIND = ("larger", "smaller", "metadata", "asset", "added", "taken_back")
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call that may have changed a file.
-
-    Attributes:
-        name: That of the call.
-        arguments: As strace shows them.
-    """
-
-    name: str
-    arguments: str
-
-
-# By the name of the file.
-Calls: TypeAlias = Mapping[str, list[Call]]
+Call: TypeAlias = tuple[str, str]  # its name, and its arguments as strace shows them
+Calls: TypeAlias = Mapping[str, list[Call]]  # by the name of the file
 
 
 def parse(trace: str, directory: Path) -> Calls:
@@ -106,26 +90,22 @@ def parse(trace: str, directory: Path) -> Calls:
         if f"{directory}/" not in line:
             continue
         match = re.match(r"\d+ +(\w+)\((.*)", line)
+        names = set(re.findall(rf'[<"]{re.escape(str(directory))}/([^>"/]+)[>"]', line))
         assert match is not None, line
-        call = Call(match[1], match[2])
-        names = re.findall(rf'[<"]{re.escape(str(directory))}/([^>"/]+)[>"]', line)
         assert names, line
-        for name in set(names):
-            found[name].append(call)
+        for name in names:
+            found[name].append((match[1], match[2]))
     return found
 
 
-def span(call: Call) -> range | None:
+def span(name: str, arguments: str) -> range | None:
     """The bytes of the file that a call wrote; None if they cannot be told."""
-    if call.name == "pwrite64":
-        match = re.fullmatch(r'\d+<[^>]*>, ""\.\.\., (\d+), (\d+)(\)| <unf).*', call.arguments)
-        if match is not None:
-            return range(int(match[2]), int(match[2]) + int(match[1]))
-    if call.name == "ftruncate":  # all that was behind the new end is gone
-        match = re.fullmatch(r"\d+<[^>]*>, (\d+)(\)| <unf).*", call.arguments)
-        if match is not None:
-            return range(int(match[1]), 1 << 63)
-    return None
+    ends = {"pwrite64": r', ""\.\.\., (\d+), (\d+)', "ftruncate": r", ()(\d+)"}
+    match = name in ends and re.fullmatch(rf"\d+<[^>]*>{ends[name]}(\)| <unf).*", arguments)
+    if not match:
+        return None
+    start = int(match[2])  # all that was behind a new end is gone
+    return range(start, start + int(match[1]) if match[1] else 1 << 63)
 
 
 def written(calls: list[Call]) -> list[tuple[str, range]]:
@@ -135,31 +115,25 @@ def written(calls: list[Call]) -> list[tuple[str, range]]:
     asked for a clone, which would be another file.
     """
     spans = []
-    for call in calls:
-        if call.name in ("ioctl", "fsync") or "FALLOC_FL_KEEP_SIZE" in call.arguments:
+    for name, arguments in calls:
+        if name in ("ioctl", "fsync") or "FALLOC_FL_KEEP_SIZE" in arguments:
             continue
-        if call.name == "mmap" and "PROT_WRITE" not in call.arguments:
+        if name == "mmap" and "PROT_WRITE" not in arguments:
             continue
-        found = span(call)
-        assert found is not None, call
-        spans.append((call.name, found))
+        found = span(name, arguments)
+        assert found is not None, (name, arguments)
+        spans.append((name, found))
     return spans
-
-
-def model() -> onnx.ModelProto:
-    made = model_of(*(raw_tensor(f"w{i}", dims=(ELEMENTS,), seed=i) for i in range(WEIGHTS)))
-    made.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]))
-    made.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1]))
-    made.graph.node.append(helper.make_node("Identity", ["x"], ["y"]))
-    made.doc_string = "old" * 1000
-    return made
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive as it was before all changes."""
     path = tmp_path_factory.mktemp("original") / "model.onnxa"
-    onnxarchive.save(model(), path)
+    tensors = (raw_tensor(f"w{i}", dims=(ELEMENTS,), seed=i) for i in range(WEIGHTS))
+    model = text_model("g (float[1] x) => (float[1] y) { y = Identity(x) }", *tensors)
+    model.doc_string = "old" * 1000
+    onnxarchive.save(model, path)
     return path
 
 
@@ -229,7 +203,7 @@ def test_an_edit_logs_the_old_end_before_it_writes_the_new_one_and_nothing_else(
         new_size = (changed / "larger").stat().st_size
     log_offset = max(old_size, new_size)
     logged_size = log_offset + old_size - weights_end + undo.TRAILER_SIZE
-    steps = [call.name for call in calls[change] if call.name in ("fsync", "pwrite64", "ftruncate")]
+    steps = [name for name, _ in calls[change] if name in ("fsync", "pwrite64", "ftruncate")]
     log, end = ["ftruncate", "pwrite64", "fsync"], ["pwrite64", "fsync", "ftruncate", "fsync"]
     assert [name for name, _ in groupby(steps)] == [*log, *end]
     sizes = [span for name, span in written(calls[change]) if name == "ftruncate"]

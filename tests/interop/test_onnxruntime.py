@@ -24,6 +24,7 @@ from models import (
     raw_tensor,
     run_python,
     runnable_model,
+    text_model,
 )
 from onnx import TensorProto, helper, numpy_helper
 from web_server import WebServer
@@ -275,24 +276,15 @@ def test_two_threads_make_sessions_at_once(archive: Path, expected: bytes) -> No
 # Tensors passed in the model
 
 
-def _split(count: int, dtype: Any) -> onnx.ModelProto:
-    names = [f"part{index}" for index in range(count)]
-    graph = helper.make_graph(
-        [
-            helper.make_node("Split", ["x", "split"], names),
-            helper.make_node("Neg", names[:1], ["y"]),
-        ],
-        "split",
-        [value("x", TensorProto.FLOAT, [2 * count])],
-        [value("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.full(count, 2, dtype), "split")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+def _split(count: int) -> onnx.ModelProto:
+    parts = ", ".join(f"part{index}" for index in range(count))
+    text = f"g (float[{2 * count}] x) => (float[] y) {{ {parts} = Split(x, split) y = Neg(part0) }}"
+    return text_model(text, numpy_helper.from_array(np.full(count, 2), "split"))
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 2000])
 def test_shapes_are_inferred_from_tensors_stored_outside(path: Path, count: int) -> None:
-    model = _split(count, np.int64)
+    model = _split(count)
     onnxarchive.save(model, path, size_threshold=0)
     with onnxarchive.open(path) as archive:
         assert keys_of(archive) == ["split"]
@@ -308,49 +300,39 @@ def _everywhere() -> onnx.ModelProto:
         data = np.random.default_rng(seed).standard_normal(300, np.float32)
         return numpy_helper.from_array(data, name)
 
-    def branch(seed: int, name: str) -> onnx.GraphProto:
-        out = value(f"{name}_out", TensorProto.FLOAT, [300])
-        nodes = [helper.make_node("Add", ["summed", "w_in"], [f"{name}_out"])]
-        return helper.make_graph(nodes, name, [], [out], [weight(seed, "w_in")])
-
-    opset = [helper.make_opsetid("", 21), helper.make_opsetid("test", 1)]
-    function = helper.make_function(
-        "test",
-        "F",
-        ["a"],
-        ["b"],
-        [
-            helper.make_node("Constant", [], ["c"], value=weight(1)),
-            helper.make_node("Add", ["a", "c"], ["b"]),
-        ],
-        opset[:1],
+    model = text_model(
+        """everywhere (float[300] x) => (float[300] y) {
+  constant = Constant()
+  filled = ConstantOfShape(shape)
+  called = test.F(x)
+  summed = Sum(called, constant, w, filled)
+  same = Concat<axis = 0>(summed, nothing)
+  total = ReduceSum<keepdims = 0>(same)
+  is_positive = Greater(total, zero)
+  y = If(is_positive) <
+    else_branch = e () => (float[300] e_out) { e_out = Add(summed, w_in) },
+    then_branch = t () => (float[300] t_out) { t_out = Add(summed, w_in) }
+  >
+}
+<domain: "test", opset_import: ["": 21]>
+F (a) => (b) { c = Constant() b = Add(a, c) }""",
+        weight(5),
+        numpy_helper.from_array(np.zeros(0, np.float32), "nothing"),
+        numpy_helper.from_array(np.zeros((), np.float32), "zero"),
+        numpy_helper.from_array(np.array([300]), "shape"),
     )
-    nodes = [
-        helper.make_node("Constant", [], ["constant"], value=weight(2)),
-        helper.make_node("F", ["x"], ["called"], domain="test"),
-        helper.make_node("ConstantOfShape", ["shape"], ["filled"], value=weight(9)),
-        helper.make_node("Sum", ["called", "constant", "w", "filled"], ["summed"]),
-        helper.make_node("Concat", ["summed", "nothing"], ["same"], axis=0),
-        helper.make_node("ReduceSum", ["same"], ["total"], keepdims=0),
-        helper.make_node("Greater", ["total", "zero"], ["is_positive"]),
-        helper.make_node(
-            "If", ["is_positive"], ["y"], then_branch=branch(3, "t"), else_branch=branch(4, "e")
-        ),
-    ]
-    nodes[2].attribute[0].t.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32)))
-    graph = helper.make_graph(
-        nodes,
-        "everywhere",
-        [value("x", TensorProto.FLOAT, [300])],
-        [value("y", TensorProto.FLOAT, [300])],
-        [
-            weight(5),
-            numpy_helper.from_array(np.zeros(0, np.float32), "nothing"),
-            numpy_helper.from_array(np.zeros((), np.float32), "zero"),
-            numpy_helper.from_array(np.array([300]), "shape"),
-        ],
-    )
-    return helper.make_model(graph, functions=[function], opset_imports=opset, ir_version=10)
+    model.opset_import.add(domain="test", version=1)
+    constant, filled, *_, choice = model.graph.node
+    one = numpy_helper.from_array(np.ones(1, np.float32))
+    for node, value in (
+        (model.functions[0].node[0], weight(1)),
+        (constant, weight(2)),
+        (filled, one),
+    ):
+        node.attribute.append(helper.make_attribute("value", value))
+    for seed, branch in enumerate(choice.attribute, 3):
+        branch.g.initializer.append(weight(seed, "w_in"))
+    return model
 
 
 @pytest.mark.parametrize("convert_attribute", [False, True])
@@ -703,7 +685,7 @@ def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
 
 
 def test_a_small_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
-    onnxarchive.save(_split(3, np.int64), tmp_path / "m.onnxa", size_threshold=0)
+    onnxarchive.save(_split(3), tmp_path / "m.onnxa", size_threshold=0)
     flip_byte(tmp_path / "m.onnxa", 64)
     with pytest.raises(onnxarchive.ChecksumError, match="'split'") as caught:
         session(tmp_path / "m.onnxa")
@@ -764,9 +746,7 @@ print(len(open_below(folder)))
 
 
 def test_a_model_without_external_tensors_does(path: Path) -> None:
-    model = model_of(raw_tensor("w"))
-    model.graph.node.append(helper.make_node("Identity", ["w"], ["y"]))
-    model.graph.output.append(value("y", TensorProto.FLOAT, [4]))
+    model = text_model("g () => (float[4] y) { y = Identity(w) }", raw_tensor("w"))
     onnxarchive.save(model, path)
     for source in (path, path.read_bytes()):
         (y,) = session(source).run(None, {})
@@ -781,20 +761,6 @@ def test_what_is_no_source_is_refused(source: Any) -> None:
         onnxarchive.session(source)
 
 
-def _with_nodes(domain: str, op_type: str, *, in_function: bool) -> onnx.ModelProto:
-    """A model with a node of a domain that nobody imports, in the graph or in a function."""
-    model = runnable_model()
-    node = onnx.helper.make_node(op_type, ["a"], ["b"], domain=domain)
-    if in_function:
-        opsets = [onnx.helper.make_opsetid("", 17)]
-        model.functions.append(
-            onnx.helper.make_function("own", "f", ["a"], ["b"], [node], opset_imports=opsets)
-        )
-    else:
-        model.graph.node.append(node)
-    return model
-
-
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize(
     ("domain", "op_type", "is_custom"),
@@ -803,5 +769,12 @@ def _with_nodes(domain: str, op_type: str, *, in_function: bool) -> onnx.ModelPr
 def test_options_are_lent_where_an_operator_may_be_of_a_library(
     domain: str, op_type: str, is_custom: bool, in_function: bool
 ) -> None:
-    model = _with_nodes(domain, op_type, in_function=in_function)
+    """The operator is of a domain that nobody imports."""
+    model = runnable_model()
+    node = helper.make_node(op_type, ["a"], ["b"], domain=domain)
+    if in_function:
+        opsets = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("own", "f", ["a"], ["b"], [node], opsets))
+    else:
+        model.graph.node.append(node)
     assert (copy_options(ort.SessionOptions(), model) is None) == is_custom
