@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import run_python
-from onnx import TensorProto, helper, numpy_helper
+from models import run_python, text_model
+from onnx import numpy_helper
 
 import onnxarchive
 
@@ -38,64 +38,43 @@ def tiny_model(first: str = "input_ids") -> onnx.ModelProto:
     It takes token ids, or their embeddings (`inputs_embeds`).
     """
     random = np.random.default_rng(0)
-    embedded = first == "inputs_embeds"
-
-    def weight(name: str, *shape: int) -> TensorProto:
-        return numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
-
-    def numbers(name: str, *values: int) -> TensorProto:
-        return numpy_helper.from_array(np.array(values), name)
-
-    def value(name: str, kind: int, *shape: str | int) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    lookup = helper.make_node("Gather", ["embedding", "input_ids"], ["x"])
-    nodes = [helper.make_node("Identity", [first], ["x"]) if embedded else lookup]
-    for part in ("key", "value"):
-        nodes += [
-            helper.make_node("MatMul", ["x", part], [f"{part} 0"]),
-            helper.make_node("Reshape", [f"{part} 0", "by head"], [f"{part} 1"]),
-            helper.make_node("Transpose", [f"{part} 1"], [f"{part} 2"], perm=[0, 2, 1, 3]),
-            helper.make_node(
-                "Concat", [f"past.0.{part}", f"{part} 2"], [f"present.0.{part}"], axis=2
-            ),
-        ]
-    nodes += [
-        helper.make_node("ReduceMean", ["present.0.value", "axes"], ["mean"]),
-        helper.make_node("Transpose", ["mean"], ["by position"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["by position", "flat"], ["context"]),
-        helper.make_node("Add", ["x", "context"], ["y"]),
-        helper.make_node("MatMul", ["y", "head"], ["logits"]),
-    ]
-    caches = {
-        name: [
-            value(f"{name}.0.{part}", TensorProto.FLOAT, "batch", HEADS, length, HEAD_SIZE)
-            for part in ("key", "value")
-        ]
-        for name, length in (("past", "before"), ("present", "all"))
+    shapes = {
+        "embedding": (VOCABULARY, HIDDEN_SIZE),
+        "key": (HIDDEN_SIZE, HIDDEN_SIZE),
+        "value": (HIDDEN_SIZE, HIDDEN_SIZE),
+        "head": (HIDDEN_SIZE, VOCABULARY),
     }
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [
-            value(first, TensorProto.FLOAT, "batch", "new", HIDDEN_SIZE)
-            if embedded
-            else value(first, TensorProto.INT64, "batch", "new"),
-            value("attention_mask", TensorProto.INT64, "batch", "all"),
-            *caches["past"],
-        ],
-        [value("logits", TensorProto.FLOAT, "batch", "new", VOCABULARY), *caches["present"]],
-        [
-            weight("embedding", VOCABULARY, HIDDEN_SIZE),
-            weight("key", HIDDEN_SIZE, HIDDEN_SIZE),
-            weight("value", HIDDEN_SIZE, HIDDEN_SIZE),
-            weight("head", HIDDEN_SIZE, VOCABULARY),
-            numbers("by head", 0, 0, HEADS, HEAD_SIZE),
-            numbers("flat", 0, 0, HIDDEN_SIZE),
-            numbers("axes", 2),
-        ],
+    arrays = {name: random.standard_normal(it).astype(np.float32) for name, it in shapes.items()}
+    numbers = {"by_head": [0, 0, HEADS, HEAD_SIZE], "flat": [0, 0, HIDDEN_SIZE], "axes": [2]}
+    arrays |= {name: np.array(it) for name, it in numbers.items()}
+    embedded = first == "inputs_embeds"
+    cache = f"batch, {HEADS}, {{}}, {HEAD_SIZE}"
+    past, present = (f"float[{cache.format(length)}]" for length in ("before", "length"))
+    return text_model(
+        f"""tiny (
+  {f"float[batch, new, {HIDDEN_SIZE}]" if embedded else "int64[batch, new]"} {first},
+  int64[batch, length] attention_mask, {past} past_0_key, {past} past_0_value
+) => (
+  float[batch, new, {VOCABULARY}] logits, {present} present_0_key, {present} present_0_value
+) {{
+  x = {f"Identity({first})" if embedded else f"Gather(embedding, {first})"}
+  key0 = MatMul(x, key)
+  key1 = Reshape(key0, by_head)
+  key2 = Transpose<perm = [0, 2, 1, 3]>(key1)
+  present_0_key = Concat<axis = 2>(past_0_key, key2)
+  value0 = MatMul(x, value)
+  value1 = Reshape(value0, by_head)
+  value2 = Transpose<perm = [0, 2, 1, 3]>(value1)
+  present_0_value = Concat<axis = 2>(past_0_value, value2)
+  mean = ReduceMean(present_0_value, axes)
+  by_position = Transpose<perm = [0, 2, 1, 3]>(mean)
+  context = Reshape(by_position, flat)
+  y = Add(x, context)
+  logits = MatMul(y, head)
+}}""",
+        *(numpy_helper.from_array(array, name) for name, array in arrays.items()),
+        opset=18,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 SETTINGS = {
@@ -114,10 +93,10 @@ SETTINGS = {
             "num_attention_heads": HEADS,
             "num_key_value_heads": HEADS,
             "num_hidden_layers": 1,
-            "inputs": {"past_key_names": "past.%d.key", "past_value_names": "past.%d.value"},
+            "inputs": {"past_key_names": "past_%d_key", "past_value_names": "past_%d_value"},
             "outputs": {
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
+                "present_key_names": "present_%d_key",
+                "present_value_names": "present_%d_value",
             },
         },
     },
@@ -156,13 +135,13 @@ embedding (
 
 def component(text: str) -> onnx.ModelProto:
     """A model with random weights; `projection` is the same in all."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]>{text}')
     random = np.random.default_rng(1)
+    weights = []
     for name, rows in {"projection": HIDDEN_SIZE, "table": VOCABULARY}.items():
         if name in text:
             weight = random.standard_normal((rows, HIDDEN_SIZE)).astype(np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
+            weights.append(numpy_helper.from_array(weight, name))
+    return text_model(text, *weights, opset=18)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import run_model
+from models import run_model, text_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processes import completed
@@ -30,24 +30,16 @@ SHAPE = np.array([1] * 126 + [4, 32])  # of 1 KiB: the archive keeps it outside,
 def _linear_model(weight_type: int) -> onnx.ModelProto:
     """A model that reshapes x @ weight."""
     weight = WEIGHT.astype(helper.tensor_dtype_to_np_dtype(weight_type))
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["weight"], ["numbers"], to=TensorProto.FLOAT),
-            helper.make_node("MatMul", ["x", "numbers"], ["product"]),
-            helper.make_node("Slice", ["shape", "from", "to"], ["last"]),
-            helper.make_node("Reshape", ["product", "last"], ["y"]),
-        ],
-        "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 32])],
-        [
-            numpy_helper.from_array(weight, "weight"),
-            numpy_helper.from_array(SHAPE, "shape"),
-            numpy_helper.from_array(np.array([126]), "from"),
-            numpy_helper.from_array(np.array([128]), "to"),
-        ],
+    arrays = {"weight": weight, "shape": SHAPE, "begin": np.array([126]), "end": np.array([128])}
+    return text_model(
+        """linear (float[2, 64] x) => (float[4, 32] y) {
+  numbers = Cast<to = 1>(weight)
+  product = MatMul(x, numbers)
+  last = Slice(shape, begin, end)
+  y = Reshape(product, last)
+}""",
+        *(numpy_helper.from_array(array, name) for name, array in arrays.items()),
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def _run_with_openvino(path: Path) -> NDArray[Any]:
