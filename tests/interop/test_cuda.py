@@ -29,8 +29,9 @@ from models import (
     random_raw,
     raw_tensor,
     run_python,
+    text_model,
 )
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive.interop import torch as archived
@@ -109,28 +110,22 @@ def integer_model() -> onnx.ModelProto:
     2048, which TensorFloat-32 holds, and sums stay below 2**24. The half that comes last keeps the
     outputs from being 0, which has two signs.
     """
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "layer.0/weight"], ["product"]),
-            helper.make_node("Add", ["product", "layer.0/bias"], ["sum"]),
-            helper.make_node("Relu", ["sum"], ["positive"]),
-            helper.make_node("Mul", ["positive", "scale"], ["scaled"]),
-            helper.make_node("Gemm", ["scaled", "layer.1/weight"], ["second"]),
-            helper.make_node("Add", ["second", "layer.1/bias"], ["y"]),
-        ],
-        "integers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 256])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 32])],
-        [
-            _integers("layer.0/weight", 1, 256, 64),
-            _integers("layer.0/bias", 2, 64),
-            _integers("scale", 3, 4, 64),
-            _integers("layer.1/weight", 4, 64, 32),
-            numpy_helper.from_array(np.full(32, 0.5, np.float32), "layer.1/bias"),
-        ],
+    return text_model(
+        """integers (float[4, 256] x) => (float[4, 32] y) {
+  product = MatMul(x, first)
+  sum = Add(product, bias)
+  positive = Relu(sum)
+  scaled = Mul(positive, scale)
+  second_product = Gemm(scaled, second)
+  y = Add(second_product, half)
+}""",
+        _integers("first", 1, 256, 64),
+        _integers("bias", 2, 64),
+        _integers("scale", 3, 4, 64),
+        _integers("second", 4, 64, 32),
+        numpy_helper.from_array(np.full(32, 0.5, np.float32), "half"),
+        opset=17,
     )
-    opset = helper.make_opsetid("", 17)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=8)
 
 
 X = np.random.default_rng(5).integers(-1, 2, (4, 256)).astype(np.float32)
@@ -164,12 +159,11 @@ def run(session: Any) -> bytes:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "integers.onnxa"
+def path(path: Path) -> Path:
     onnxarchive.save(integer_model(), path)
     with onnxarchive.open(path) as archive:
         outside = {tensor.name for tensor in external_tensors(archive.model).values()}
-    assert outside == {"layer.0/weight", "layer.1/weight", "scale"}
+    assert outside == {"first", "second", "scale"}
     return path
 
 
@@ -259,15 +253,16 @@ def test_a_module_on_the_device_loads_its_state_from_an_archive(
 ) -> None:
     import torch
 
-    model = model_of(raw_tensor("weight", dims=(32, 64)), raw_tensor("bias", dims=(32,)))
+    dims = {"weight": (32, 64), "bias": (32,)}
+    model = model_of(*(raw_tensor(name, dims=it) for name, it in dims.items()))
     onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
     module = torch.nn.Linear(64, 32, device=device)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
         module.load_state_dict(archived.tensors(archive))
-    for name, dims in (("weight", (32, 64)), ("bias", (32,))):
+    for name, shape in dims.items():
         parameter = getattr(module, name).detach()
         assert parameter.device.type == device
-        assert _bytes(parameter.cpu()) == random_raw(TensorProto.FLOAT, dims)
+        assert _bytes(parameter.cpu()) == random_raw(TensorProto.FLOAT, shape)
 
 
 COPY = f"""{MEASURE_MEMORY}
