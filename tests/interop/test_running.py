@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from models import run_python, runnable_model
+from models import run_python, runnable_model, text_model
 from onnx import TensorProto, helper, numpy_helper
 from written import write_model
 
@@ -21,24 +20,11 @@ from onnxarchive.interop.running import Outcome, RunError, run
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 CPU = "CPUExecutionProvider"
-value = helper.make_tensor_value_info
-node = helper.make_node
 
 
-def model_of(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    initializers: Sequence[TensorProto] = (),
-) -> onnx.ModelProto:
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def identity(number: int, dims: Sequence[int | str | None] = (2, 3)) -> onnx.ModelProto:
-    inputs, outputs = [value("x", number, dims)], [value("y", number, dims)]
-    return model_of([node("Identity", ["x"], ["y"])], inputs, outputs)
+def identity(kind: str, dims: str = "2, 3") -> onnx.ModelProto:
+    kind = kind.lower()
+    return text_model(f"g ({kind}[{dims}] x) => ({kind}[{dims}] y) {{ y = Identity(x) }}")
 
 
 def arrays(outcome: Outcome) -> dict[str, Any]:
@@ -92,7 +78,7 @@ RUN_BY_ONNXRUNTIME = [
 
 @pytest.mark.parametrize("name", RUN_BY_ONNXRUNTIME)
 def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
-    path = write_model(tmp_path / "m.onnx", identity(TensorProto.DataType.Value(name), (16, 3)))
+    path = write_model(tmp_path / "m.onnx", identity(name, "16, 3"))
     outcome = run(path)
     (x,), (y,) = outcome.inputs, outcome.outputs
     expected = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
@@ -105,13 +91,14 @@ def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["UINT4", "INT4"])
 def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
-    number = TensorProto.DataType.Value(name)
-    nodes = [
-        node("DequantizeLinear", ["x", "scale"], ["f"]),
-        node("QuantizeLinear", ["f", "scale"], ["y"], output_dtype=number),
-    ]
-    scale = numpy_helper.from_array(np.array(1, np.float32), "scale")
-    model = model_of(nodes, [value("x", number, (5, 3))], [value("y", number, None)], [scale])
+    kind, number = name.lower(), TensorProto.DataType.Value(name)
+    model = text_model(
+        f"""g ({kind}[5, 3] x) => ({kind}[] y) {{
+  f = DequantizeLinear(x, scale)
+  y = QuantizeLinear<output_dtype = {number}>(f, scale)
+}}""",
+        numpy_helper.from_array(np.array(1, np.float32), "scale"),
+    )
     outcome = run(write_model(tmp_path / "m.onnx", model))
     (x,), (y,) = outcome.inputs, outcome.outputs
     assert y.data_type == name
@@ -120,7 +107,7 @@ def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
 
 
 def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.onnx", identity(TensorProto.STRING, ("n",)))
+    path = write_model(tmp_path / "m.onnx", identity("string", "n"))
     (y,) = run(path, dims={"n": 20}).outputs
     assert y.data_type == "STRING"
     assert len(set(y.array)) > 1
@@ -160,9 +147,7 @@ def test_random_numbers_are_finite_and_differ(data_type: str) -> None:
 
 def test_indices_made_up_run_a_gather(tmp_path: Path) -> None:
     table = numpy_helper.from_array(np.arange(8, dtype=np.float32).reshape(2, 4), "w")
-    nodes = [node("Gather", ["w", "i"], ["y"])]
-    inputs = [value("i", TensorProto.INT64, ["batch", 64])]
-    model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [table])
+    model = text_model("g (int64[batch, 64] i) => (float[] y) { y = Gather(w, i) }", table)
     (y,) = run(write_model(tmp_path / "m.onnx", model)).outputs
     assert y.array.shape == (1, 64, 4)
 
@@ -172,11 +157,11 @@ def test_indices_made_up_run_a_gather(tmp_path: Path) -> None:
 
 @pytest.fixture
 def open_model(tmp_path: Path) -> Path:
-    float_ = TensorProto.FLOAT
-    inputs = [value("x", float_, ["batch", 3, None]), value("z", float_, ["batch", "length"])]
-    nodes = [node("Identity", ["x"], ["x2"]), node("Identity", ["z"], ["z2"])]
-    outputs = [value("x2", float_, None), value("z2", float_, None)]
-    return write_model(tmp_path / "open.onnx", model_of(nodes, inputs, outputs))
+    text = """g (float[batch, 3, ?] x, float[batch, length] z) => (float[] x2, float[] z2) {
+  x2 = Identity(x)
+  z2 = Identity(z)
+}"""
+    return write_model(tmp_path / "open.onnx", text_model(text))
 
 
 def shapes(outcome: Outcome) -> list[tuple[int, ...]]:
@@ -245,20 +230,19 @@ def test_inputs_and_dimensions_that_do_not_fit_are_told(
 
 
 def test_raw_bytes_are_taken_for_types_that_npy_files_lack(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.onnx", identity(TensorProto.BFLOAT16))
+    path = write_model(tmp_path / "m.onnx", identity("bfloat16"))
     x = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
     np.save(tmp_path / "x.npy", x)
     loaded = np.load(tmp_path / "x.npy")
     assert loaded.dtype.kind == "V"
     assert run(path, {"x": loaded}).outputs[0].array.tobytes() == x.tobytes()
-    with pytest.raises(ValueError, match="an array of bfloat16, found an"):
-        run(path, {"x": np.zeros((2, 3), "V4")})
-    with pytest.raises(ValueError, match="an array of bfloat16, found an"):
-        run(path, {"x": np.zeros((2, 3), np.int16)})
+    for dtype in ("V4", np.int16):
+        with pytest.raises(ValueError, match="an array of bfloat16, found an"):
+            run(path, {"x": np.zeros((2, 3), dtype)})
 
 
 def test_arrays_of_the_other_byte_order_are_taken(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.onnx", identity(TensorProto.FLOAT))
+    path = write_model(tmp_path / "m.onnx", identity("float"))
     x = np.arange(6, dtype=">f4").reshape(2, 3)
     assert run(path, {"x": x}).outputs[0].array.tolist() == x.tolist()
 
@@ -267,36 +251,29 @@ def test_arrays_of_the_other_byte_order_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_sequence_must_be_given(tmp_path: Path) -> None:
-    inputs = [helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)]
-    nodes = [node("SequenceLength", ["x"], ["y"]), node("SequenceAt", ["x", "i"], ["z"])]
-    outputs = [value("y", TensorProto.INT64, []), value("z", TensorProto.FLOAT, None)]
-    last = numpy_helper.from_array(np.array(-1), "i")
-    path = write_model(tmp_path / "m.onnx", model_of(nodes, inputs, outputs, [last]))
+    model = text_model(
+        "g (seq(float[]) x) => (int64 y, float[] z) { y = SequenceLength(x) z = SequenceAt(x, i) }",
+        numpy_helper.from_array(np.array(-1), "i"),
+    )
+    path = write_model(tmp_path / "m.onnx", model)
     with pytest.raises(ValueError, match=r"seq\(tensor\(float\)\); give one: --input x=FILE.npy"):
         run(path)
     outcome = run(path, {"x": [np.zeros(2, np.float32), np.ones(3, np.float32)]})
-    assert [(it.name, it.data_type) for it in outcome.inputs] == [
-        ("x[0]", "FLOAT"),
-        ("x[1]", "FLOAT"),
-    ]
+    names = [(it.name, it.data_type) for it in outcome.inputs]
+    assert names == [("x[0]", "FLOAT"), ("x[1]", "FLOAT")]
     assert arrays(outcome)["y"] == 2
     assert arrays(outcome)["z"].tolist() == [1, 1, 1]
 
 
 def test_outputs_in_sequences_and_maps_have_names(tmp_path: Path) -> None:
     labels = [3, 5]
-    pairs = helper.make_map_type_proto(
-        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    model = text_model(
+        f"""g (float[2, 2] x) => (seq(float[]) parts, seq(map(int64, float)) maps) {{
+  parts = SplitToSequence<axis = 0>(x)
+  maps = ai.onnx.ml.ZipMap<classlabels_int64s = {labels}>(x)
+}}"""
     )
-    nodes = [
-        node("SplitToSequence", ["x"], ["parts"], axis=0),
-        node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=labels),
-    ]
-    outputs = [
-        helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None),
-        helper.make_value_info("maps", helper.make_sequence_type_proto(pairs)),
-    ]
-    model = model_of(nodes, [value("x", TensorProto.FLOAT, [2, 2])], outputs)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
     x = np.array([[1, 2], [3, 4]], np.float32)
     found = arrays(run(write_model(tmp_path / "m.onnx", model), {"x": x}))
     assert {name: array.tolist() for name, array in found.items()} == {
@@ -310,10 +287,11 @@ def test_outputs_in_sequences_and_maps_have_names(tmp_path: Path) -> None:
 
 
 def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> None:
-    nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["b"], ["c"])]
-    inputs = [value("x", TensorProto.STRING, [2]), value("b", TensorProto.BFLOAT16, [1])]
-    outputs = [value("y", TensorProto.STRING, [2]), value("c", TensorProto.BFLOAT16, [1])]
-    path = write_model(tmp_path / "m.onnx", model_of(nodes, inputs, outputs))
+    text = """g (string[2] x, bfloat16[1] b) => (string[2] y, bfloat16[1] c) {
+  y = Identity(x)
+  c = Identity(b)
+}"""
+    path = write_model(tmp_path / "m.onnx", text_model(text))
     with pytest.raises(RunError, match=r"m.onnx: ONNX Runtime cannot run the model: "):
         run(path)
 
@@ -330,10 +308,10 @@ def test_times_are_told_for_each_run(archive: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
 def test_memory_is_told_in_parts(path: Path) -> None:
     mib = 1 << 20
-    weight = numpy_helper.from_array(np.ones((48 << 18,), np.float32), "w")
-    nodes = [node("Add", ["x", "w"], ["s"]), node("ReduceMax", ["s"], ["y"], keepdims=0)]
-    inputs = [value("x", TensorProto.FLOAT, ["n"])]
-    model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [weight])
+    model = text_model(
+        "g (float[n] x) => (float y) { s = Add(x, w) y = ReduceMax<keepdims = 0>(s) }",
+        numpy_helper.from_array(np.ones((48 << 18,), np.float32), "w"),
+    )
     onnxarchive.save(model, path)
     code = """
 import sys
@@ -341,8 +319,7 @@ from onnxarchive.interop.running import run
 memory = run(sys.argv[1], repeat=2).memory
 print(memory["anonymous"], memory["mapped"])
 """
-    printed = run_python(code, path)
-    anonymous, mapped = map(int, printed.split())
+    anonymous, mapped = map(int, run_python(code, path).split())
     assert 48 * mib <= anonymous < 120 * mib  # the sum
     assert 48 * mib <= mapped < 80 * mib  # the weight
 
@@ -376,8 +353,7 @@ def test_a_provider_that_a_session_comes_without_is_told(
 
 
 def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path) -> None:
-    model = identity(TensorProto.FLOAT)
-    model.graph.node[0].op_type = "NoSuchOperator"
+    model = text_model("g (float[2] x) => (float[2] y) { y = NoSuchOperator(x) }")
     onnxarchive.save(model, tmp_path / "m.onnxa")
     for path in (tmp_path / "m.onnxa", write_model(tmp_path / "m.onnx", model)):
         with pytest.raises(RunError, match=r"ONNX Runtime cannot load the model: .*NoSuchOp") as it:
@@ -387,11 +363,8 @@ def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path
 
 
 def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
-    nodes = [node("Reshape", ["x", "i"], ["y"])]
-    inputs = [value("x", TensorProto.FLOAT, [5]), value("i", TensorProto.INT64, [1])]
-    path = write_model(
-        tmp_path / "m.onnx", model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)])
-    )
+    model = text_model("g (float[5] x, int64[1] i) => (float[] y) { y = Reshape(x, i) }")
+    path = write_model(tmp_path / "m.onnx", model)
     with pytest.raises(RunError, match=r"ONNX Runtime cannot run the model: .*Reshape") as caught:
         run(path, {"i": np.array([7])})
     assert "\n" not in str(caught.value)
