@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import onnxarchive
-from onnxarchive.cli.commands.editing import edit, say_size
+from onnxarchive.cli.commands.editing import edit
 from onnxarchive.cli.output import StandardOutput, say
 from onnxarchive.cli.parser import add_command, add_group
 from onnxarchive.cli.terminal import count, table
@@ -54,14 +54,12 @@ def store_assets(arguments: argparse.Namespace) -> None:
     with edit(arguments, "assets add") as changes:
         for name, path in paths.items():
             changes.assets[name] = path
-    say_size(arguments)
 
 
 def remove_assets(arguments: argparse.Namespace) -> None:
     with edit(arguments, "assets rm") as changes:
         for name in dict.fromkeys(arguments.names):
             del changes.assets[name]
-    say_size(arguments)
 
 
 def print_asset(arguments: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from datetime import datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
@@ -68,11 +67,16 @@ def list_cache(arguments: argparse.Namespace) -> None:
     directory = directory_of_cache(arguments.directory)
     archives = cached_archives(directory)
     rows = [
-        [copy.url or _damaged(copy), copy.nbytes, copy.present, _time(copy)] for copy in archives
+        [
+            copy.url or f"(damaged: {os.path.basename(copy.path)})",
+            copy.nbytes,
+            copy.present,
+            _time(copy),
+        ]
+        for copy in archives
     ]
-    header = ["URL", "bytes", "present", "last used"]
-    summary = f"{_count(archives)} in {directory}"
-    say(arguments, _as_json(directory, archives), chain(table(header, rows), ("", summary)))
+    lines = table(["URL", "bytes", "present", "last used"], rows)
+    _say(arguments, directory, archives, [*lines, "", f"{_count(archives)} in {directory}"])
 
 
 def clear_cache(arguments: argparse.Namespace) -> None:
@@ -80,24 +84,21 @@ def clear_cache(arguments: argparse.Namespace) -> None:
 
     directory = directory_of_cache(arguments.directory)
     removed = clear(directory, arguments.urls)
-    summary = f"removed {_count(removed)} from {directory}"
-    say(arguments, _as_json(directory, removed), summary)
+    _say(arguments, directory, removed, [f"removed {_count(removed)} from {directory}"])
 
 
-def _as_json(directory: str, archives: list[CachedArchive]) -> dict[str, Any]:
+def _say(
+    arguments: argparse.Namespace, directory: str, archives: list[CachedArchive], lines: list[str]
+) -> None:
     listed = [
         {"url": copy.url, "nbytes": copy.nbytes, "present": copy.present, "last_used": _time(copy)}
         for copy in archives
     ]
-    return {"directory": directory, "archives": listed}
+    say(arguments, {"directory": directory, "archives": listed}, lines)
 
 
 def _count(archives: list[CachedArchive]) -> str:
     return f"{count(len(archives), 'archive')} with {size(sum(copy.present for copy in archives))}"
-
-
-def _damaged(archive: CachedArchive) -> str:
-    return f"(damaged: {os.path.basename(archive.path)})"
 
 
 def _time(archive: CachedArchive) -> str:

@@ -22,7 +22,7 @@ _TEXT_FIELDS: Final = ("doc_string", "producer_name", "producer_version", "domai
 
 @contextlib.contextmanager
 def edit(arguments: argparse.Namespace, command: str, **options: Any) -> Iterator[Edit]:
-    """Edits the archive, with those options of `onnxarchive.edit` that the command has."""
+    """Edits the archive, with the command's options of `onnxarchive.edit`; prints its new size."""
     for name in ("compact", "copy", "size_threshold", "timeout"):
         if hasattr(arguments, name):
             options[name] = getattr(arguments, name)
@@ -31,10 +31,6 @@ def edit(arguments: argparse.Namespace, command: str, **options: Any) -> Iterato
         onnxarchive.edit(arguments.archive, progress=progress, **options) as changes,
     ):
         yield changes
-
-
-def say_size(arguments: argparse.Namespace) -> None:
-    """Prints the size of the edited archive."""
     path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
     say(arguments, {"path": path, "nbytes": nbytes}, f"{path}: {size(nbytes)}")
 
@@ -63,7 +59,6 @@ def add_replace_model(commands: Any) -> None:
 def replace_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "replace-model") as changes:
         changes.models[arguments.name] = arguments.model
-    say_size(arguments)
 
 
 def add_remove_model(commands: Any) -> None:
@@ -76,7 +71,6 @@ def add_remove_model(commands: Any) -> None:
 def remove_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "remove-model") as changes:
         del changes.models[arguments.id]
-    say_size(arguments)
 
 
 def add_rename_model(commands: Any) -> None:
@@ -90,7 +84,6 @@ def add_rename_model(commands: Any) -> None:
 def rename_model(arguments: argparse.Namespace) -> None:
     with edit(arguments, "rename-model") as changes:
         changes.models.rename(arguments.old, arguments.new)
-    say_size(arguments)
 
 
 def add_set_metadata(commands: Any) -> None:
@@ -121,7 +114,6 @@ def set_metadata(arguments: argparse.Namespace) -> None:
                 )
             del changes.metadata[key]
         changes.metadata.update(metadata)
-    say_size(arguments)
 
 
 def add_recover(commands: Any) -> None:
