@@ -41,11 +41,6 @@ def installed(name: str) -> Reader:
     return reader
 
 
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest) -> Reader:
-    return installed(request.param)
-
-
 def accepted(path: Path) -> Accepted:
     archive = read_by_library(path)
     assert archive is not None
@@ -65,9 +60,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Accepted]:
 
 
 def test_a_reader_finds_what_the_library_finds(
-    archives: list[Accepted], reader: Reader, tmp_path: Path, record_property: Record
+    archives: list[Accepted], zip_reader: Reader, tmp_path: Path, record_property: Record
 ) -> None:
-    found = compare(reader, archives, tmp_path)
+    found = compare(zip_reader, archives, tmp_path)
     assert found.differences == []
     assert found.archives + len(found.skipped) == len(archives)
     assert found.archives > 10
@@ -125,29 +120,31 @@ def zip64_end(tmp_path_factory: pytest.TempPathFactory) -> Accepted:
     return Accepted(path, entries)
 
 
-def test_a_zip64_end_record_made_by_anything_is_listed(zip64_end: Accepted, reader: Reader) -> None:
-    found = reader.read(zip64_end.path, None)
-    assert list(differences(reader, zip64_end.entries, found)) == []
+def test_a_zip64_end_record_made_by_anything_is_listed(
+    zip64_end: Accepted, zip_reader: Reader
+) -> None:
+    found = zip_reader.read(zip64_end.path, None)
+    assert list(differences(zip_reader, zip64_end.entries, found)) == []
 
 
 # Reported differences
 
 
-def test_a_damaged_byte_is_reported(reader: Reader, tmp_path: Path) -> None:
+def test_a_damaged_byte_is_reported(zip_reader: Reader, tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     damaged = archive.path.read_bytes().replace(b"some data", b"some dada")
     archive.path.write_bytes(damaged)
     assert read_by_library(archive.path) is None
-    assert compare(reader, [archive], tmp_path).differences != []
+    assert compare(zip_reader, [archive], tmp_path).differences != []
 
 
-def test_another_name_in_the_directory_is_reported(reader: Reader, tmp_path: Path) -> None:
+def test_another_name_in_the_directory_is_reported(zip_reader: Reader, tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     before, after = archive.path.read_bytes().rsplit(b"assets/file", 1)
     archive.path.write_bytes(before + b"assets/FILE" + after)
     assert read_by_library(archive.path) is None
-    found = compare(reader, [archive], tmp_path).differences
-    assert (found == []) is (reader.name in NAMING_BY_LOCAL_HEADERS)
+    found = compare(zip_reader, [archive], tmp_path).differences
+    assert (found == []) is (zip_reader.name in NAMING_BY_LOCAL_HEADERS)
 
 
 def test_another_name_in_the_local_header_is_reported_by_readers_of_it(tmp_path: Path) -> None:
@@ -173,27 +170,24 @@ def test_a_zip_with_two_readings_is_reported(tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     with_a_zip_in_its_comment(archive)
     assert read_by_library(archive.path) is None
-    found = {
-        name: compare(reader, [archive], tmp_path).differences
-        for name, reader in READERS.items()
-        if reader.is_installed()
-    }
-    assert found["zipfile"] != []
+    reader = READERS["zipfile"]
+    assert compare(reader, [archive], tmp_path).differences != []
     # Both see a whole zip, and not the same one.
-    assert [entry.name for entry in READERS["zipfile"].read(archive.path, None)] == ["hidden"]
+    assert [entry.name for entry in reader.read(archive.path, None)] == ["hidden"]
     for name in STREAMING:
-        assert found.get(name, []) == []
+        if READERS[name].is_installed():
+            assert compare(READERS[name], [archive], tmp_path).differences == []
 
 
 def test_a_reader_that_fails_on_one_archive_reads_the_others(
-    reader: Reader, tmp_path: Path
+    zip_reader: Reader, tmp_path: Path
 ) -> None:
     first, broken, last = (saved(tmp_path / f"{name}.onnxa", {"file": b"data"}) for name in "abc")
     broken.path.write_bytes(b"no zip")
-    found = compare(reader, [first, broken, last], tmp_path)
+    found = compare(zip_reader, [first, broken, last], tmp_path)
     assert found.archives == 3
     assert found.differences != []
-    assert all(line.startswith(f"{reader.name}: b.onnxa: ") for line in found.differences)
+    assert all(line.startswith(f"{zip_reader.name}: b.onnxa: ") for line in found.differences)
 
 
 ENTRY = Extracted("assets/file", 9, 1, "ab")
@@ -224,10 +218,10 @@ def test_another_order_is_reported() -> None:
 # Stated limits of readers
 
 
-def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:
+def test_a_reader_shows_no_crc32_if_that_is_said_of_it(zip_reader: Reader, tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data", "nothing": b""})
-    found = {entry.crc32 for entry in reader.read(archive.path, tmp_path)}
-    if reader.hides_crc32 is None:
+    found = {entry.crc32 for entry in zip_reader.read(archive.path, tmp_path)}
+    if zip_reader.hides_crc32 is None:
         assert found == {entry.crc32 for entry in archive.entries}
     else:
         assert found == {None}
