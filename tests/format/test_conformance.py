@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -16,7 +16,6 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from models import external_tensors
 from processes import completed, is_running, started, wait_until
 
 import onnxarchive
+from conformance import run as runner
 from conformance.make import __main__ as recipe
 from onnxarchive import Archive, ArchiveError
 from onnxarchive.reading.rules import rules
@@ -226,22 +226,11 @@ def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(
             assert_refused(vector, path, record_property, full=False)
 
 
-def runner() -> ModuleType:
-    """run.py as a module."""
-    spec = importlib.util.spec_from_file_location("conformance_run", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # which dataclasses look for
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def large() -> Iterator[Path]:
     """The folder of the large vectors."""
     with tempfile.TemporaryDirectory() as folder:
-        runner().make_large(VECTORS, Path(folder))
+        runner.make_large(VECTORS, Path(folder))
         yield Path(folder)
 
 
@@ -443,7 +432,20 @@ def test_runner_fails_a_reader_that_is_wrong(
     assert re.search(r"vectors: 0 passed, [1-9]\d* failed", done.stdout)
 
 
-@pytest.mark.tool
+def judged(printed: object, vector: str = "plain", **settings: bool) -> tuple[str, str]:
+    """What the runner says of an output, and why."""
+    (expected,) = (it for it in VECTORS if it["name"] == vector)
+    settings = {"only_open": False, "is_partial": False} | settings
+    check = runner.Check([], SUITE, 1, **settings)
+    return runner.judge(check, expected, json.dumps(printed).encode())
+
+
+def right() -> dict[str, Any]:
+    """What a reader has to print of the vector `plain`."""
+    (plain,) = (copy.deepcopy(it) for it in VECTORS if it["name"] == "plain")
+    return {field: plain[field] for field in ("accepted", "entries", "tensors")}
+
+
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -468,93 +470,67 @@ def test_runner_fails_a_reader_that_is_wrong(
         ("printed['tensors'][0]['dims'] = '23'", "expected dims in a list"),
     ],
 )
-def test_runner_compares_what_an_accepting_reader_found(
-    change: str, difference: str, tmp_path: Path
-) -> None:
-    plain = next(vector for vector in VECTORS if vector["name"] == "plain")
-    printed = {"accepted": True, "entries": plain["entries"], "tensors": plain["tensors"]}
-    right = f"printed = {printed!r}\n"
-    program = "print(json.dumps(printed))\n"
-    done = run_suite(scripted(tmp_path, right + change + "\n" + program), "--only", "file-link")
-    assert done.returncode == 1
-    assert difference in done.stdout
+def test_runner_compares_what_an_accepting_reader_found(change: str, difference: str) -> None:
+    printed = right()
+    exec(change, {"printed": printed})
+    outcome, reason = judged(printed)
+    assert outcome == "failed"
+    assert difference in reason
 
 
 @pytest.mark.parametrize(
-    ("vector", "printed", "status"),
+    ("vector", "printed", "outcome"),
     [
-        ("models-further-checksum", {"accepted": True}, 0),
-        ("models-further-checksum", {"accepted": False, "rule": "DATA-6"}, 1),
-        ("external-data-checksum-twice", {"accepted": False, "rule": "DATA-4"}, 0),
-        ("external-data-checksum-twice", {"accepted": True}, 1),
+        ("models-further-checksum", {"accepted": True}, "passed"),
+        ("models-further-checksum", {"accepted": False, "rule": "DATA-6"}, "failed"),
+        ("external-data-checksum-twice", {"accepted": False, "rule": "DATA-4"}, "passed"),
+        ("external-data-checksum-twice", {"accepted": True}, "failed"),
     ],
 )
 def test_runner_knows_what_opening_finds(
-    vector: str, printed: dict[str, object], status: int, tmp_path: Path
+    vector: str, printed: dict[str, object], outcome: str
 ) -> None:
-    reader = scripted(tmp_path, f"print(json.dumps({printed!r}))")
-    done = run_suite(reader, "--open", "--only", vector)
-    assert done.returncode == status, done.stdout
+    assert judged(printed, vector, only_open=True)[0] == outcome
 
 
-@pytest.mark.parametrize(("option", "status"), [("--open", 0), ("--no-large", 1)])
-def test_runner_asks_for_no_sha256_once_open(option: str, status: int, tmp_path: Path) -> None:
-    plain = next(vector for vector in VECTORS if vector["name"] == "plain")
-    tensors = [{key: it[key] for key in it.keys() - {"sha256"}} for it in plain["tensors"]]
-    printed = {"accepted": True, "entries": plain["entries"], "tensors": tensors}
-    reader = scripted(tmp_path, f"print(json.dumps({printed!r}))")
-    done = run_suite(reader, option, "--only", "file-link")
-    assert done.returncode == status, done.stdout
+def test_runner_asks_for_no_sha256_once_open() -> None:
+    printed = right()
+    for tensor in printed["tensors"]:
+        del tensor["sha256"]
+    assert judged(printed, only_open=True) == ("passed", "")
+    assert judged(printed)[0] == "failed"
 
 
-def test_runner_takes_numbers_also_as_strings_of_digits(tmp_path: Path) -> None:
-    plain = next(vector for vector in VECTORS if vector["name"] == "plain")
-    entries = [
-        {key: str(it) if isinstance(it, int) else it for key, it in entry.items()}
-        for entry in plain["entries"]
-    ]
-    tensors = [
-        {**it, "dims": [f"0{dim}" for dim in it["dims"]], "data_type": str(it["data_type"])}
-        for it in plain["tensors"]
-    ]
-    for printed in (
-        {"accepted": True, "entries": plain["entries"], "tensors": plain["tensors"]},
-        {"accepted": True, "entries": entries, "tensors": tensors},
-    ):
-        program = f"print(json.dumps({printed!r}))"
-        done = run_suite(scripted(tmp_path, program), "--only", "file-link")
-        assert done.returncode == 0, done.stdout
+def test_runner_takes_numbers_also_as_strings_of_digits() -> None:
+    printed = right()
+    assert judged(printed) == ("passed", "")
+    for entry in printed["entries"]:
+        entry.update({key: str(it) for key, it in entry.items() if isinstance(it, int)})
+    for tensor in printed["tensors"]:
+        tensor["dims"] = [f"0{dim}" for dim in tensor["dims"]]
+        tensor["data_type"] = str(tensor["data_type"])
+    assert judged(printed) == ("passed", "")
 
 
-def test_runner_writes_the_results_down(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    reader = scripted(tmp_path, "print(json.dumps({'accepted': False, 'rule': None}))")
-    done = run_suite(reader, "--only", "comment", "--json", str(results))
-    assert done.returncode == 0
-    names = {it["name"] for it in VECTORS if "comment" in it["name"]}
-    outcomes = {it["vector"]: it["outcome"] for it in json.loads(results.read_bytes())}
-    assert outcomes == dict.fromkeys(names, "passed")
-
-
-def test_runner_takes_the_vectors_of_rules(tmp_path: Path) -> None:
+def test_runner_writes_the_results_down_and_takes_the_vectors_of_rules(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     reader = scripted(tmp_path, "print(json.dumps({'accepted': True}))")
     arguments = ["--no-large", "--rules", "NAME-2,ZIP-12", "--json", str(results)]
-    done = run_suite(reader, *arguments)
+    assert run_suite(reader, *arguments).returncode == 1
     outcomes = {it["vector"]: it["outcome"] for it in json.loads(results.read_bytes())}
     assert outcomes.pop("names-file-and-folder") == "failed"
     assert outcomes.pop("entry-comment") == "failed"
     assert outcomes["asset-names-folded"] == "passed"  # entries and tensors may be missing
     assert "models-twice" in outcomes  # breaks NAME-2 first, MODEL-4 then
     assert "name-model-in-small-letters" not in outcomes  # breaks VERSION-1 first, NAME-2 then
-    assert done.returncode == 1
 
 
-def test_runner_compares_entries_of_a_reader_that_is_not_finished(tmp_path: Path) -> None:
-    reader = scripted(tmp_path, "print(json.dumps({'accepted': True, 'entries': []}))")
-    done = run_suite(reader, "--no-large", "--rules", "NAME-2", "--only", "asset-names-folded")
-    assert done.returncode == 1
-    assert "entries: expected" in done.stdout
+def test_runner_compares_entries_of_a_reader_that_is_not_finished() -> None:
+    printed: dict[str, object] = {"accepted": True}
+    assert judged(printed, "asset-names-folded", is_partial=True) == ("passed", "")
+    printed["entries"] = []
+    outcome, reason = judged(printed, "asset-names-folded", is_partial=True)
+    assert (outcome, reason[:17]) == ("failed", "entries: expected")
 
 
 @pytest.mark.parametrize(
@@ -576,10 +552,10 @@ def test_runner_called_wrongly_says_so(arguments: list[str], message: str) -> No
 
 
 def test_a_command_is_cut_into_words_as_the_system_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    words_of = runner().words_of
-    assert words_of("a 'b c' d\\ e {archive}") == ["a", "b c", "d e", "{archive}"]
+    words = ["a", "b c", "d e", "{archive}"]
+    assert runner.words_of("a 'b c' d\\ e {archive}") == words
     monkeypatch.setattr(os, "name", "nt")
-    words = words_of(r'"C:\a b\reader.exe" C:\new --check {archive} "{archive}"')
+    words = runner.words_of(r'"C:\a b\reader.exe" C:\new --check {archive} "{archive}"')
     assert words == [r"C:\a b\reader.exe", r"C:\new", "--check", "{archive}", "{archive}"]
 
 
