@@ -13,31 +13,18 @@ from typing import Any
 import edits
 import numpy as np
 import onnx
+import public_calls
 import pytest
 from models import model_of, raw_tensor
 from obstore.store import MemoryStore
 from remote_files import opened
+from written import contents
 
 import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.files import filesystem
 
-WRITES: dict[str, Callable[[Path, Path], object]] = {
-    "save": lambda _, target: onnxarchive.save(model(2), target),
-    "Writer": lambda _, target: write(target),
-    "convert": lambda path, target: onnxarchive.convert(path, target),
-    "export": lambda path, target: onnxarchive.export(path, target),
-    "export external data": lambda path, target: onnxarchive.export(
-        path, target.with_name("short.onnx"), external_data=target.name
-    ),
-    "link": lambda path, target: onnxarchive.link(path, target),
-    "infer_shapes": lambda path, target: onnxarchive.infer_shapes(path, target),
-    "transform": lambda path, target: onnxarchive.transform(
-        path, target, lambda it: it, weights="loaded"
-    ),
-    "download": lambda path, target: onnxarchive.download(
-        "m.onnxa", target, store=store_with(path)
-    ),
+WRITES: dict[str, Callable[..., object]] = public_calls.WRITES | {
     "convert_many": lambda path, target: onnxarchive.convert_many(
         [path], target.parent, replace=True
     ),
@@ -55,6 +42,13 @@ def model(seed: int) -> onnx.ModelProto:
     return model_of(*(raw_tensor(name, dims=(3000,), seed=seed) for name in "uvw"))
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, name, fail)
+
+
 def edited(path: Path) -> onnx.ModelProto:
     with onnxarchive.open(path) as archive:
         changed = archive.model
@@ -62,34 +56,11 @@ def edited(path: Path) -> onnx.ModelProto:
     return changed
 
 
-def write(path: Path) -> None:
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", np.ones(3000, np.float32))
-        writer.finish(model(2))
-
-
-def store_with(path: Path) -> MemoryStore:
-    store = MemoryStore()
-    store.put("m.onnxa", path.read_bytes())
-    return store
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model(1), path)
     return path
-
-
-def refuse(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, name, fail)
 
 
 # Syncing
@@ -108,7 +79,7 @@ def test_a_file_system_that_cannot_sync_is_written_all_the_same(
 ) -> None:
     refuse(monkeypatch, "fsync", code)
     call(archive, tmp_path / "target")
-    assert {"target", "m.onnxa"} & set(content(tmp_path))
+    assert {"target", "m.onnxa"} & set(contents(tmp_path))
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -125,7 +96,7 @@ def test_an_edit_in_place_needs_syncs_and_a_copy_does_not(
         assert (error.errno, error.filename) == (code, str(archive))
         assert "cannot be synced to its device" in str(error)
         assert "copy=True (--copy)" in str(error)
-        assert content(archive.parent) == {"m.onnxa": before}
+        assert contents(archive.parent) == {"m.onnxa": before}
     edit(archive, copy=True)
     assert archive.read_bytes() != before
     onnxarchive.load(archive)
@@ -176,13 +147,13 @@ def test_a_file_that_cannot_be_renamed_is_an_error_that_names_the_step(
     target = tmp_path / "target"
     if is_there:
         target.write_bytes(b"old")
-    before = content(tmp_path)
+    before = contents(tmp_path)
     refuse(monkeypatch, "replace", code)
     with pytest.raises(OSError, match="cannot be renamed into place") as caught:
         WRITES[name](archive, target)
     assert (caught.value.errno, caught.value.filename) == (code, str(target))
     assert f"{os.strerror(code)}; it is unchanged; choose another path" in str(caught.value)
-    left = content(tmp_path)
+    left = contents(tmp_path)
     assert {key: left[key] for key in before} == before
     assert set(left) - set(before) <= {".target.download"}  # which a later call continues
 
@@ -207,8 +178,12 @@ def named(nbytes: int, text: str, end: str = "") -> str:
     return text * count + "x" * more + end
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
-@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+linux = pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
+texts = pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+
+
+@linux
+@texts
 @pytest.mark.parametrize("nbytes", [246, 255])
 @pytest.mark.parametrize("call", WRITES.values(), ids=WRITES.keys())
 def test_the_name_of_a_written_file_may_have_255_bytes(
@@ -220,8 +195,8 @@ def test_the_name_of_a_written_file_may_have_255_bytes(
     assert all(name[0] != "." for name in os.listdir(tmp_path))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
-@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+@linux
+@texts
 @pytest.mark.parametrize("options", [{}, {"copy": True}])
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_the_name_of_an_edited_archive_may_have_255_bytes(
@@ -234,8 +209,8 @@ def test_the_name_of_an_edited_archive_may_have_255_bytes(
     assert os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names have up to 255 bytes")
-@pytest.mark.parametrize("text", ["a", "\N{GRINNING FACE}"])
+@linux
+@texts
 def test_names_of_255_bytes_are_read_extracted_and_cached(
     archive: Path, tmp_path: Path, text: str
 ) -> None:

@@ -21,16 +21,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import edits
-import numpy as np
-import onnx
 import pytest
 from models import runnable_model
-from obstore.store import LocalStore
+from public_calls import CALLS, make_files
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError
-from onnxarchive.files import filesystem, locking
+from onnxarchive.files import locking
 
 try:
     import fcntl
@@ -103,101 +100,6 @@ class FailingCall:
                             patch.object(module, name, self._replaced(module, name))
                         )
             yield
-
-
-def make_files(folder: Path) -> None:
-    """A model, with its weights inside and as external data, and an archive of it."""
-    model = runnable_model()
-    folder.mkdir()
-    onnx.save(model, folder / "m.onnx")
-    onnxarchive.save(model, folder / "m.onnxa", size_threshold=0, assets={"labels": b"cat" * 9})
-    (folder / "external").mkdir()
-    onnx.save(
-        model,
-        folder / "external" / "m.onnx",
-        save_as_external_data=True,
-        location="w.bin",
-        size_threshold=0,
-    )
-    shutil.make_archive(str(folder / "z"), "zip", folder / "external")
-    (folder / "old").write_bytes(b"old")
-    (folder / "empty").mkdir()
-    onnxarchive.link(folder / "m.onnxa", folder / "l.onnx")
-
-
-def read(path: Path) -> None:
-    with onnxarchive.open(path) as archive:
-        archive.verify()
-        archive.fetch()
-        for name in archive.entries:
-            archive.read(name)
-        dict(archive.assets)
-
-
-def write(path: Path) -> None:
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", np.ones(3000, np.float32))
-        writer.add_asset("m", path.with_name("m.onnx"))
-        writer.finish(onnx.load(path.with_name("m.onnx"), load_external_data=False))
-
-
-def in_place(call: Callable[[Path], object]) -> Callable[[Path], object]:
-    def edit_in_place(folder: Path) -> None:
-        with patch.object(filesystem, "clone", lambda *_: False):
-            call(folder)
-
-    return edit_in_place
-
-
-def replace_tensor(folder: Path) -> None:
-    with onnxarchive.open(folder / "m.onnxa") as archive:
-        name, array = next(iter(archive.tensors.items()))
-    edits.replace_tensor(folder / "m.onnxa", name, np.zeros_like(array))
-
-
-CALLS: dict[str, Callable[[Path], object]] = {
-    "open": lambda it: read(it / "m.onnxa"),
-    "open and prefetch": lambda it: onnxarchive.open(it / "m.onnxa", prefetch="populate").close(),
-    "load": lambda it: onnxarchive.load(it / "m.onnxa"),
-    "check": lambda it: onnxarchive.check(it / "m.onnxa", full=True),
-    "check_model": lambda it: onnxarchive.check_model(it / "m.onnxa"),
-    "diff": lambda it: onnxarchive.diff(it / "m.onnxa", it / "m.onnxa", full=True),
-    "session": lambda it: onnxarchive.session(it / "m.onnxa"),
-    "save": lambda it: onnxarchive.save(runnable_model(), it / "new"),
-    "save over a file": lambda it: onnxarchive.save(runnable_model(), it / "old"),
-    "Writer": lambda it: write(it / "new"),
-    "convert": lambda it: onnxarchive.convert(it / "m.onnx", it / "new"),
-    "convert external data": lambda it: onnxarchive.convert(it / "external", it / "new"),
-    "convert a zip": lambda it: onnxarchive.convert(it / "z.zip", it / "new"),
-    "convert an archive": lambda it: onnxarchive.convert(it / "m.onnxa", it / "new"),
-    "convert_many": lambda it: onnxarchive.convert_many([it / "external"], it / "many"),
-    "export": lambda it: onnxarchive.export(it / "m.onnxa", it / "new"),
-    "export external data": lambda it: onnxarchive.export(
-        it / "m.onnxa", it / "new", external_data="e.bin"
-    ),
-    "extract": lambda it: onnxarchive.extract(it / "m.onnxa", it / "new"),
-    "extract into a directory": lambda it: onnxarchive.extract(it / "m.onnxa", it / "empty"),
-    "link": lambda it: onnxarchive.link(it / "m.onnxa", it / "new"),
-    "check_link": lambda it: onnxarchive.check_link(it / "l.onnx"),
-    "infer_shapes": lambda it: onnxarchive.infer_shapes(it / "m.onnxa", it / "new"),
-    "transform": lambda it: onnxarchive.transform(
-        it / "m.onnxa", it / "new", lambda model: model, weights="loaded"
-    ),
-    "download": lambda it: onnxarchive.download("m.onnxa", it / "new", store=LocalStore(it)),
-    "open with a cache": lambda it: onnxarchive.open(
-        "m.onnxa", store=LocalStore(it), cache=it / "cache"
-    ).close(),
-    "edit": lambda it: edits.document(it / "m.onnxa"),
-    "edit in place": in_place(lambda it: edits.document(it / "m.onnxa")),
-    "edit with copy": lambda it: edits.document(it / "m.onnxa", copy=True),
-    "edit with compact": lambda it: edits.document(it / "m.onnxa", compact=True),
-    "edit of a tensor": replace_tensor,
-    "edit of assets": in_place(lambda it: edits.add_asset(it / "m.onnxa", "a", b"new")),
-    "edit with another archive": lambda it: edits.replace_model(
-        it / "m.onnxa", it / "m.onnx", name="two"
-    ),
-    "recover": lambda it: onnxarchive.recover(it / "m.onnxa"),
-}
 
 
 def failing(call: Callable[[Path], object], folder: Path, fault: FailingCall) -> str | None:
