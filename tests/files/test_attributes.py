@@ -24,9 +24,10 @@ import edits
 import numpy as np
 import onnx
 import pytest
+from limits import umask, user
 from models import copying_clone, model_of, raw_tensor
-from obstore.store import LocalStore
 from processes import completed
+from public_calls import WRITES as WHOLE
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -47,23 +48,6 @@ USERS = (OWNER, MEMBER, NAMED, DENIED, OTHER)
 Write = Callable[[Path], object]
 
 
-@contextlib.contextmanager
-def user(number: int, *groups: int) -> Iterator[None]:
-    """Is another user while the block runs, if the process is root's."""
-    before = os.geteuid(), os.getegid(), os.getgroups()
-    os.seteuid(0)
-    os.setgroups(groups[1:])
-    os.setegid(groups[0] if groups else OTHERS)
-    os.seteuid(number)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(before[1])
-        os.setgroups(before[2])
-        os.seteuid(before[0])
-
-
 def model(doc_string: str = "old", name: str = "w") -> onnx.ModelProto:
     made = model_of(raw_tensor(name, dims=(3000,)), raw_tensor("u", dims=(300,)))
     made.doc_string = doc_string
@@ -72,10 +56,14 @@ def model(doc_string: str = "old", name: str = "w") -> onnx.ModelProto:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A directory that every user can enter, unlike that of pytest."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
-        os.chmod(directory, 0o777)
-        yield Path(os.path.realpath(directory))
+    """A directory that every user can enter, unlike that of pytest, beside an archive."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        onnxarchive.save(model("new"), Path(directory, "source.onnxa"))
+        folder = Path(os.path.realpath(directory), "folder")
+        folder.mkdir()
+        folder.chmod(0o777)
+        yield folder
 
 
 @pytest.fixture
@@ -85,39 +73,7 @@ def path(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def umask() -> Iterator[Callable[[int], int]]:
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
-
-
 # The ways in which a file is replaced
-
-
-def by_writer(path: Path) -> None:
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", np.zeros(3000, np.float32))
-        writer.add_asset("labels", b"one two")
-        writer.finish(model_of())
-
-
-def by_convert(path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as other:  # which every user can enter
-        onnx.save(model("new"), f"{other}/model.onnx")
-        onnxarchive.convert(f"{other}/model.onnx", path)
-
-
-def by_export(path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as other:
-        onnxarchive.save(model("new"), f"{other}/model.onnxa")
-        onnxarchive.export(f"{other}/model.onnxa", path)
-
-
-def by_download(path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as other:
-        onnxarchive.save(model("new"), f"{other}/model.onnxa")
-        onnxarchive.download("model.onnxa", path, store=LocalStore(other))
 
 
 def by_clone(path: Path, write: Write) -> None:
@@ -129,11 +85,16 @@ def by_clone(path: Path, write: Write) -> None:
 replace = partial(edits.replace_model, model=model("new"))
 replace_tensor = partial(edits.replace_tensor, name="w", array=np.zeros(3000, np.float32))
 
+
+def from_source(name: str) -> Write:
+    """One of `public_calls.WRITES`, with the archive beside the directory as its source."""
+    return lambda path: WHOLE[name](path.parent.with_name("source.onnxa"), path)
+
+
+# Those that write a new file also of what they cannot read.
+BLIND = ("save", "Writer", "convert", "export")
 WRITES: dict[str, Write] = {
-    "save": lambda path: onnxarchive.save(model("new"), path),
-    "Writer": by_writer,
-    "convert": by_convert,
-    "export": by_export,
+    **{name: from_source(name) for name in BLIND},
     "replace_model in place": replace,
     "replace_model with copy": partial(replace, copy=True),
     "replace_model with compact": lambda path: edits.replace_model(
@@ -146,8 +107,6 @@ WRITES: dict[str, Write] = {
     "an assignment on a clone": partial(by_clone, write=edits.document),
     "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
-# Those that write a new file also of what they cannot read.
-BLIND = ("save", "Writer", "convert", "export")
 # Those that write no new file where one would lose something.
 IN_PLACE = (
     "replace_model in place",
@@ -155,7 +114,7 @@ IN_PLACE = (
     "an assignment",
     "an assignment on a clone",
 )
-REPLACING = {"download": by_download} | {
+REPLACING = {"download": from_source("download")} | {
     name: write for name, write in WRITES.items() if name not in IN_PLACE
 }
 
@@ -166,9 +125,12 @@ writes = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def warmed(tmp_path: Path) -> None:
     """Whatever is imported late is imported now: another user may not read it."""
     if hasattr(os, "geteuid"):
-        by_export(tmp_path / "model.onnx")
-        by_convert(tmp_path / "model.onnxa")
-        edits.document(tmp_path / "model.onnxa")
+        source, target = tmp_path / "source.onnxa", tmp_path / "folder" / "model"
+        target.parent.mkdir()
+        onnxarchive.save(model("new"), source)
+        for name in ("export", "convert"):
+            from_source(name)(target)
+        edits.document(target)
 
 
 # Kept attributes
@@ -203,11 +165,17 @@ MODES = [0o600, 0o640, 0o644, 0o666, 0o604, 0o444, 0o400, 0o000, 0o755, 0o2640, 
 @linux
 @pytest.mark.parametrize("mode", MODES, ids=oct)
 @writes
-def test_owner_group_and_mode_are_kept(path: Path, write: Write, mode: int) -> None:
+def test_owner_group_and_mode_are_kept_whatever_the_umask_and_the_group_of_the_directory(
+    path: Path, write: Write, mode: int
+) -> None:
     os.chown(path, OWNER, TEAM)
     path.chmod(mode)
-    write(path)
-    assert attributes_of(path) == (OWNER, TEAM, mode, {})
+    os.chown(path.parent, 0, OTHERS)
+    path.parent.chmod(0o2777)
+    for mask in (0o000, 0o077):
+        with umask(mask):
+            write(path)
+        assert attributes_of(path) == (OWNER, TEAM, mode, {})
 
 
 @posix
@@ -251,28 +219,10 @@ def test_a_new_file_gets_the_list_that_the_directory_gives(folder: Path) -> None
 
 @posix
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077], ids=oct)
-def test_a_new_file_has_the_mode_that_the_umask_leaves(
-    folder: Path, umask: Callable[[int], int], mask: int
-) -> None:
-    umask(mask)
-    onnxarchive.save(model(), folder / "model.onnxa")
+def test_a_new_file_has_the_mode_that_the_umask_leaves(folder: Path, mask: int) -> None:
+    with umask(mask):
+        onnxarchive.save(model(), folder / "model.onnxa")
     assert stat.S_IMODE((folder / "model.onnxa").stat().st_mode) == 0o666 & ~mask
-
-
-@root
-@linux
-@pytest.mark.parametrize("mask", [0o000, 0o077], ids=oct)
-@writes
-def test_the_umask_and_the_group_of_the_directory_change_nothing_of_a_file_that_is_there(
-    path: Path, write: Write, umask: Callable[[int], int], mask: int
-) -> None:
-    os.chown(path, OWNER, TEAM)
-    path.chmod(0o664)
-    os.chown(path.parent, 0, OTHERS)
-    path.parent.chmod(0o2777)
-    umask(mask)
-    write(path)
-    assert attributes_of(path) == (OWNER, TEAM, 0o664, {})
 
 
 @root
@@ -374,6 +324,8 @@ class Watch:
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
                 patch.setattr(os, name, self._watched(name, getattr(os, name)))
+            # What takes the place of `os.chmod` takes descriptors as well.
+            patch.setattr(os, "supports_fd", os.supports_fd | {os.chmod})
             yield self
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -385,18 +337,6 @@ class Watch:
                 self.look(f"after {name}")
 
         return watched
-
-
-@contextlib.contextmanager
-def supporting_descriptors() -> Iterator[None]:
-    """A function that takes the place of `os.chmod` takes descriptors as well."""
-    before = set(os.supports_fd)
-    os.supports_fd.add(os.chmod)
-    try:
-        yield
-    finally:
-        os.supports_fd.clear()
-        os.supports_fd.update(before)
 
 
 def no_acl(path: Path) -> None:
@@ -426,16 +366,15 @@ rights = pytest.mark.parametrize(("mode", "listed"), RIGHTS.values(), ids=RIGHTS
 @pytest.mark.filterwarnings("ignore::onnxarchive.AttributesWarning")
 @writes
 def test_a_temporary_file_grants_nothing_that_the_file_does_not(
-    path: Path, write: Write, mode: int, listed: Callable[[Path], None], umask: Callable[[int], int]
+    path: Path, write: Write, mode: int, listed: Callable[[Path], None]
 ) -> None:
     os.chown(path, OWNER, TEAM)
     path.chmod(mode)
     listed(path)
     before, inode = attributes_of(path), path.stat().st_ino
     set_acl(path.parent, f"d:u:{OTHER}:rw", f"d:g:{OTHERS}:rw")
-    umask(0o000)
     watch = Watch(path)
-    with watch.watching(), supporting_descriptors():
+    with umask(0o000), watch.watching():
         write(path)
     assert watch.grants == []
     assert watch.moments or write in (replace, edits.document)
@@ -510,14 +449,13 @@ def test_a_list_of_nfs_that_names_users_leaves_the_new_file_to_its_owner(
 @rights
 @pytest.mark.parametrize("name", BLIND)
 def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_warning_says_so(
-    path: Path, name: str, mode: int, listed: Callable[[Path], None], umask: Callable[[int], int]
+    path: Path, name: str, mode: int, listed: Callable[[Path], None]
 ) -> None:
     os.chown(path, OWNER, TEAM)
     path.chmod(mode)
     listed(path)
-    umask(0o000)
     watch = Watch(path, writer=OTHER)
-    with user(OTHER, OTHERS), lost(path) as said, watch.watching(), supporting_descriptors():
+    with umask(0o000), user(OTHER, OTHERS), lost(path) as said, watch.watching():
         WRITES[name](path)
     assert watch.grants == []
     assert watch.moments
@@ -530,57 +468,45 @@ def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_war
     assert kept & ~0o700 == kept >> 3 & 0o7 | (kept & 0o7) << 3, "the group has what all have"
 
 
-@root
-@linux
-def test_a_member_of_the_group_keeps_the_group_and_what_it_may(path: Path) -> None:
-    os.chown(path, OWNER, TEAM)
-    path.chmod(0o664)
-    with user(MEMBER, OTHERS, TEAM), lost(path) as said:
-        onnxarchive.save(model("new"), path)
-    status = path.stat()
-    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (MEMBER, TEAM, 0o664)
-    assert said == [f"owner {OWNER} (becomes {MEMBER})"]
+MEMBERS_OWN = f"owner {OWNER} (becomes {MEMBER})"
+LIST = "system.posix_acl_access"
+# Mode, list and owner before; writer and its groups; mode after, and what is said to be lost.
+# Mode, list and owner before; writer and its groups; mode after, and what else is said to be lost.
+LOST = [
+    (0o664, no_acl, OWNER, MEMBER, (OTHERS, TEAM), 0o664, [MEMBERS_OWN]),
+    # Bits that make a file a program of its owner are not given to another owner.
+    *(
+        (mode, no_acl, OWNER, MEMBER, (OTHERS, TEAM), after, [MEMBERS_OWN])
+        for mode, after in ((0o4755, 0o644), (0o2755, 0o644), (0o6711, 0o600), (0o777, 0o666))
+    ),
+    # The bits of the group are the mask of the list: the group itself has nothing.
+    (0o604, acl_that_masks, OWNER, MEMBER, (OTHERS, TEAM), 0o600, [MEMBERS_OWN, LIST]),
+    # The system drops this bit in silence.
+    (0o2640, no_acl, OTHER, OTHER, (OTHERS,), 0o600, [f"group {TEAM} (becomes {OTHERS})"]),
+]
 
 
 @root
 @linux
-@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6711, 0o777], ids=oct)
-def test_bits_that_make_a_file_a_program_of_its_owner_are_not_given_to_another_owner(
-    path: Path, mode: int
+@pytest.mark.parametrize(("before", "listed", "owner", "writer", "groups", "after", "lines"), LOST)
+def test_what_another_user_or_group_has_not_is_lost_and_reported(
+    path: Path,
+    before: int,
+    listed: Callable[[Path], None],
+    owner: int,
+    writer: int,
+    groups: tuple[int, ...],
+    after: int,
+    lines: list[str],
 ) -> None:
-    os.chown(path, OWNER, TEAM)
-    path.chmod(mode)
-    with user(MEMBER, OTHERS, TEAM), lost(path):
+    os.chown(path, owner, TEAM)
+    path.chmod(before)
+    listed(path)
+    shown = stat.S_IMODE(path.stat().st_mode)
+    with user(writer, *groups), lost(path) as said:
         onnxarchive.save(model("new"), path)
-    assert not stat.S_IMODE(path.stat().st_mode) & 0o7111
-
-
-@root
-@linux
-def test_a_list_that_is_lost_is_no_reason_to_give_its_mask_to_the_group(path: Path) -> None:
-    # The bits of the group are the mask: the group itself has nothing.
-    os.chown(path, OWNER, TEAM)
-    path.chmod(0o604)
-    acl_that_masks(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o664
-    with user(MEMBER, OTHERS, TEAM), lost(path) as said:
-        onnxarchive.save(model("new"), path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert said == [
-        f"owner {OWNER} (becomes {MEMBER})",
-        "system.posix_acl_access",
-        "mode 0o664 (becomes 0o600)",
-    ]
-
-
-@root
-@linux
-def test_a_bit_that_the_system_drops_in_silence_is_reported(path: Path) -> None:
-    os.chown(path, OTHER, TEAM)
-    path.chmod(0o2640)
-    with user(OTHER, OTHERS), lost(path) as said:
-        onnxarchive.save(model("new"), path)
-    assert said == [f"group {TEAM} (becomes {OTHERS})", "mode 0o2640 (becomes 0o600)"]
+    assert attributes_of(path)[:3] == (writer, groups[-1], after)
+    assert said == lines + [f"mode {shown:#o} (becomes {after:#o})"] * (shown != after)
 
 
 @root

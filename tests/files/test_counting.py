@@ -8,7 +8,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import edits
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import tqdm.auto
 import tqdm.std
 from models import model_of, raw_tensor, runnable_model
+from written import contents
 
 import onnxarchive
 from onnxarchive.files.progress import ProgressCounter
@@ -44,6 +47,13 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     monkeypatch.setattr(Bar, "made", [], raising=False)
     monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
     return Bar.made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    return path
 
 
 def test_a_bar_counts_bytes_and_ends_with_the_last(bars: list[Bar]) -> None:
@@ -88,49 +98,37 @@ CALLS: dict[str, Callable[..., object]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@calls
 def test_every_function_with_progress_shows_a_bar(
-    bars: list[Bar], tmp_path: Path, call: Callable[..., object]
+    bars: list[Bar], path: Path, call: Callable[..., object]
 ) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     call(path, progress=True)
     assert [(bar.n, bar.is_closed) for bar in bars if bar.total] == [(bars[-1].total, True)]
 
 
-class Broken:
+def broken(error: BaseException) -> Any:
     """Standard error whose reader has ended, or whose disk is full."""
-
-    encoding = "utf-8"
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def write(self, text: str) -> int:
-        raise self.error
-
-    def flush(self) -> None:
-        raise self.error
+    return SimpleNamespace(
+        encoding="utf-8", write=Mock(side_effect=error), flush=Mock(side_effect=error)
+    )
 
 
 STREAMS = {
-    "no reader": Broken(BrokenPipeError(errno.EPIPE, "Broken pipe")),
-    "full disk": Broken(OSError(errno.ENOSPC, "No space left on device")),
-    "closed": Broken(ValueError("I/O operation on closed file")),
+    "no reader": broken(BrokenPipeError(errno.EPIPE, "Broken pipe")),
+    "full disk": broken(OSError(errno.ENOSPC, "No space left on device")),
+    "closed": broken(ValueError("I/O operation on closed file")),
     "no stream": None,
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+@calls
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_a_bar_that_cannot_be_drawn_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    call: Callable[..., object],
-    stream: Broken | None,
+    monkeypatch: pytest.MonkeyPatch, path: Path, call: Callable[..., object], stream: Any
 ) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     monkeypatch.setattr(sys, "stderr", stream)
     call(path, progress=True)
 
@@ -157,22 +155,15 @@ def test_a_bar_that_fails_lets_the_bars_of_other_threads_go_on(
     assert not other.is_alive()
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@calls
 @pytest.mark.parametrize("kind", [OSError, ValueError, KeyboardInterrupt])
 def test_an_error_of_the_callers_function_ends_the_work_unchanged(
-    tmp_path: Path, call: Callable[..., object], kind: type[BaseException]
+    path: Path, call: Callable[..., object], kind: type[BaseException]
 ) -> None:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
     before = path.read_bytes()
     error = kind(errno.ENOSPC, "the disk of the caller's log is full")
-
-    def fail(done: int, total: int) -> None:
-        raise error
-
     with pytest.raises(kind) as raised:
-        call(path, progress=fail)
+        call(path, progress=Mock(side_effect=error))
     assert raised.value is error
     assert getattr(error, "filename", None) is None  # no file is at fault
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert contents(path.parent) == {path.name: before}

@@ -26,6 +26,7 @@ import onnx
 import pytest
 from models import copying_clone, model_of, raw_tensor, run_python
 from onnx import TensorProto
+from written import contents
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError
@@ -55,14 +56,6 @@ def model(doc_string: str, *more: TensorProto) -> onnx.ModelProto:
 # The writes
 
 
-def save(path: Path, chance: Chance) -> None:
-    onnxarchive.save(model("new"), path, progress=chance, jobs=1)
-
-
-def save_with_threads(path: Path, chance: Chance) -> None:
-    onnxarchive.save(model("new"), path, progress=chance, jobs=3)
-
-
 def write(path: Path, chance: Chance) -> None:
     with onnxarchive.Writer(path) as writer:
         chance()
@@ -81,45 +74,18 @@ def convert(path: Path, chance: Chance) -> None:
     onnxarchive.convert(source, path, progress=chance, jobs=2)
 
 
-def export(path: Path, chance: Chance) -> None:
-    onnxarchive.export(path, path.with_name("exported.onnx"), progress=chance)
-
-
-def export_with_data(path: Path, chance: Chance) -> None:
-    target = path.with_name("exported.onnx")
-    onnxarchive.export(path, target, external_data="exported.data", progress=chance)
-
-
-def extract(path: Path, chance: Chance) -> None:
-    onnxarchive.extract(path, path.with_name("extracted"), progress=chance)
-
-
-def link(path: Path, chance: Chance) -> None:
-    onnxarchive.link(path, path.with_name("link.onnx"))
-
-
 def replace(path: Path, chance: Chance, **options: Any) -> None:
     new = model("new" * 99, raw_tensor("v", TensorProto.UINT8, (NBYTES,), seed=9))
     edits.replace_model(path, new, progress=chance, **options)
-
-
-def compact(path: Path, chance: Chance) -> None:
-    new = model("new")
-    new.graph.initializer.pop(0)
-    edits.replace_model(path, new, compact=True, progress=chance)
 
 
 def replace_tensor(path: Path, chance: Chance) -> None:
     edits.replace_tensor(path, "w1", np.zeros(NBYTES, np.uint8), progress=chance)
 
 
-def change(path: Path, chance: Chance) -> None:
-    def changed(found: onnx.ModelProto) -> onnx.ModelProto:
-        found.doc_string = "new" * 99
-        chance()
-        return found
-
-    edits.change_model(path, changed)
+def documented(found: onnx.ModelProto) -> onnx.ModelProto:
+    found.doc_string = "new" * 99
+    return found
 
 
 def edit(path: Path, chance: Chance) -> None:
@@ -137,14 +103,6 @@ def assign(path: Path, chance: Chance) -> None:
         edit.model = model("new" * 99)
 
 
-def transform(path: Path, chance: Chance) -> None:
-    def changed(found: onnx.ModelProto) -> onnx.ModelProto:
-        found.doc_string = "new" * 99
-        return found
-
-    onnxarchive.transform(path, path, changed, progress=chance)
-
-
 def recover(path: Path, chance: Chance) -> None:
     path.with_name(f".{NAME}.1-1.tmp").touch()
     child = os.fork()
@@ -156,37 +114,40 @@ def recover(path: Path, chance: Chance) -> None:
 
 def on_a_clone(write: Write) -> Write:
     """A write on a file system that shares blocks."""
-
-    def written(path: Path, chance: Chance) -> None:
-        with patch.object(filesystem, "clone", copying_clone):
-            write(path, chance)
-
-    return written
+    return patch.object(filesystem, "clone", copying_clone)(write)
 
 
 WRITES: dict[str, Write] = {
-    "save": save,
-    "save with threads": save_with_threads,
+    "save": lambda path, it: onnxarchive.save(model("new"), path, progress=it, jobs=1),
+    "save with threads": lambda path, it: onnxarchive.save(model("new"), path, progress=it, jobs=3),
     "Writer": write,
     "convert": convert,
-    "export": export,
-    "export with data": export_with_data,
-    "extract": extract,
+    "export": lambda path, it: onnxarchive.export(path, path.with_name("new.onnx"), progress=it),
+    "export with data": lambda path, it: onnxarchive.export(
+        path, path.with_name("new.onnx"), external_data="new.data", progress=it
+    ),
+    "extract": lambda path, it: onnxarchive.extract(path, path.with_name("new"), progress=it),
     "replace_model": replace,
     "replace_model on a clone": on_a_clone(replace),
     "replace_model with copy": functools.partial(replace, copy=True),
-    "replace_model with compact": compact,
+    "replace_model with compact": lambda path, it: edits.replace_model(
+        path, model_of(*weights()[1:]), compact=True, progress=it
+    ),
     "replace_tensor": replace_tensor,
     "replace_tensor on a clone": on_a_clone(replace_tensor),
-    "change_model": change,
-    "change_model on a clone": on_a_clone(change),
     "edit": edit,
     "edit on a clone": on_a_clone(edit),
     "assign": assign,
-    "transform": transform,
+    "transform": lambda path, it: onnxarchive.transform(path, path, documented, progress=it),
 }
 # Those that call nothing of the caller's.
-SILENT_WRITES: dict[str, Write] = {"link": link, "recover": recover}
+SILENT_WRITES: dict[str, Write] = {
+    "link": lambda path, _: onnxarchive.link(path, path.with_name("link.onnx")),
+    "recover": recover,
+}
+
+
+# Those that call nothing of the caller's.
 
 
 # The forks
@@ -290,11 +251,6 @@ def at_every_call(chance: Chance) -> Iterator[None]:
         for name in CALLS:
             patches.enter_context(patch.object(os, name, watched(getattr(os, name))))
         yield
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def set_up(directory: Path) -> Path:

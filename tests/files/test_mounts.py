@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import edits
 import numpy as np
@@ -19,18 +18,17 @@ from edits import (
     changed,
     documented,
     new_model,
-    no_clone,
     removed,
     replace_model,
     replace_tensor,
     weights,
 )
-from models import copying_clone, run_python
+from models import run_python
 from mounts import mounted
+from public_calls import WRITES
 from written import saved
 
 import onnxarchive
-from onnxarchive.files import filesystem
 
 pytestmark = [
     pytest.mark.tool,
@@ -38,12 +36,13 @@ pytestmark = [
 ]
 
 # What writes a whole file, which then has to get the archive's name.
+# What writes a whole file, which then has to get the archive's name.
 WHOLE: dict[str, Callable[[Path], object]] = {
-    "save": lambda path: onnxarchive.save(new_model(), path),
-    "convert": lambda path: onnxarchive.convert(path.with_name("other"), path),
-    "Writer": lambda path: write(path),
-    "transform": lambda path: onnxarchive.transform(path, path, new_documented),
-    "infer_shapes": lambda path: onnxarchive.infer_shapes(path, path),
+    **{
+        name: lambda path, write=write: write(path.with_name("other"), path)  # type: ignore[misc]
+        for name, write in WRITES.items()
+        if name in ("save", "convert", "Writer", "transform", "infer_shapes")
+    },
     "compact": lambda path: replace_model(path, weights(1), compact=True),
     "replace_tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
     **{
@@ -53,22 +52,6 @@ WHOLE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def write(path: Path) -> None:
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", np.ones(300, np.float32))
-        writer.finish(new_model())
-
-
-def new_documented(model: Any) -> Any:
-    return changed(model, documented("new"))
-
-
-@pytest.fixture(params=[no_clone, copying_clone])
-def clone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File systems that share blocks, and others."""
-    monkeypatch.setattr(filesystem, "clone", request.param)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """An archive in a directory that is mounted elsewhere."""
@@ -76,6 +59,13 @@ def source(tmp_path: Path) -> Path:
     folder.mkdir()
     onnxarchive.save(weights(2), folder / NAME)
     return folder / NAME
+
+
+INTERRUPTED = """
+import os, sys
+from edits import new_model, replace_model
+replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit(0))
+"""
 
 
 def mounted_file(source: Path, options: str) -> Iterator[Path]:
@@ -116,7 +106,7 @@ def require_both(path: Path, source: Path, expected: bytes) -> None:
     assert set(os.listdir(source.parent)) <= {"other", source.name}
 
 
-@pytest.mark.usefixtures("clone")
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("edit", IN_PLACE.values(), ids=IN_PLACE.keys())
 def test_a_mount_point_is_edited_in_its_place(
     mount_point: Path, source: Path, edit: Callable[..., None]
@@ -129,7 +119,7 @@ def test_a_mount_point_is_edited_in_its_place(
     assert source.stat().st_ino == inode
 
 
-@pytest.mark.usefixtures("clone")
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("edit", WHOLE.values(), ids=WHOLE.keys())
 def test_a_mount_point_is_not_replaced_and_nothing_is_lost(
     mount_point: Path, source: Path, edit: Callable[[Path], object]
@@ -146,13 +136,9 @@ def test_an_interrupted_edit_of_a_mount_point_is_rolled_back_from_either_side(
     mount_point: Path, source: Path
 ) -> None:
     before = source.read_bytes()
-    code = """
-import os, sys
-from edits import new_model, replace_model
-replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit(0))
-"""
+
     for path in (mount_point, source):
-        run_python(code, mount_point)
+        run_python(INTERRUPTED, mount_point)
         for unfinished in (mount_point, source):
             with pytest.raises(onnxarchive.UnfinishedEditError):
                 onnxarchive.open(unfinished)
@@ -160,7 +146,7 @@ replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit(0))
         require_both(mount_point, source, before)
 
 
-@pytest.mark.usefixtures("clone")
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("mount", ["read_only_mount_point", "on_read_only_mount"])
 def test_a_read_only_mount_is_read_and_every_edit_is_refused_by_name(
     mount: str, source: Path, request: pytest.FixtureRequest
@@ -179,12 +165,8 @@ def test_a_read_only_mount_is_read_and_every_edit_is_refused_by_name(
 
 
 def test_an_interrupted_edit_on_a_read_only_mount_is_left_and_named(source: Path) -> None:
-    code = """
-import os, sys
-from edits import new_model, replace_model
-replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit(0))
-"""
-    run_python(code, source)
+
+    run_python(INTERRUPTED, source)
     unfinished = source.read_bytes()
     folder = source.parent.with_name("folder")
     folder.mkdir()
