@@ -770,36 +770,47 @@ def same_crc32(data: bytes) -> bytes:
     return other
 
 
-@pytest.mark.parametrize("size_threshold", [0, 1 << 20])
-@pytest.mark.parametrize("other_size_threshold", [0, 1 << 20])
+@pytest.mark.parametrize("thresholds", [(0, 0), (0, 1 << 20), (1 << 20, 0), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize("offset", [0, 8 * MIB + 5])  # in the first piece, or in a later one
+@pytest.mark.parametrize(
+    ("place", "section", "names"),
+    [
+        ("initializer", "tensors", ["w"]),
+        ("attribute", "nodes", ["c", "attribute value: t"]),
+        ("asset", "assets", ["w"]),
+    ],
+)
 def test_full_finds_what_an_equal_crc32_hides(
-    compare: Compare, size_threshold: int, other_size_threshold: int
+    compare: Compare,
+    place: str,
+    section: str,
+    names: list[str],
+    offset: int,
+    thresholds: tuple[int, int],
 ) -> None:
-    tensor, same = raw_tensor("w"), raw_tensor("same", seed=1)
-    other = copied(tensor)
-    other.raw_data = same_crc32(tensor.raw_data)
-    models = (model_of(tensor, same), model_of(other, same))
-    options = {"size_threshold": size_threshold, "other_size_threshold": other_size_threshold}
-    assert compare(*models, **options).is_same
-    (change,) = only(compare(*models, full=True, **options), "tensors")
-    before = f"FLOAT 4, {told(tensor.raw_data)}"
-    sha256 = hashlib.sha256(other.raw_data).hexdigest()
-    assert change == Change("w", before, f"{before}, SHA-256 {sha256}")
-
-
-def test_full_finds_it_in_nodes(compare: Compare) -> None:
-    def make(value: TensorProto) -> onnx.ModelProto:
-        model = model_of()
-        model.graph.node.append(helper.make_node("Constant", [], ["same"], value=raw_tensor("s")))
-        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=value))
+    def make(data: bytes) -> onnx.ModelProto:
+        tensor = raw_tensor("w", TensorProto.UINT8, (len(data),))
+        tensor.raw_data = data
+        same = raw_tensor("same", seed=1)
+        model = model_of(*[tensor] * (place == "initializer"), same)
+        for name, value in (("s", same), ("c", tensor)) if place == "attribute" else ():
+            model.graph.node.append(helper.make_node("Constant", [], [name], value=value))
         return model
 
-    tensor = raw_tensor("w")
-    other = copied(tensor)
-    other.raw_data = same_crc32(tensor.raw_data)
-    assert compare(make(tensor), make(other)).is_same
-    (changed,) = only(compare(make(tensor), make(other), full=True), "nodes")
-    assert [changed.name, *(part.name for part in changed.parts)] == ["c", "attribute value: t"]
+    data = bytes(range(200)) * (1 + offset // 200)
+    other = data[:offset] + same_crc32(data[offset:])
+    options: dict[str, Any] = dict(
+        zip(("size_threshold", "other_size_threshold"), thresholds, strict=True)
+    )
+    if place == "asset":
+        options |= {"assets": {"w": data, "b": b"1"}, "other_assets": {"w": other, "b": b"1"}}
+    assert compare(make(data), make(other), **options).is_same
+    (change,) = only(compare(make(data), make(other), full=True, **options), section)
+    assert [change.name, *(part.name for part in change.parts)] == names
+    part = change.parts[0] if change.parts else change
+    prefix = "" if place == "asset" else f"UINT8 {len(data)}, "
+    assert part.before == f"{prefix}{told(data)}"
+    assert part.after == f"{prefix}{told(data)}, SHA-256 {hashlib.sha256(other).hexdigest()}"
 
 
 def test_full_tells_apart_three_that_share_a_crc32(compare: Compare) -> None:
@@ -847,25 +858,6 @@ def test_many_stack_traces_are_left_out_in_linear_time(tmp_path: Path) -> None:
             traced.metadata_props.add(key=key, value=end if number % 2 else "")
         onnxarchive.save(helper.make_model(helper.make_graph([traced], "g", [], [])), path)
     assert diff(*paths).is_same
-
-
-def test_full_finds_it_in_assets(compare: Compare) -> None:
-    assets, others = {"a": b"12345678", "b": b"1"}, {"a": same_crc32(b"12345678"), "b": b"1"}
-    models = (model_of(), model_of())
-    assert compare(*models, assets=assets, other_assets=others).is_same
-    (change,) = only(compare(*models, assets=assets, other_assets=others, full=True), "assets")
-    assert change.name == "a"
-    assert change.after is not None
-    assert change.after.endswith(hashlib.sha256(others["a"]).hexdigest())
-
-
-def test_full_finds_it_behind_the_first_piece(compare: Compare) -> None:
-    tensor = raw_tensor("w", TensorProto.UINT8, (9 * MIB,))
-    other = copied(tensor)
-    other.raw_data = tensor.raw_data[: 8 * MIB + 5] + same_crc32(tensor.raw_data[8 * MIB + 5 :])
-    (change,) = only(compare(model_of(tensor), model_of(other), full=True), "tensors")
-    assert change.after is not None
-    assert change.after.endswith(hashlib.sha256(other.raw_data).hexdigest())
 
 
 def test_without_full_the_directory_is_believed(tmp_path: Path) -> None:
