@@ -171,14 +171,18 @@ def _is_of_library(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def attempt(name: str, call: Callable[[], _Made]) -> _Made:
-    """Calls a library; `failure` converts its errors."""
+def attempt(
+    name: str,
+    call: Callable[[], _Made],
+    convert: Callable[[BaseException, str], Exception] = failure,
+) -> _Made:
+    """Calls a library; converts its errors, and drops them with the secrets in their texts."""
     try:
         return call()
     except BaseException as error:
         if not _is_of_library(error):
             raise
-        problems = [failure(error, name)]
+        problems = [convert(error, name)]
     # After `pop`, no variable refers to the error. A variable would complete a reference cycle
     # (error, traceback, frame), and the cycle would keep the frames' files open.
     raise problems.pop()

@@ -309,7 +309,7 @@ def _identity_in_store(address: Address) -> tuple[str, bool]:
     if store is not None and kind != "HTTPStore":
         return _hash(kind, id(store), url)[0], False
     groups = grouped(split_options(address)[2])
-    client = getattr(store, "client_options", groups.get("client_options")) or {}
+    client = getattr(store, "client_options", groups["client_options"]) or {}
     headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
     for name in ("authorization", "cookie"):
         headers.pop(name, None)
@@ -320,7 +320,7 @@ def _identity_in_store(address: Address) -> tuple[str, bool]:
     scheme = scheme_of(url)
     settings = {
         name: value
-        for name, value in [*groups.get("config", {}).items(), *environment(scheme).items()]
+        for name, value in [*groups["config"].items(), *environment(scheme).items()]
         if not re.search(_CREDENTIALS, name)
     }
     # In Google's cloud, the file of an account may name the server.

@@ -11,12 +11,12 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
-from onnxarchive.remote.failures import NO_SIZE, failure, without_values
+from onnxarchive.remote.failures import NO_SIZE, attempt, failure, without_values
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
@@ -90,27 +90,31 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
         return store if allows_redirects else keep_secrets(name, store, url), url
     try:
         groups = grouped(options)
-        client, retries = groups.setdefault("client_options", {}), groups.get("retry_config", {})
+        client = groups["client_options"]
         client.setdefault("timeout", _LONGEST)
         if is_read:  # sending counts as waiting for an answer
             client.setdefault("read_timeout", timedelta(seconds=stall))
-            groups["retry_config"] = {"retry_timeout": timedelta(seconds=stall), **retries}
+            groups["retry_config"].setdefault("retry_timeout", timedelta(seconds=stall))
+        given = {name: group for name, group in groups.items() if group}
         if scheme in WEB:
-            _prepare_client(urlsplit(url), client)
+            parts = urlsplit(url)
+            client["allow_http"] = scheme == "http" and client.get("allow_http", True)
+            if parts.username is not None:
+                client["default_headers"] = authorization(parts) | client.get("default_headers", {})
             # A key cannot have a query, so the store gets the complete URL, and the key is empty.
             key, has_token = "", False
-            make = partial(obstore.store.HTTPStore, without_user(url), **groups)
+            make = partial(obstore.store.HTTPStore, without_user(url), **given)
         else:
             bucket, _, key = url.partition("://")[2].partition("/")
-            settings = {**groups.get("config", {}), **environment(scheme)}
+            settings = {**groups["config"], **environment(scheme)}
             has_token = any(re.search(_TOKENS, setting) for setting in settings)
             allow_http = settings.get(f"{_VARIABLES[scheme][0]}ALLOW_HTTP")
             if allow_http:  # obstore ignores the variable if there are options of the client
                 client.setdefault("allow_http", allow_http)
-            make = partial(getattr(obstore.store, STORES[scheme]), bucket, **groups)
+            make = partial(getattr(obstore.store, STORES[scheme]), bucket, **given)
         opened = make()
     except Exception as error:
-        secrets = [url, without_user(url), *re.split("[/?#@]", url), *_texts(options)]
+        secrets = [url, without_user(url), *re.split("[/?#@]", url), *dict(_flat(options)).values()]
         fault = without_values(error, [*secrets, *environment(scheme).values()])
     else:
         if allows_redirects:
@@ -125,7 +129,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
             has_token=has_token,
         )
         return opened, key
-    keys = ", ".join(sorted(_names(options))) or "none"
+    keys = ", ".join(sorted(dict(_flat(options)))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
         f"({fault})"
@@ -210,17 +214,17 @@ def _hosts(scheme: str, options: Options) -> list[str]:
 
 def grouped(options: Options) -> dict[str, Any]:
     """Groups options into the arguments of obstore's stores."""
-    groups: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    retries: dict[str, Any] = {}
+    groups: dict[str, Any] = {"config": {}, "client_options": client, "retry_config": retries}
     for key, value in options.items():
         key = key.lower()
         if key == "credential_provider":
             groups[key] = value
-        elif key in ("client_options", "retry_config"):
-            group = _group(value).items()
-            groups.setdefault(key, {}).update({name.lower(): option for name, option in group})
+        elif key in groups:
+            groups[key].update({name.lower(): option for name, option in _group(value).items()})
         else:
-            groups.setdefault(_GROUPS.get(key, "config"), {})[key] = value
-    client, retries = groups.get("client_options", {}), groups.get("retry_config", {})
+            groups[_GROUPS.get(key, "config")][key] = value
     if "default_headers" in client:
         client["default_headers"] = _group(client["default_headers"])
     if "backoff" in retries:
@@ -254,28 +258,13 @@ def _duration(value: Any) -> Any:
     return float(match[1]) * timedelta(seconds=_SECONDS[match[2] or "s"])
 
 
-def _texts(options: Options) -> Iterator[str]:
-    """The values of options, also of those in groups."""
-    for value in options.values():
-        if isinstance(value, Mapping):
-            yield from _texts(value)
-        else:
-            yield str(value)
-
-
-def _names(options: Options, group: str = "") -> Iterator[str]:
-    """The names of options, and of those in groups, such as `retry_config.backoff`."""
+def _flat(options: Options, group: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of options, also of those in groups, such as `retry_config.backoff`."""
     for key, value in options.items():
-        yield f"{group}{key}"
         if isinstance(value, Mapping):
-            yield from _names(value, f"{group}{key}.")
-
-
-def _prepare_client(url: SplitResult, client: dict[str, Any]) -> None:
-    """Allows http:// if and only if the URL has it, and sends user and password as a header."""
-    client["allow_http"] = url.scheme == "http" and client.get("allow_http", True)
-    if url.username is not None:
-        client["default_headers"] = authorization(url) | client.get("default_headers", {})
+            yield from _flat(value, f"{group}{key}.")
+        else:
+            yield f"{group}{key}", str(value)
 
 
 def open_file_system(address: Address) -> tuple[Any, str]:
@@ -284,18 +273,19 @@ def open_file_system(address: Address) -> tuple[Any, str]:
     url = address.url
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
-    try:
-        if not allows_redirects:
-            options = refusing_redirects(url, options)
-        # Cached instances would share credentials and listings.
-        system, path = url_to_fs(url, skip_instance_cache=True, **options)
-    except ImportError as error:
-        problems: list[Exception] = [ImportError(str(error), name=error.name)]
-    except OSError as error:  # some file systems make requests at once
-        problems = [failure(error, address.name)]
-    except Exception as error:
+    if not allows_redirects:
+        options = refusing_redirects(url, options)
+
+    def refusal(error: BaseException, name: str) -> Exception:
+        if isinstance(error, ImportError):
+            return ImportError(str(error), name=error.name)
+        if isinstance(error, OSError):  # some file systems make requests at once
+            return failure(error, name)
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
-        problems = [ValueError(f"{address.name}: {fault}")]
-    else:
-        return system, str(path)
-    raise problems.pop()  # as in `attempt`
+        return ValueError(f"{name}: {fault}")
+
+    # Cached instances would share credentials and listings.
+    system, path = attempt(
+        address.name, lambda: url_to_fs(url, skip_instance_cache=True, **options), refusal
+    )
+    return system, str(path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from functools import partial
-from queue import Full, Queue
+from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -15,12 +14,8 @@ from onnxarchive.files.data import Buffer, as_bytes, pieces
 from onnxarchive.files.file import Closing
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
-from onnxarchive.remote.failures import StalledError, attempt, failure
-from onnxarchive.remote.stores import (
-    open_file_system,
-    open_store,
-    split_options,
-)
+from onnxarchive.remote.failures import attempt, failure
+from onnxarchive.remote.stores import open_file_system, open_store, split_options
 from onnxarchive.remote.urls import Address, Store
 
 if TYPE_CHECKING:
@@ -34,7 +29,7 @@ _MOST_AT_ONCE = 16  # more parts than are sent at once
 _SLOWER = 8  # times slower than so far a line may become
 _SLOWEST = 16 << 10  # bytes a second that any line has, also before the first part has arrived
 _COMPLETION = 600.0  # seconds in which a store makes the object of its parts
-_LOOK, _PAUSE = 0.1, 0.005  # seconds between two looks at the parts, of the caller and of obstore
+_PAUSE = 0.005  # seconds between two looks at the parts under way
 _WAIT = 1.5  # seconds that closing waits for the end of an upload
 
 
@@ -56,7 +51,7 @@ class ObjectWriter(Closing):
         Raises:
             ArchiveError: This process is a fork of the process that began to write; not checked
                 with fsspec.
-            OSError: A request failed; nothing will appear.
+            OSError: A request failed, or the upload stalls; nothing will appear.
         """
         raise NotImplementedError
 
@@ -65,7 +60,7 @@ class ObjectWriter(Closing):
 
         Raises:
             ArchiveError: As for `write`.
-            OSError: A request failed. Nothing has changed, unless the server's answer was lost.
+            OSError: As for `write`. Nothing has changed, unless the server's answer was lost.
         """
         raise NotImplementedError
 
@@ -106,11 +101,11 @@ class _StoreWriter(ObjectWriter):
         self._size, self._stall = size, stall
         self._part_size = max(_LEAST_PART, -(-size // _MOST_PARTS // _MIB) * _MIB)
         self._part = _Part()
-        self._parts: Queue[_Part | None] = Queue(1)  # for obstore; None ends them
+        self._parts: SimpleQueue[_Part | None] = SimpleQueue()  # for obstore; None ends them
         self._begun, self._begin = 0, monotonic()  # bytes that obstore got, and since when
         self._under_way: list[ref[_Part]] = []
         self._keeps_parts = type(store).__name__ == "MemoryStore"
-        self._is_complete = self._is_given_up = False
+        self._is_complete = False
         self._problem: Exception | None = None
         self._work = Work()
         self._thread = start_thread(name, self._send, store, key)
@@ -133,9 +128,11 @@ class _StoreWriter(ObjectWriter):
         self._work.require_own()
         if self._part:
             self._pass_on()
+        # obstore sends a part that is not full when it knows that it is the last one.
+        self._until(lambda: self._nbytes_under_way() <= self._part_size)
         self._is_complete = True
-        self._until(partial(self._has_put, None))
-        self._until(self._has_ended)
+        self._parts.put(None)
+        self._until(lambda: not self._thread.is_alive())
 
     def close(self) -> None:
         """Discards the object, unless it is complete.
@@ -143,107 +140,84 @@ class _StoreWriter(ObjectWriter):
         If the store does not answer soon, its parts may stay there.
         """
         if self._thread.is_alive():
-            self._is_complete, self._is_given_up = False, True
-            self._has_put(None)
+            self._is_complete = False
+            self._parts.put(None)
             self._thread.join(_WAIT)
 
     def _pass_on(self) -> None:
+        """Gives the part to obstore when few enough are under way, by the rate so far."""
+        self._until(self._has_room)
         part, self._part = self._part, _Part()
-        self._until(partial(self._has_put, part))
+        if not self._keeps_parts:
+            self._under_way = [it for it in self._under_way if it() is not None] + [ref(part)]
+            self._begun += len(part)
+        self._parts.put(part)
 
-    def _has_put(self, part: _Part | None) -> bool:
-        with suppress(Full):
-            self._parts.put(part, timeout=_LOOK)
-            return True
-        return False
-
-    def _has_ended(self) -> bool:
-        self._thread.join(_LOOK)
-        return not self._thread.is_alive()
+    def _has_room(self) -> bool:
+        under_way = self._nbytes_under_way()
+        ahead = min(self._rate(under_way) * SECONDS_AHEAD, _IN_FLIGHT_SIZE)
+        return under_way <= max(0, ahead - self._part_size)
 
     def _until(self, is_done: Callable[[], bool]) -> None:
-        """Waits for obstore, unless it fails, or has sent nothing for too long.
+        """Waits for obstore.
 
         Raises:
-            OSError: The upload has failed, or stalls.
+            OSError: The upload has failed, or stalls: no part has arrived for too long.
         """
         sent, since = -1, monotonic()
         while self._problem is None and not is_done():
             under_way = self._nbytes_under_way()
             if self._begun - under_way != sent:
                 sent, since = self._begun - under_way, monotonic()
-            if (seconds := monotonic() - since) > self._limit(under_way):
+            elif (seconds := monotonic() - since) > self._limit(under_way):
                 self.close()
-                raise StalledError(
+                raise OSError(
                     errno.ETIMEDOUT,
                     f"the upload stalls: {sent} of {self._size} bytes have arrived, and of "
                     f"{under_way} under way none has for {seconds:.0f} seconds; stall_timeout in "
                     "storage_options allows more",
                     self.path,
                 )
+            sleep(_PAUSE)
         if self._problem is not None:
             raise self._problem
-
-    def _nbytes_under_way(self) -> int:
-        """Bytes of the parts that are being sent; 0 if the store keeps the parts."""
-        parts = [it() for it in self._under_way]
-        return sum(len(part) for part in parts if part is not None)
-
-    def _rate(self, under_way: int) -> float:
-        """Bytes a second so far; 0 before the first part has arrived."""
-        return (self._begun - under_way) / max(monotonic() - self._begin, 1e-6)
 
     def _limit(self, under_way: int) -> float:
         """Seconds in which one of the parts that are under way has to arrive.
 
         The parts share the line, so all may arrive at the end of the time that they take together.
         """
-        if not under_way and self._begun:
+        if not under_way:
             return max(self._stall, _COMPLETION)
         return self._stall + under_way / max(self._rate(under_way) / _SLOWER, _SLOWEST)
+
+    def _rate(self, under_way: int) -> float:
+        """Bytes a second so far; 0 before the first part has arrived."""
+        return (self._begun - under_way) / max(monotonic() - self._begin, 1e-6)
+
+    def _nbytes_under_way(self) -> int:
+        """Bytes of the parts that are being sent; 0 if the store keeps the parts."""
+        parts = [part() for part in self._under_way]
+        return sum(len(part) for part in parts if part is not None)
 
     def _send(self, store: Store, key: str) -> None:
         import obstore
 
+        size, count = self._part_size, _MOST_AT_ONCE
         try:
-            # obstore aborts the upload if the iterator raises.
-            obstore.put(
-                store,
-                key,
-                self._taken(),
-                chunk_size=self._part_size,
-                max_concurrency=_MOST_AT_ONCE,
-            )
+            obstore.put(store, key, self._taken(), chunk_size=size, max_concurrency=count)
         except _GivenUpError:
             pass
         except BaseException as error:  # a panic of obstore is no Exception
             self._problem = failure(error, self.path)
 
     def _taken(self) -> Iterator[_Part]:
-        """Yields parts, each when few enough are under way, by the rate so far.
-
-        obstore keeps the last part until it asks for another one, unless the part is full.
-        """
-        most: float = self._part_size - 1
-        while (part := self._parts.get()) is not None and not self._is_given_up:
-            if not self._keeps_parts:
-                self._under_way = [it for it in self._under_way if it() is not None] + [ref(part)]
-                self._begun += len(part)
+        """Yields parts; obstore aborts the upload if this raises."""
+        while (part := self._parts.get()) is not None:
             yield part
             del part
-            while (under_way := self._nbytes_under_way()) > most:
-                self._pause()
-                ahead = min(self._rate(under_way) * SECONDS_AHEAD, _IN_FLIGHT_SIZE)
-                most = max(self._part_size - 1, ahead - self._part_size)
-        while self._nbytes_under_way() > self._part_size:
-            self._pause()
         if not self._is_complete:
             raise _GivenUpError
-
-    def _pause(self) -> None:
-        if self._is_given_up:
-            raise _GivenUpError
-        sleep(_PAUSE)
 
 
 class _GivenUpError(Exception):
@@ -266,20 +240,20 @@ class _FileSystemWriter(ObjectWriter):
             return None
 
         self._file = attempt(name, opened)
+        found = f", found {type(system).__name__}"
         if self._file is None:
             command = " ('hf upload')" * name.startswith("hf://")
             raise UnsupportedFeatureError(
-                f"{name}: expected a file system that writes one complete file, found "
-                f"{type(system).__name__}; write a local file, and upload it{command}"
+                f"expected a file system that writes one complete file{found}; write a local file, "
+                f"and upload it{command}",
+                path=name,
             )
-        kind = type(self._file)
-        if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
+        if getattr(type(self._file), "commit", None) in (None, AbstractBufferedFile.commit):
             # A file whose class has no `commit` of its own may appear when the file is closed. The
             # garbage collector would close the file, unless `closed` is set.
             self._file.closed = True
             raise UnsupportedFeatureError(
-                f"{name}: expected a file system in which only complete files appear, found "
-                f"{type(system).__name__}"
+                f"expected a file system in which only complete files appear{found}", path=name
             )
 
     def write(self, data: Buffer) -> int:
