@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from onnxarchive.errors import ArchiveFormatError, Strict, with_path
+from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
 from onnxarchive.files.beneath import Root
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
@@ -34,7 +35,7 @@ from onnxarchive.sources.finder import Finder
 from onnxarchive.sources.other_files import divided, is_litter, levels_in_cache
 from onnxarchive.sources.recognition import MODEL_SUFFIX, is_model_name
 from onnxarchive.sources.serialized import parse_files
-from onnxarchive.sources.source import Source, listing
+from onnxarchive.sources.source import Source
 from onnxarchive.sources.zip_file import read_zip
 
 # A further directory into which symbolic links may lead; True for the model's folder `models--*`
@@ -132,10 +133,8 @@ class SourceReader:
         root = self._root(path)
         files = DataFiles(partial(open_beneath, root))
         names = [name for name in models_and_assets(root) if not is_litter(name)]
-        models = [name for name in names if is_model_name(name)]
-        if not models:
-            raise _no_model(_models_below(root, _MAX_SEARCHED))
-        source = self._whole(files, _only(models), names, paths_below(root))
+        model = _only([name for name in names if is_model_name(name)], root)
+        source = self._whole(files, model, names, paths_below(root))
         source.files = _paths(root, files)
         return source
 
@@ -249,26 +248,24 @@ def _add_others(
     source.others = others
 
 
-def _only(names: list[str]) -> str:
-    """The only model at the smallest folder depth."""
+def _only(names: list[str], root: Root | None = None) -> str:
+    """The only model at the smallest folder depth; the error names those in folders of `root`."""
     depth = min((name.count("/") for name in names), default=0)
     names = [name for name in names if name.count("/") == depth]
-    if not names:
-        raise _no_model()
-    if len(names) > 1:
+    if len(names) == 1:
+        return names[0]
+    if names:
         raise ArchiveFormatError(
-            f"{_EXPECTED_MODEL}, found {listing(names)}; 'onnxarchive convert ONE.onnx NEW.onnxa "
-            "--model ID=OTHER.onnx' packs several models, and --all-models those of a directory"
+            f"{_EXPECTED_MODEL}, found {shown_names(names)}; 'onnxarchive convert ONE.onnx "
+            "NEW.onnxa --model ID=OTHER.onnx' packs several models, and --all-models those of a "
+            "directory"
         )
-    return names[0]
-
-
-def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
     remedy = ""
+    below = [] if root is None else _models_below(root, _MAX_SEARCHED)
     if below:
-        remedy = f"; folders below have {listing(below)}: convert one of these"
+        remedy = f"; folders below have {shown_names(below)}: convert one of these"
         remedy += ", or all with --all-models" * (len(below) > 1)
-    return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
+    raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
 
 
 def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
@@ -298,38 +295,34 @@ def models_of_repository(
             name gives no id.
         ArchiveFormatError: There is no model.
     """
-    below = _models_below(Root(os.fspath(directory)))
-    onnx_files = [name for name in below if name.endswith(MODEL_SUFFIX)]
-    bases = {name: name[name.rfind("/") + 1 :] for name in onnx_files}
-    stems = {name: base.removesuffix(MODEL_SUFFIX) for name, base in bases.items()}
+    below = map(PurePosixPath, _models_below(Root(os.fspath(directory))))
+    onnx_files = [path for path in below if path.suffix == MODEL_SUFFIX]
     if include is None:
-        names = [name for name in onnx_files if not _PRECISION.search(stems[name])]
+        paths = [path for path in onnx_files if not _PRECISION.search(path.stem)]
     else:
         patterns = [include] if isinstance(include, str) else include
-        names = [
-            name
-            for name in onnx_files
-            if any(fnmatchcase(bases[name], pattern) for pattern in patterns)
-        ]
-    if not names:
-        hint = f"; {listing(onnx_files)} match no pattern of --include" if onnx_files else ""
+        paths = [path for path in onnx_files if any(fnmatchcase(path.name, it) for it in patterns)]
+    if not paths:
+        names = shown_names(map(str, onnx_files))
+        hint = f"; {names} match no pattern of --include" if onnx_files else ""
         raise ArchiveFormatError(f"expected a file named *{MODEL_SUFFIX}, found none{hint}")
     wanted = "model.onnx" if default is None else default
-    defaults = [wanted] if wanted in names else []
-    defaults = defaults or [name for name in names if wanted in (bases[name], stems[name])]
-    if default is None and len(names) == 1:
-        defaults = names
+    defaults = [path for path in paths if wanted == str(path)]
+    defaults = defaults or [path for path in paths if wanted in (path.name, path.stem)]
+    if default is None and len(paths) == 1:
+        defaults = paths
     if len(defaults) != 1:
         raise ValueError(
             f"{os.fspath(directory)}: expected one default model {wanted!r} among "
-            f"{listing(names)}, found {len(defaults)}; name it with default= (--default)"
+            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default= "
+            "(--default)"
         )
-    models = {"": os.path.join(directory, *defaults[0].split("/"))}
-    for name in names:
-        if name in defaults:
+    models = {"": os.path.join(directory, *defaults[0].parts)}
+    for file in paths:
+        if file in defaults:
             continue
-        identifier = re.sub("[^a-z0-9]", "_", stems[name].lower())
-        path = os.path.join(directory, *name.split("/"))
+        identifier = re.sub("[^a-z0-9]", "_", file.stem.lower())
+        path = os.path.join(directory, *file.parts)
         if not keys.is_model_id(identifier):
             raise ValueError(f"{path}: expected a file name that gives {keys.MODEL_ID}; rename it")
         if identifier in models:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
 
-from onnxarchive.errors import ChecksumError
+from onnxarchive.errors import ChecksumError, shown_names
 from onnxarchive.files.data import Crc32, Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
-
-_MAX_LISTED = 20
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class Source:
         if not self.cleared:
             return self.warnings
         names = [name for _, name in sorted(self.cleared.items())]
-        note = f"unused bits in the last byte were cleared: {listing(names)}"
+        note = f"unused bits in the last byte were cleared: {shown_names(names)}"
         return (*self.warnings, note)
 
 
@@ -125,8 +123,3 @@ def sha1(data: Data) -> str:
     for piece in data:
         digest.update(piece)
     return digest.hexdigest()
-
-
-def listing(names: Sequence[str]) -> str:
-    """Some of these names, for messages."""
-    return ", ".join(map(repr, names[:_MAX_LISTED]))
