@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import lock_calls
 import pytest
 from models import model_of, raw_tensor, run_python, weight_model
-from written import files_below, write_model
+from written import files_below, write_model, zipped
 
 import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
@@ -125,8 +125,8 @@ def test_an_empty_tree_and_a_missing_source_are_failures_and_stop_nothing(tmp_pa
 
 
 def test_a_dry_run_of_a_compressed_zip_makes_nothing(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("m.onnx", weight_model(1).SerializeToString())
+    files = {"m.onnx": weight_model(1).SerializeToString()}
+    zipped(tmp_path / "m.zip", files, zipfile.ZIP_DEFLATED)
     (done,) = convert_many([tmp_path / "m.zip"], tmp_path / "out", dry_run=True)
     assert (done.error, (done.nbytes or 0) > 0) == (None, True)
     assert files_below(tmp_path) == {"m.zip"}

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from models import external, mixed_model, model_of, normalised
 from several_models import A, B, C, floats, of, require_loads
-from written import saved
+from written import contents, saved, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -27,14 +27,11 @@ def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(tmp_path: 
     onnxarchive.extract(path, tmp_path / "extracted")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "unzipped")
-    for name, kind in (("stored.zip", zipfile.ZIP_STORED), ("zipped.zip", zipfile.ZIP_DEFLATED)):
-        with zipfile.ZipFile(tmp_path / name, "w", kind) as zipped:
-            for file in sorted((tmp_path / "unzipped").rglob("*"), reverse=True):
-                zipped.write(file, file.relative_to(tmp_path / "unzipped"))
-    for source in (path, *(tmp_path / it for it in ("extracted", "unzipped"))):
-        onnxarchive.convert(source, tmp_path / "converted")
-        assert (tmp_path / "converted").read_bytes() == path.read_bytes()
-    for source in (tmp_path / "stored.zip", tmp_path / "zipped.zip"):
+    files = dict(reversed(contents(tmp_path / "unzipped").items()))
+    sources = [path, tmp_path / "extracted", tmp_path / "unzipped"]
+    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        sources.append(zipped(tmp_path / f"{kind}.zip", files, kind))
+    for source in sources:
         onnxarchive.convert(source, tmp_path / "converted")
         assert (tmp_path / "converted").read_bytes() == path.read_bytes()
     for name in ("__MODEL_PROTO", *(f"__MODEL_PROTO_{id}" for id in models)):
@@ -87,10 +84,9 @@ def test_messages_of_all_models_of_a_source_are_counted_before_one_is_parsed(
 ) -> None:
     path, directory = tmp_path / "m.onnxa", tmp_path / "unpacked"
     onnxarchive.save(of(w=A), path, models={"a": of(w=A), "b": of(w=A)})
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "m.zip", "w", 8) as zipped:
+    with zipfile.ZipFile(path) as archive:
         archive.extractall(directory)
-        for name in archive.namelist():
-            zipped.writestr(name, archive.read(name))
+    zipped(tmp_path / "m.zip", contents(directory), zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(proto, "MAX_MESSAGES", 10)
     parse = patch.object(onnx.ModelProto, "FromString", side_effect=AssertionError("parsed"))
     for source in (directory, tmp_path / "m.zip"):
@@ -106,10 +102,7 @@ def test_further_models_without_a_default_one_are_refused_and_not_left_out(
     directory.mkdir()
     for file_name in (name, "model.onnx"):
         (directory / file_name).write_bytes(of(w=A).SerializeToString())
-    with zipfile.ZipFile(tmp_path / "m.zip", "w") as zipped:
-        for file in directory.iterdir():
-            zipped.write(file, file.name)
-    for source in (directory, tmp_path / "m.zip"):
+    for source in (directory, zipped(tmp_path / "m.zip", contents(directory))):
         with pytest.raises(ArchiveFormatError, match=f"expected __MODEL_PROTO beside '{name}'"):
             onnxarchive.convert(source, tmp_path / "converted")
 
@@ -133,9 +126,7 @@ def test_a_file_of_a_later_version_is_refused_with_the_advice_to_upgrade(
     with_entry(path, name)
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "unzipped")
-        with zipfile.ZipFile(tmp_path / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as deflated:
-            for entry in archive.namelist():
-                deflated.writestr(entry, archive.read(entry))
+    zipped(tmp_path / "deflated.zip", contents(tmp_path / "unzipped"), zipfile.ZIP_DEFLATED)
     target = tmp_path / "target"
     calls: list[Callable[[], object]] = [
         lambda: onnxarchive.open(path),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from remote_archives import (
     with_byte_flipped,
 )
 from web_server import Answer, WebServer
-from written import files_below, saved, write_model
+from written import contents, files_below, saved, write_model, zipped
 
 import onnxarchive
 from onnxarchive import (
@@ -96,7 +95,7 @@ def written(write: Call, source: Any, folder: Path, **access: Any) -> dict[str, 
     """What a call writes, by paths in a new folder."""
     folder.mkdir()
     write(source, folder / "target", **access)
-    return {it: (folder / it).read_bytes() for it in files_below(folder)}
+    return contents(folder)
 
 
 def in_another_order(path: Path) -> bytes:
@@ -249,7 +248,7 @@ def test_an_archive_of_a_later_version_is_not_converted(targets: Path, web: WebS
 
 def put(folder: Path, kind: str, web: WebServer) -> tuple[str, dict[str, Any]]:
     """The files of a folder in a place of a kind; gives where `m.onnx` is."""
-    files = {it: (folder / it).read_bytes() for it in files_below(folder)}
+    files = contents(folder)
     if kind == "store":
         from obstore.store import MemoryStore
 
@@ -415,12 +414,8 @@ def test_a_remote_zip_of_another_tool_is_converted(
 ) -> None:
     folder = tmp_path / "models"
     complete = with_data(folder, "w.data", "sub/v.data")
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", compression) as archive:
-        for name in sorted(files_below(folder)):
-            archive.write(folder / name, name)
     (tmp_path / "zipped").mkdir()
-    (tmp_path / "zipped" / "m.onnx").write_bytes(whole.getvalue())
+    zipped(tmp_path / "zipped" / "m.onnx", contents(folder), compression)
     source, access = put(tmp_path / "zipped", kind, web)
     convert(source, targets / "target", **access)
     assert onnxarchive.load(targets / "target") == normalised(complete)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ def write_model(path: Path, model: onnx.ModelProto) -> Path:
     """Writes a model to a file and makes its parent directories; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())
+    return path
+
+
+def zipped(path: Path, files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    """Writes a zip of files, such as `contents` gives them; returns its path."""
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, data in files.items():
+            file.writestr(name, data, method)
     return path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import onnx
 import pytest
 from models import attribute, external, model_of, node, raw_tensor, runnable_model
 from onnx import TensorProto
-from written import converted, files_below, saved
+from written import contents, converted, saved, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -276,11 +275,8 @@ def test_all_problems_of_a_model_are_listed_at_once(tmp_path: Path) -> None:
     body = onnx.GraphProto(name="g", initializer=[external(named("below"), "missing.bin")])
     model.graph.node.append(node(attribute("g", g=body)))
     (directory / "m.onnx").write_bytes(model.SerializeToString())
-    packed = tmp_path / "m.zip"
-    with zipfile.ZipFile(packed, "w") as file:
-        for name in files_below(directory):
-            file.write(directory / name, f"in/{name}")
-        file.write(tmp_path / "secret.bin", "secret.bin")
+    files = {f"in/{name}": data for name, data in contents(directory).items()}
+    packed = zipped(tmp_path / "m.zip", {**files, "secret.bin": bytes(2400)})
     (tmp_path / "missing.bin").write_bytes(bytes(2400))  # beside the zip is not in it
     for source in (directory, directory / "m.onnx", packed):
         with pytest.raises(ArchiveFormatError) as caught:

@@ -13,7 +13,7 @@ import pytest
 from models import entry_of, external, model_of, raw_tensor, typed
 from onnx import TensorProto
 from web_server import WebServer
-from written import files_below, write_model
+from written import contents, write_model, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -42,12 +42,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], s
     def make(folder: Path) -> str:
         if kind in ("file", "directory"):
             return str(folder / "m.onnx" if kind == "file" else folder)
-        files = {name: (folder / name).read_bytes() for name in files_below(folder)}
+        files = contents(folder)
         if kind != "url":
             method = zipfile.ZIP_DEFLATED if kind == "deflated zip" else zipfile.ZIP_STORED
-            with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
-                for name, data in files.items():
-                    file.writestr(name, data)
+            zipped(tmp_path / "m.zip", files, method)
             if kind != "zip at a url":
                 return str(tmp_path / "m.zip")
             files = {"m.onnx": (tmp_path / "m.zip").read_bytes()}
@@ -157,6 +155,7 @@ def test_pairs_beside_no_data_are_refused(source: Callable[[Path], str], folder:
         write_model(folder / "m.onnx", model_of(*outside))
         message = refused(source(folder), folder)
         assert "tensor 'w0' (graph.initializer[0]): expected data_location EXTERNAL" in message
+        assert "set it, or clear external_data" in message
 
 
 # Unused bits
@@ -244,19 +243,15 @@ def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
             )
 
 
-def test_of_a_damaged_zip_no_bits_are_cleared(folder: Path, tmp_path: Path) -> None:
+def test_of_a_damaged_zip_no_bits_are_cleared(tmp_path: Path) -> None:
     tensor = raw_tensor("w", TensorProto.INT4, (4001,))
-    write_model(folder / "m.onnx", model_of(external(tensor, "w")))
-    with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
-        file.write(folder / "m.onnx", "m.onnx")
-        file.writestr("w", tensor.raw_data)
-        offset = file.getinfo("w").header_offset
-    data = bytearray((tmp_path / "m.zip").read_bytes())
-    last = data.index(tensor.raw_data, offset) + len(tensor.raw_data) - 1
-    data[last] ^= 0xF0
-    (tmp_path / "m.zip").write_bytes(data)
+    model = model_of(external(tensor, "w")).SerializeToString()
+    path = zipped(tmp_path / "m.zip", {"m.onnx": model, "w": tensor.raw_data})
+    data = bytearray(path.read_bytes())
+    data[data.index(tensor.raw_data) + len(tensor.raw_data) - 1] ^= 0xF0
+    path.write_bytes(data)
     with pytest.raises(ArchiveFormatError, match="CRC-32"):
-        onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
+        onnxarchive.convert(path, tmp_path / "m.onnxa")
 
 
 # Data files that are missing, too short or something else
@@ -289,21 +284,21 @@ def test_a_data_file_that_is_too_short_is_named_once(
     assert f"ends at least {90 * nbytes - 5:,} bytes too early; its download" in message
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (POINTER, "a Git LFS pointer; 'git lfs pull' fetches the file"),
-        (PAGE, "an HTML page; its address"),
-        (PAGE * 1000, "an HTML page; its address"),
-        (b"", "an empty file; its download"),
-        (b"\x1f\x8b\x08\0", "a gzip file; decompress it first"),
-    ],
-    ids=["pointer", "page", "long page", "empty", "gzip"],
-)
+OTHERS = {
+    "pointer": (POINTER, "a Git LFS pointer; 'git lfs pull' fetches the file"),
+    "page": (PAGE, "an HTML page; its address"),
+    "long page": (PAGE * 1000, "an HTML page; its address"),
+    "empty": (b"", "an empty file; its download"),
+    "gzip": (b"\x1f\x8b\x08\0", "a gzip file; decompress it first"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("nbytes", [64, 4096])
 def test_what_a_data_file_is_instead_is_named(
-    source: Callable[[Path], str], folder: Path, content: bytes, kind: str, nbytes: int
+    source: Callable[[Path], str], folder: Path, other: str, nbytes: int
 ) -> None:
+    content, kind = OTHERS[other]
     outside, _ = tensors(100, nbytes)
     (folder / DATA).write_bytes(content)
     write_model(folder / "m.onnx", model_of(*outside))
@@ -326,18 +321,11 @@ def test_a_pointer_is_no_data_even_if_it_is_long_enough(
     assert "Git LFS pointer" in message or "HTML page" in message
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (POINTER, "a Git LFS pointer; 'git lfs pull' fetches the file"),
-        (PAGE, "an HTML page; its address"),
-        (b"", "an empty file; its download"),
-    ],
-    ids=["pointer", "page", "empty"],
-)
+@pytest.mark.parametrize("other", OTHERS)
 def test_what_a_model_is_instead_is_named(
-    source: Callable[[Path], str], folder: Path, content: bytes, kind: str
+    source: Callable[[Path], str], folder: Path, other: str
 ) -> None:
+    content, kind = OTHERS[other]
     (folder / "m.onnx").write_bytes(content)
     assert refused(source(folder), folder).startswith(f"expected a model, found {kind}")
 

@@ -19,6 +19,7 @@ import edits
 import onnx
 import pytest
 from models import run_python, runnable_model
+from written import zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -27,13 +28,8 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources import recognition
 
 
-def _zip(*names: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        with zipfile.ZipFile(path, "w") as file:
-            for name in names:
-                file.writestr(name, b"content")
-
-    return make
+def _zip(*names: str) -> Callable[[Path], object]:
+    return partial(zipped, files=dict.fromkeys(names, b"content"))
 
 
 def _onnx(path: Path) -> None:
@@ -199,9 +195,8 @@ def test_a_model_that_is_cut_short_lacks_a_number_of_bytes(tmp_path: Path, at: f
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / MODEL_PROTO).write_bytes(cut)
-    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("m.onnx", cut)
-    for source in (path, folder, tmp_path / "m.zip"):
+    packed = zipped(tmp_path / "m.zip", {"m.onnx": cut}, zipfile.ZIP_DEFLATED)
+    for source in (path, folder, packed):
         with pytest.raises(ArchiveFormatError, match=re.escape(found)):
             onnxarchive.convert(source, tmp_path / "new.onnxa")
     with pytest.raises(ArchiveFormatError, match=re.escape(f"found an ONNX model that {found}")):

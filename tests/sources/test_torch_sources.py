@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import onnx
 import pytest
 from models import model_of, raw_tensor, run_model
 from onnx import TensorProto
+from written import contents, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -56,14 +56,6 @@ def torch_directory(path: Path, *tensors: TensorProto) -> Path:
     return path
 
 
-def zipped(directory: Path) -> Path:
-    path = directory.with_suffix(".zip")
-    with zipfile.ZipFile(path, "w") as file:
-        for child in sorted(directory.iterdir()):
-            file.write(child, child.name)
-    return path
-
-
 def genuine(name: str) -> TensorProto:
     return TensorProto(name=name, data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
 
@@ -99,7 +91,7 @@ def test_a_tensor_of_ten_bytes_has_the_data_of_the_file_of_its_name(
     tensors = [raw_tensor("large", dims=(600,)), raw_tensor("fc.bias", data_type, (count,), seed=3)]
     source = torch_directory(tmp_path / "m", *tensors)
     if is_zip:
-        source = zipped(source)
+        source = zipped(tmp_path / "m.zip", contents(source))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what counts is the data
         onnxarchive.convert(source, tmp_path / "m.onnxa")
@@ -114,7 +106,7 @@ def test_a_missing_entry_is_named_with_its_tensor(tmp_path: Path, is_zip: bool) 
     (source / "features.4.weight").unlink()
     (source / "onnx::Conv_23").unlink()
     if is_zip:
-        source = zipped(source)
+        source = zipped(tmp_path / "m.zip", contents(source))
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     message = str(caught.value)

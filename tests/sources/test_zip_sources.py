@@ -19,7 +19,7 @@ import onnx
 import pytest
 from models import external, model_of, raw_tensor, run_python
 from onnx import TensorProto
-from written import converted, files_below
+from written import converted, files_below, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
@@ -85,13 +85,6 @@ LOCATIONS = {
 @pytest.fixture(params=["apart", "together"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return _write_directory(tmp_path / "model dir", LOCATIONS[request.param])
-
-
-def _zip_of(name: str) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w") as file:
-        file.writestr(name, b"content")
-    return target.getvalue()
 
 
 @pytest.fixture
@@ -357,8 +350,8 @@ def test_a_zip_of_any_tool_gives_the_archive_of_the_directory(
 
 def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
-            file.writestr("söme/wo/m.onnx", _compressible_model().SerializeToString())
+        files = {"söme/wo/m.onnx": _compressible_model().SerializeToString()}
+        zipped(tmp_path / "m.zip", files, method)
         onnxarchive.save(_compressible_model(), tmp_path / "saved.onnxa")
         assert converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
 
@@ -391,18 +384,21 @@ def test_external_tensors_of_a_zip_may_go_into_the_model(
         (b"PK\3\4 and no zip", False),
         (b"PK\5\6 and no zip", False),
         (b"no model", False),
-        (_zip_of("readme.txt"), False),
-        (_zip_of("some/m.onnx"), True),
-        (_zip_of("__MODEL_PROTO"), True),
+        ("readme.txt", False),
+        ("some/m.onnx", True),
+        ("__MODEL_PROTO", True),
         (model_of().SerializeToString(), True),
         (b"\0" + model_of().SerializeToString(), False),
     ],
 )
 def test_files_with_a_model_are_recognised_by_their_content(
-    tmp_path: Path, content: bytes, expected: bool
+    tmp_path: Path, content: bytes | str, expected: bool
 ) -> None:
     path = tmp_path / "file"
-    path.write_bytes(content)
+    if isinstance(content, str):  # the name of a file in a zip
+        zipped(path, {content: b"content"})
+    else:
+        path.write_bytes(content)
     assert is_model_file(str(path)) == expected
 
 
@@ -651,8 +647,8 @@ def test_a_spoiled_zip_is_refused(
 def test_a_deflated_zip_is_converted_where_the_working_directory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as target:
-        target.writestr("m.onnx", model_of(raw_tensor("w", dims=(3000,))).SerializeToString())
+    model = model_of(raw_tensor("w", dims=(3000,))).SerializeToString()
+    zipped(tmp_path / "m.zip", {"m.onnx": model}, zipfile.ZIP_DEFLATED)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
