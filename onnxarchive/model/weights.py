@@ -23,6 +23,7 @@ import onnx
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, schema
+from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.wire import (
     I32,
     I64,
@@ -54,16 +55,8 @@ PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
 
 _Piece: TypeAlias = bytes | memoryview
 
-FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
-# Bytes of raw data per number of a typed field, for each field and data type that fit together.
-ELEMENT_WIDTHS: Final[dict[tuple[str, int], int]] = {
-    (data_type.typed_field, number): data_type.typed_nbytes
-    for number, data_type in dtypes.BY_NUMBER.items()
-}
-_SIX_BITS: Final = 6
-_SIX_BIT_TYPES: Final = frozenset(
-    number for number, data_type in dtypes.BY_NUMBER.items() if data_type.bit_width == _SIX_BITS
-)
+_FIXED_WIDTH: Final = frozenset({"float_data", "double_data"})
+_CODES_IN_GROUP: Final = 4  # six-bit codes that fill whole bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +67,14 @@ class Span:
         offset: Byte offset of the payload in the model.
         nbytes: Size of the payload in the model, in bytes.
         field: The field of TensorProto with the payload: `raw_data`, or a packed typed field.
-        data_type: The tensor's `data_type`.
+        data_type: The data type of a payload of varints; None if the payload is raw data already,
+            and `nbytes` the tensor's size.
     """
 
     offset: int
     nbytes: int
     field: str
-    data_type: int
-
-    @property
-    def is_raw(self) -> bool:
-        """True if the payload is raw data already; then `nbytes` is the tensor's size."""
-        return self.field in FIXED_WIDTH_FIELDS
+    data_type: DataType | None
 
 
 class Stripped(NamedTuple):
@@ -126,11 +115,11 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         for tensor in _tensors(wire, size_threshold):
             if tensor.depth == MAX_DEPTH:
                 continue  # external_data would be nested too deep
-            sole = _sole_data_field(wire, tensor)
-            span = _span(*sole) if sole else None
-            if sole is None or span is None or span.nbytes < size_threshold:
+            field, number = _sole_data_field(wire, tensor) or (None, 0)
+            span = None if field is None else _span(field, number)
+            if field is None or span is None or span.nbytes < size_threshold:
                 continue
-            (_, begin, _, _, end), _ = sole
+            _, begin, _, _, end = field
             location = f"{SPAN_LOCATION}{len(spans)}"
             edits.replace(tensor, begin, end, _external_data(location))
             # At the end of the tensor: of several `data_location` fields, protobuf takes the last.
@@ -255,7 +244,7 @@ _LOCATION_KEY: Final = "location"
 
 _PACKED_FIELDS: Final[dict[int, str]] = {
     _tensor_tag(field, LEN): field
-    for field in {"raw_data", *(field for field, _ in ELEMENT_WIDTHS)}
+    for field in {"raw_data", *(it.typed_field for it in dtypes.BY_NUMBER.values())}
 }
 _DATA_TAGS: Final = frozenset(
     {
@@ -285,29 +274,34 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
             sole = field
         elif tag == _DATA_TYPE:
             data_type = read_int32(wire, value, end)
-        elif tag == _EXTERNAL_DATA or (tag == _DATA_LOCATION and _is_external(wire, value, end)):
+        elif tag == _DATA_LOCATION:
+            if read_int32(wire, value, end) == onnx.TensorProto.EXTERNAL:
+                return None
+        elif tag == _EXTERNAL_DATA:
             return None
     return None if sole is None else (sole, data_type)
 
 
-def _span(field: Field, data_type: int) -> Span | None:
-    """The span of a data field, or None.
+def _span(field: Field, number: int) -> Span | None:
+    """The span of a data field of a tensor with this number of a data type, or None.
 
-    None for strings, for unpacked numbers, and if the field does not suit `data_type`.
+    None for strings, for unpacked numbers, and if the field does not suit the data type.
     """
     tag, _, _, value, end = field
-    name = _PACKED_FIELDS.get(tag)
-    if name is None or data_type == onnx.TensorProto.STRING:
+    name, nbytes = _PACKED_FIELDS.get(tag), end - value
+    if name is None or number == onnx.TensorProto.STRING:
         return None
-    span = Span(value, end - value, name, data_type)
+    data_type = dtypes.BY_NUMBER.get(number)
     if tag == _RAW_DATA:
-        return span
-    width = ELEMENT_WIDTHS.get((name, data_type))
-    if width is None:
+        data_type = None
+    elif data_type is None or data_type.typed_field != name:
         return None
-    if span.is_raw and span.nbytes % width:
-        raise malformed(value, f"elements of {width} bytes", f"{span.nbytes} bytes")
-    return span
+    elif name in _FIXED_WIDTH:
+        if nbytes % data_type.typed_nbytes:
+            expected = f"elements of {data_type.typed_nbytes} bytes"
+            raise malformed(value, expected, f"{nbytes} bytes")
+        data_type = None
+    return Span(value, nbytes, name, data_type)
 
 
 def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[Field]]:
@@ -346,10 +340,6 @@ def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | No
         elif tag == _VALUE:
             value = bytes(wire[begin:end])
     return value if key == _LOCATION_KEY.encode() else None
-
-
-def _is_external(wire: memoryview, start: int, stop: int) -> bool:
-    return read_int32(wire, start, stop) == onnx.TensorProto.EXTERNAL
 
 
 def _external_data(location: str) -> bytes:
@@ -449,22 +439,16 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     payload = as_bytes(data)[span.offset : span.offset + span.nbytes]
     if len(payload) != span.nbytes:
         raise malformed(span.offset, f"{span.nbytes} bytes of data", f"{len(payload)}")
-    if span.is_raw:
+    if span.data_type is None:
         for start in range(0, len(payload), PIECE_BYTES):
             yield payload[start : start + PIECE_BYTES]
         return
-    element = np.dtype(f"<u{ELEMENT_WIDTHS[span.field, span.data_type]}")
-    pieces: Iterable[npt.NDArray[Any]] = (
-        values.astype(element) for values in _varints(payload, span.offset)
-    )
-    if span.data_type in _SIX_BIT_TYPES:
-        pieces = _packed_six_bit(pieces)
-    for piece in pieces:
-        yield piece.view(np.uint8).data
+    for numbers in _varints(payload, span.offset):
+        yield dtypes.typed_raw_data(numbers, span.data_type)
 
 
 def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64]]:
-    """Decodes the numbers of a packed field piece by piece."""
+    """Decodes the numbers of a packed field in pieces, each but the last of whole groups."""
     start = 0
     while start < len(payload):
         piece = np.frombuffer(payload[start : start + PIECE_BYTES], np.uint8)
@@ -476,23 +460,13 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
             raise malformed(
                 offset + start + int(bad), f"a varint of at most {MAX_VARINT_WIDTH} bytes", "none"
             )
+        if start + piece.size < len(payload):  # a varint or group that is cut begins the next piece
+            count = ends.size - ends.size % _CODES_IN_GROUP
+            ends, widths, firsts = ends[:count], widths[:count], firsts[:count]
         values = (piece[firsts] & VARINT_MASK).astype(np.uint64)
         for width in range(1, widths.max()):
             longer = np.flatnonzero(widths > width)
             bits = (piece[firsts[longer] + width] & VARINT_MASK).astype(np.uint64)
             values[longer] |= bits << np.uint64(width * VARINT_BITS)
         yield values
-        start += int(ends[-1])  # a varint that is cut here begins the next piece
-
-
-def _packed_six_bit(codes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.uint8]]:
-    """Packs four six-bit codes into three bytes, the first in the lowest bits."""
-    rest = np.empty(0, np.uint8)
-    for piece in codes:
-        whole = np.concatenate([rest, piece])
-        cut = whole.size - whole.size % 4
-        rest = whole[cut:]
-        if cut:
-            yield dtypes.pack(whole[:cut], _SIX_BITS)
-    if rest.size:
-        yield dtypes.pack(rest, _SIX_BITS)
+        start += int(ends[-1])

@@ -50,7 +50,7 @@ class Serialized:
         None if type and shape do not determine the number of bytes. This method then puts the bytes
         into the tensor; the plan of the archive checks them.
         """
-        nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.is_raw
+        nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.data_type is None
         if nbytes is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
             return None
