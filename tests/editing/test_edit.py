@@ -31,14 +31,7 @@ from edits import (
     with_array,
     write_two,
 )
-from models import (
-    copying_clone,
-    entry_of,
-    model_of,
-    open_below,
-    raw_tensor,
-    runnable_model,
-)
+from models import copying_clone, entry_of, model_of, open_below, raw_tensor, runnable_model
 from pages import needs_smaps
 from processes import mapped
 from written import saved
@@ -310,10 +303,7 @@ def test_what_cannot_be_written_is_refused_at_the_end_and_changes_nothing(
     message: str,
 ) -> None:
     compact = change is assign_and_remove
-    with (
-        refused(archive, error, message),
-        onnxarchive.edit(archive, compact=compact) as edit,
-    ):
+    with refused(archive, error, message), onnxarchive.edit(archive, compact=compact) as edit:
         change(edit)
 
 
@@ -429,9 +419,7 @@ def test_an_exception_discards_every_change(
     require(archive, saved_with_asset(documented("new")))
 
 
-def test_a_generator_that_is_closed_or_collected_in_the_block_writes_nothing(
-    archive: Path,
-) -> None:
+def test_a_generator_that_is_closed_or_collected_in_the_block_writes_nothing(archive: Path) -> None:
     def editing() -> Iterator[None]:
         with onnxarchive.edit(archive) as edit:
             edit.metadata["author"] = "Ada"

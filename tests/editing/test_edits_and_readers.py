@@ -260,9 +260,7 @@ def test_an_archive_that_is_edited_once_it_is_open_is_copied_as_it_was_opened(
     assert files_below(tmp_path / "found") == files_below(tmp_path / "expected")
 
 
-def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(
-    path: Path,
-) -> None:
+def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(path: Path) -> None:
     """The file is shorter by more than a page, so that a map would end the process."""
     long = changed(weights(3), documented("x" * 3_000_000))
     onnxarchive.save(long, path)

@@ -19,14 +19,7 @@ from typing import Any
 import edits
 import onnx
 import pytest
-from edits import (
-    added,
-    changed,
-    new_model,
-    replace_model,
-    require,
-    weights,
-)
+from edits import added, changed, new_model, replace_model, require, weights
 from interruptions import Interrupted, interrupt
 from models import model_of, raw_tensor
 from written import saved

@@ -15,13 +15,7 @@ import edits
 import numpy as np
 import onnx
 import pytest
-from edits import (
-    changed,
-    documented,
-    fails_at,
-    referring,
-    weights,
-)
+from edits import changed, documented, fails_at, referring, weights
 from models import raw_tensor, runnable_model
 
 import onnxarchive
@@ -235,11 +229,7 @@ def save_an_ir_model_where_it_comes_from(path: Path, meanwhile: Callable[[Path],
     onnxarchive.save(model, path)
 
 
-REPLACING = [
-    transform_onto_itself,
-    infer_shapes_onto_itself,
-    save_an_ir_model_where_it_comes_from,
-]
+REPLACING = [transform_onto_itself, infer_shapes_onto_itself, save_an_ir_model_where_it_comes_from]
 
 
 @pytest.mark.parametrize("edit", [set_doc_string, save_again])

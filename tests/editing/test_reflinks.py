@@ -215,10 +215,7 @@ def test_a_change_of_a_clone_that_fails_leaves_the_archive_and_nothing_else(arch
 
 
 def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(archive: Path) -> None:
-    with (
-        filled(archive.parent / "filling", but_for=MIB),
-        refused(archive, (OSError, ArchiveError)),
-    ):
+    with filled(archive.parent / "filling", but_for=MIB), refused(archive, (OSError, ArchiveError)):
         replace_tensor(archive, "w5", ARRAY)
     assert recover(archive).removed == ()
     replace_tensor(archive, "w5", ARRAY)

@@ -22,15 +22,7 @@ from edits import (
     write_two,
     written,
 )
-from models import (
-    attribute,
-    every_tensor,
-    external,
-    full_model,
-    model_of,
-    node,
-    raw_tensor,
-)
+from models import attribute, every_tensor, external, full_model, model_of, node, raw_tensor
 from onnx import TensorProto
 from written import saved
 

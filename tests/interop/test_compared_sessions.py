@@ -30,13 +30,7 @@ import onnxarchive
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
-from compared_sessions import (  # noqa: E402
-    COMPARED,
-    ONLY_MADE,
-    run,
-    session_of_archive,
-    session_of_model,
-)
+from compared_sessions import COMPARED, ONLY_MADE, run, session_of_archive, session_of_model  # noqa: E402
 
 pytestmark = pytest.mark.sweep
 
@@ -73,10 +67,7 @@ def _feeds(path: Path, session: Any) -> list[dict[str, Any]]:
 @every_model
 @every_way
 def test_a_session_of_an_archive_of_test_data_gives_the_bits_of_the_model(
-    tmp_path: Path,
-    path: Path,
-    ways: dict[str, Any],
-    record_property: Callable[[str, object], None],
+    tmp_path: Path, path: Path, ways: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
     original = session_of_model(os.fspath(path))
     if original is None:

@@ -147,10 +147,7 @@ print(growth(lambda: {call}))
 
 @pytest.mark.parametrize(
     "call",
-    [
-        "check_model(sys.argv[1], full_check=True)",
-        "infer_shapes(sys.argv[1], strict_mode=True)",
-    ],
+    ["check_model(sys.argv[1], full_check=True)", "infer_shapes(sys.argv[1], strict_mode=True)"],
 )
 def test_more_than_2_gib_are_checked_and_their_shapes_inferred(of_2_gib: Path, call: str) -> None:
     before = sorted(os.listdir(of_2_gib.parent))

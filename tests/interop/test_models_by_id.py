@@ -13,13 +13,7 @@ import edits
 import numpy as np
 import onnx
 import pytest
-from models import (
-    external_tensors,
-    further_model,
-    normalised,
-    run_model,
-    runnable_model,
-)
+from models import external_tensors, further_model, normalised, run_model, runnable_model
 from onnx import helper, numpy_helper
 
 import onnxarchive

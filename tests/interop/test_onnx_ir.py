@@ -33,12 +33,7 @@ from onnx import AttributeProto, TensorProto, helper
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive import (
-    ArchiveError,
-    ArchiveFormatError,
-    ChecksumError,
-    UnsupportedFeatureError,
-)
+from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
 
 ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
 

@@ -44,11 +44,7 @@ MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
 HOWS: tuple[Weights, ...] = ("hidden", "external", "loaded")
 # How each optimizer is called, in one line.
-OPTIMIZERS = {
-    "onnxsim": "simplify",
-    "onnxslim": "slim",
-    "onnxoptimizer": "optimize",
-}
+OPTIMIZERS = {"onnxsim": "simplify", "onnxslim": "slim", "onnxoptimizer": "optimize"}
 
 
 def _optimizer(module: str) -> Callable[..., Any]:

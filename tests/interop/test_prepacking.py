@@ -402,9 +402,7 @@ def test_other_versions_give_the_outputs_of_the_model(packed: Path, is_damaged: 
         assert int(named) == compares
 
 
-def test_a_session_that_fails_without_packed_weights_fails_with_its_own_error(
-    packed: Path,
-) -> None:
+def test_a_session_that_fails_without_packed_weights_fails_with_its_own_error(packed: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(Exception, match=r"(?i)provider"):

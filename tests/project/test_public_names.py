@@ -230,10 +230,7 @@ def test_a_misspelled_argument_is_refused(name: str, kind: str, tmp_path: Path) 
 def test_a_misspelled_argument_is_refused_with_an_open_archive(name: str, path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnxarchive.save(model_of(raw_tensor("w")), path)
-    with (
-        onnxarchive.open(path) as archive,
-        pytest.raises(TypeError, match="no argument 'chache'"),
-    ):
+    with onnxarchive.open(path) as archive, pytest.raises(TypeError, match="no argument 'chache'"):
         CALLS[name](archive, "")(chache=True)
 
 
