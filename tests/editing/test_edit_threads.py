@@ -31,7 +31,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.files import filesystem, local_file
+from onnxarchive.files import filesystem
 from onnxarchive.reading.contents import Contents
 
 COUNT = 4  # weights
@@ -79,11 +79,6 @@ def edit_in_turns(path: Path, count: int) -> None:
                 edit.assets["labels"] = b"dog"
 
 
-def alternating_clones() -> Callable[[local_file.MappedFile, int], bool]:
-    ways = itertools.cycle([no_clone, copying_clone])
-    return lambda source, target: next(ways)(source, target)
-
-
 LOOKS: dict[str, Callable[[onnxarchive.Archive, str], bytes]] = {
     "tensors": lambda archive, name: archive.tensors[name].tobytes(),
     "tensor": lambda archive, key: archive.tensor_by_key(key).tobytes(),
@@ -96,7 +91,8 @@ def test_threads_read_an_archive_while_another_one_edits_it(
     path: Path, archive: onnxarchive.Archive, foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And others open and close files, which get the numbers of descriptors that are free."""
-    monkeypatch.setattr(filesystem, "clone", alternating_clones())
+    clones = itertools.cycle([no_clone, copying_clone])
+    monkeypatch.setattr(filesystem, "clone", lambda *files: next(clones)(*files))
     is_over = threading.Event()
 
     def repeat(act: Callable[[], object]) -> int:
@@ -136,38 +132,6 @@ def test_threads_read_an_archive_while_another_one_edits_it(
     assert onnxarchive.check(path, full=True) == []
 
 
-@pytest.mark.usefixtures("busy_switching")
-def test_threads_read_an_archive_while_another_one_closes_it(path: Path, foreign: Path) -> None:
-    onnxarchive.save(weights(COUNT), path)
-
-    def look(archive: onnxarchive.Archive, begin: threading.Barrier) -> None:
-        for count in itertools.count():
-            for name, expected in EXPECTED.items():
-                for act in LOOKS.values():
-                    try:
-                        assert act(archive, name) == expected
-                    except ValueError as error:
-                        assert "the file is closed" in str(error)
-                        assert count
-                        return
-            if not count:
-                begin.wait(WAIT)
-
-    def close(archive: onnxarchive.Archive, begin: threading.Barrier) -> None:
-        begin.wait(WAIT)
-        archive.close()
-        descriptors = [os.open(foreign, os.O_RDONLY) for _ in range(20)]
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    with ThreadPoolExecutor(3) as executor:
-        for _ in range(50):
-            archive, begin = onnxarchive.open(path), threading.Barrier(3)
-            acts = [look, look, close]
-            for each in [executor.submit(act, archive, begin) for act in acts]:
-                each.result()
-
-
 # One moment after the other
 
 
@@ -189,16 +153,6 @@ class Late:
         return self._function(*arguments, **options)
 
 
-def after(edit: Callable[[], object], foreign: Path, opened: list[int]) -> Callable[[], None]:
-    """Makes an edit, and then opens files, which get the numbers of descriptors that are free."""
-
-    def act() -> None:
-        edit()
-        opened.extend(os.open(foreign, os.O_RDONLY) for _ in range(50))
-
-    return act
-
-
 @pytest.mark.parametrize("module", [os, mmap])
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_an_archive_that_is_closed_while_a_thread_reads_gives_a_view_and_then_no_more(
@@ -208,11 +162,17 @@ def test_an_archive_that_is_closed_while_a_thread_reads_gives_a_view_and_then_no
     look: Callable[[onnxarchive.Archive, str], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Other files get the numbers of descriptors that are free then."""
     onnxarchive.save(weights(COUNT), path)
     opened: list[int] = []
     archive = onnxarchive.open(path)
+
+    def close() -> None:
+        archive.close()
+        opened.extend(os.open(foreign, os.O_RDONLY) for _ in range(50))
+
     name = "pread" if module is os else "mmap"
-    late = Late(getattr(module, name), after(archive.close, foreign, opened))
+    late = Late(getattr(module, name), close)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(module, name, late)

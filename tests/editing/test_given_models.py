@@ -84,55 +84,49 @@ def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(two: Path, way: Wa
         assert archive.tensors["empty"].shape == (0,)
 
 
-def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(two: Path) -> None:
-    other, link = two.with_name("other.onnxa"), two.with_name("link.onnx")
+def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(
+    two: Path, tmp_path: Path
+) -> None:
+    archive, link = tmp_path / "other.onnxa", tmp_path / "link.onnx"
     new = changed(weights(2), documented("new"))
-    onnxarchive.save(new, other)
-    onnxarchive.link(other, link)
+    onnxarchive.save(new, archive)
+    onnxarchive.link(archive, link)
     replace_model(two, link)
-    assert two.read_bytes() == saved(new)
+    require(two, saved(new))
     different = changed(new, other_bytes)
-    onnxarchive.save(different, other)  # the same places in another file
-    onnxarchive.link(other, link)
-    with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
+    onnxarchive.save(different, archive)  # the same places in another file
+    onnxarchive.link(archive, link)
+    with refused(two, ValueError, "would use 'w1'; compact=True"):
         replace_model(two, link)
-    assert two.read_bytes() == saved(new)
     replace_model(two, link, compact=True)
-    assert two.read_bytes() == saved(different)
+    require(two, saved(different))
 
 
 def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
     two: Path, tmp_path: Path
 ) -> None:
-    before = two.read_bytes()
-    onnx.save(changed(weights(2), documented("new"), added("w2", 3000)), tmp_path / "full.onnx")
-    replace_model(two, tmp_path / "full.onnx")
-    require(two, saved(changed(weights(2), documented("new"), added("w2", 3000))))
+    full, before = tmp_path / "full.onnx", two.read_bytes()
+    new, other = changed(weights(2), added("w2", 3000)), changed(weights(2), other_bytes)
+    onnx.save(new, full)
+    replace_model(two, full)
+    require(two, saved(new))
     two.write_bytes(before)
-    other = changed(weights(2), other_bytes)
-    onnx.save(other, tmp_path / "full.onnx")
-    with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
-        replace_model(two, tmp_path / "full.onnx")
-    require(two, before)
-    replace_model(two, tmp_path / "full.onnx", compact=True)
+    onnx.save(other, full)
+    with refused(two, ValueError, "would use 'w1'; compact=True"):
+        replace_model(two, full)
+    replace_model(two, full, compact=True)
     require(two, saved(other))
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("location", ["weights.bin", None])
 def test_a_model_file_with_its_data_beside_it_is_taken(
-    two: Path, tmp_path: Path, together: bool
+    two: Path, tmp_path: Path, location: str | None
 ) -> None:
     new = changed(weights(3), documented("new"))
-    model_file = tmp_path / "model.onnx"
-    onnx.save(
-        changed(new),
-        model_file,
-        save_as_external_data=True,
-        all_tensors_to_one_file=together,
-        size_threshold=0,
-        location="weights.bin" if together else None,
-    )
-    replace_model(two, model_file)
+    options: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 0}
+    options |= {"all_tensors_to_one_file": location is not None, "location": location}
+    onnx.save(changed(new), tmp_path / "model.onnx", **options)
+    replace_model(two, tmp_path / "model.onnx")
     require(two, saved(new))
 
 
@@ -172,31 +166,24 @@ def test_what_an_archive_was_before_an_edit_is_copied_or_refused(two: Path) -> N
     require(two, saved(after, models={"two": weights(2)}))
 
 
-def test_damaged_data_of_another_archive_is_not_copied(
-    path: Path, tmp_path: Path, way: Way
-) -> None:
-    onnxarchive.save(weights(1), path)
+def test_damaged_data_of_another_archive_is_not_copied(two: Path, tmp_path: Path, way: Way) -> None:
     other = tmp_path / "other.onnxa"
     onnxarchive.save(weights(3), other)
     flip_byte(other, entry_of(other, "w2").data_offset + 50)
     with (
         onnxarchive.open(other) as opened,
-        pytest.raises(ChecksumError, match=r"'w2'.* 0x") as caught,
+        refused(two, ChecksumError, r"'w2'.* 0x") as caught,
     ):
-        replace_model(path, opened, **way)
+        replace_model(two, opened, **way)
     assert caught.value.path == str(other)
-    require(path, saved(weights(1)))
 
 
 def test_an_archive_at_a_path_is_waited_for_as_long_as_said(two: Path, tmp_path: Path) -> None:
     """Its editor may wait for this archive at the same time."""
-    onnxarchive.save(weights(1), tmp_path / "other.onnxa")
-    with (
-        onnxarchive.edit(tmp_path / "other.onnxa"),
-        pytest.raises(onnxarchive.LockedError, match=r"other\.onnxa"),
-    ):
-        replace_model(two, tmp_path / "other.onnxa", timeout=0)
-    require(two, saved(weights(2)))
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(weights(1), other)
+    with onnxarchive.edit(other), refused(two, onnxarchive.LockedError, r"other\.onnxa"):
+        replace_model(two, other, timeout=0)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +203,10 @@ def test_the_model_given_is_not_changed(two: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, {}, model_of().graph, b"bytes"])
-def test_another_kind_of_model_is_refused(path: Path, model: Any) -> None:
-    onnxarchive.save(weights(1), path)
-    message = (
-        "^expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
-        f"{type(model)}$"
-    )
-    with refused(path, TypeError, message):
-        replace_model(path, model)
+def test_another_kind_of_model_is_refused(two: Path, model: Any) -> None:
+    message = "^expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
+    with refused(two, TypeError, f"{message}{type(model)}$"):
+        replace_model(two, model)
 
 
 W0 = raw_tensor("w0", dims=(300,))
@@ -281,23 +264,21 @@ def test_a_model_that_no_archive_could_have_is_refused(
     assert message in str(caught.value)
 
 
-def test_a_model_file_that_names_an_unknown_key_is_refused(path: Path, tmp_path: Path) -> None:
-    onnxarchive.save(weights(1), path)
+def test_a_model_file_that_names_an_unknown_key_is_refused(two: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(model_of(external(W0, "nowhere")).SerializeToString())
-    with refused(path, ArchiveFormatError, "expected 1200 bytes in 'nowhere'") as caught:
-        replace_model(path, bad)
+    with refused(two, ArchiveFormatError, "expected 1200 bytes in 'nowhere'") as caught:
+        replace_model(two, bad)
     assert caught.value.path == str(bad)
     bad.write_bytes(b"no model")
-    with refused(path, ArchiveFormatError, r"bad.onnx: "):
-        replace_model(path, bad)
+    with refused(two, ArchiveFormatError, r"bad.onnx: "):
+        replace_model(two, bad)
     bad.unlink()
     with fails_at(bad, FileNotFoundError):
-        replace_model(path, bad)
-    require(path, saved(weights(1)))
+        replace_model(two, bad)
+    require(two, saved(weights(2)))
 
 
-def test_a_negative_threshold_is_refused(path: Path) -> None:
-    onnxarchive.save(weights(1), path)
-    with refused(path, ValueError, "size_threshold must not be negative, got -1"):
-        replace_model(path, weights(1), size_threshold=-1)
+def test_a_negative_threshold_is_refused(two: Path) -> None:
+    with refused(two, ValueError, "size_threshold must not be negative, got -1"):
+        replace_model(two, weights(1), size_threshold=-1)
