@@ -180,7 +180,7 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     if not {text(opset.domain) for opset in model.opset_import} <= own:
         return True
     lists = chain(
-        (ref.graph.node for ref in graphs(model) if ref.root != "training_info"),
+        (graph.node for graph in graphs(model, without="training_info")),
         (function.node for function in model.functions),
     )
     return any(

@@ -346,7 +346,7 @@ def _require_dropped(
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """The main graph, training graphs and their subgraphs, but not the graphs in functions."""
-    return (ref.graph for ref in walking.graphs(model) if ref.root != "functions")
+    return walking.graphs(model, without="functions")
 
 
 def _used_names(model: onnx.ModelProto) -> set[str]:

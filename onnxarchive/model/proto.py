@@ -68,11 +68,7 @@ def encode(model: onnx.ModelProto) -> bytes:
 
 
 def require_size(nbytes: int) -> None:
-    """Refuses a size that protobuf does not allow.
-
-    Raises:
-        ArchiveFormatError: A model of `nbytes` bytes is too large.
-    """
+    """Refuses a model that is too large for protobuf."""
     if nbytes >= SIZE_LIMIT:
         raise ArchiveFormatError(
             f"expected a model of less than {SIZE_LIMIT} bytes, not counting its external tensors, "

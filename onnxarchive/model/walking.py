@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import onnx
 
@@ -23,30 +23,19 @@ Path: TypeAlias = tuple[tuple[str, int | None], ...]
 MAIN_GRAPH: Final[Path] = (("graph", None),)
 
 
-class GraphRef(NamedTuple):
-    """A graph and its path in the model.
+def graphs(model: onnx.ModelProto, *, without: str) -> Iterator[onnx.GraphProto]:
+    """Yields the graphs of a model: the main graph first, each graph before its subgraphs.
 
-    Attributes:
-        path: The path.
-        graph: The model's own GraphProto, not a copy.
+    Args:
+        model: The model.
+        without: A field of the model whose graphs are left out.
     """
-
-    path: Path
-    graph: onnx.GraphProto
-
-    @property
-    def root(self) -> str:
-        """The first field of the path: "graph", "functions" or "training_info"."""
-        return self.path[0][0]
-
-
-def graphs(model: onnx.ModelProto) -> Iterator[GraphRef]:
-    """Yields every graph of a model: the main graph first, each graph before its subgraphs."""
-    yield GraphRef(MAIN_GRAPH, model.graph)
+    yield model.graph
     kind = onnx.GraphProto.DESCRIPTOR
     subgraphs = below(model.graph, MAIN_GRAPH, kind)
     for path, graph in chain(subgraphs, below(model, (), kind, without="graph")):
-        yield GraphRef(path, graph)  # type: ignore[arg-type]
+        if path[0][0] != without:
+            yield graph  # type: ignore[misc]
 
 
 def below(

@@ -158,13 +158,7 @@ def varint(number: int) -> bytes:
 
 
 def tag_of(message: Any, field: str, wire_type: int) -> int:
-    """The tag of a field (encoding guide, "Message Structure").
-
-    Args:
-        message: Descriptor of the message.
-        field: Name of the field.
-        wire_type: Wire type of the field.
-    """
+    """The tag of a field of a message's descriptor (encoding guide, "Message Structure")."""
     number: int = message.fields_by_name[field].number
     return number << WIRE_TYPE_BITS | wire_type
 
@@ -176,15 +170,7 @@ def fields_of(data: Buffer) -> Iterator[Field]:
 
 
 def occurrences(data: Buffer, field: str) -> int:
-    """The number of occurrences of a field in the ModelProto itself.
-
-    Args:
-        data: A serialized ModelProto.
-        field: Name of a field that holds a message.
-
-    Raises:
-        ArchiveFormatError: The model is malformed.
-    """
+    """The number of occurrences of a field that holds a message, in the ModelProto itself."""
     wanted = tag_of(onnx.ModelProto.DESCRIPTOR, field, LEN)
     count = 0
     for tag, *_ in fields_of(data):

@@ -208,11 +208,7 @@ class Contents:
         check_crc32(entry, checksum.nbytes, checksum.value, report)
 
     def require_header(self, name: str) -> None:
-        """Compares an entry's local header with its directory record, unless that was done.
-
-        Raises:
-            ArchiveFormatError: They do not match.
-        """
+        """Compares an entry's local header with its directory record, unless that was done."""
         number = self.entries.index_of[name]
         if not self._verified[number]:
             self.check_header(number, self.strict)
@@ -241,10 +237,7 @@ class Contents:
     def view(self, name: str) -> memoryview:
         """The data of an entry: a view; if the file is not mapped, a copy verified by its CRC-32.
 
-        Raises:
-            ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: The CRC-32 of a copy does not match.
-            ValueError: The archive is closed.
+        The entry's local header is compared with the directory.
         """
         if not self.file.is_mapped:
             (copy,) = self._copies([name])
@@ -259,23 +252,16 @@ class Contents:
         return map(self.view, names) if self.file.is_mapped else self._copies([*names])
 
     def verified(self, names: Sequence[str]) -> Iterator[memoryview]:
-        """As `views`, compared with their CRC-32s.
-
-        Raises:
-            ChecksumError: The bytes have changed.
-        """
+        """As `views`, compared with their CRC-32s."""
         for name, data in zip(names, self.views(names), strict=True):
             if self.file.is_mapped:  # else `views` has compared them
                 check_crc32(self.entries[name], len(data), crc32(data), self.strict)
             yield data
 
     def pieces(self, name: str) -> Iterator[memoryview]:
-        """Yields the data of an entry in pieces, read from the file and verified.
+        """Yields the data of an entry in pieces, read from the file.
 
-        Raises:
-            ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: The CRC-32 does not match; raised after the last piece.
-            ValueError: The archive is closed.
+        The local header is compared first, and the CRC-32 after the last piece.
         """
         self.check_header(self.entries.index_of[name], self.strict)
         yield from self._checked_pieces(self.entries[name], self.strict)

@@ -191,21 +191,19 @@ def _check_entries(
     A file that is not mapped is read by one thread, from its beginning to its end.
     """
     entries = contents.directory.entries
-    of_headers: dict[int, _Findings] = {}
-    of_data: dict[int, _Findings] = {}
+    found: dict[int, tuple[list[Finding], list[Finding]]] = {}
 
     def check_entry(number: int) -> None:
         header, data = _Findings(), _Findings()
         contents.check_header(number, header)
         contents.check_data(number, data, counter)
-        if header.first:
-            of_headers[number] = header
-        if data.first:
-            of_data[number] = data
+        if header.first or data.first:
+            found[number] = header.first, data.first
 
     sizes = [entry.nbytes for entry in entries]
     jobs = jobs if contents.file.is_mapped else 1
     threads.for_each(range(len(entries)), sizes, check_entry, jobs)
-    for _, of_entry in [*sorted(of_headers.items()), *sorted(of_data.items())]:
-        for finding in of_entry.first:
+    in_order = [found[number] for number in sorted(found)]
+    for of_entry in (*(header for header, _ in in_order), *(data for _, data in in_order)):
+        for finding in of_entry:
             findings.add(finding)

@@ -70,11 +70,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         return index
 
     def _find(self, name: str) -> str | TensorRef:
-        """The key of an initializer, or its ref if the model itself holds it.
-
-        Raises:
-            TensorNotFoundError: No initializer has this name, or several have it.
-        """
+        """As `_index`; a TensorNotFoundError for a name of no or of several initializers."""
         stored = self._index.get(name)
         if stored is None:
             raise self._contents.not_found(self._why_not(name))
