@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import edits
 import lock_calls
 import onnx
 import pytest
+from edits import changed, documented
 from models import model_of, raw_tensor, run_python
+from written import saved
 
 import onnxarchive
 from onnxarchive.files import locking
@@ -21,11 +25,8 @@ pytest.importorskip("fcntl", reason="locks of POSIX")
 
 
 def model(text: str, *, padding: int = 0, seed: int = 0) -> onnx.ModelProto:
-    made = model_of(
-        raw_tensor("v", dims=(3000,)), raw_tensor("w", dims=(3000,), seed=seed), raw_tensor("u")
-    )
-    made.doc_string = text + " " * padding
-    return made
+    tensors = (raw_tensor(name, dims=(3000,), seed=it) for name, it in (("v", 0), ("w", seed)))
+    return changed(model_of(*tensors, raw_tensor("u")), documented(text + " " * padding))
 
 
 def text_of(path: Path) -> str:
@@ -40,18 +41,16 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def kill(path: Path, *, copy: bool = False) -> None:
+def kill(path: Path, **options: bool) -> None:
     """Kills an edit of the model amid the writing of its end."""
-    code = """
+    code = f"""
 import os, sys
 import onnxarchive
 
-with onnxarchive.edit(
-    sys.argv[1], copy=sys.argv[2] == "True", progress=lambda *_: os._exit(0)
-) as edit:
+with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0), **{options}) as edit:
     edit.model.doc_string = "cut"
 """
-    run_python(code, path, copy)
+    run_python(code, path)
 
 
 def cut_off(path: Path) -> None:
@@ -61,58 +60,38 @@ def cut_off(path: Path) -> None:
         onnxarchive.open(path)
 
 
-class Waiting:
-    """A call in a thread, waiting for a lock of the test."""
-
-    def __init__(self, path: Path, call: Callable[[], Any]) -> None:
-        self._descriptor = os.open(path, os.O_RDWR)
-        lock_calls.lock(self._descriptor, "exclusive")
-        self._call = call
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        self._thread.join(0.2)
-        assert self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._call()
-        except BaseException as error:
-            self.result = error
-
-    def end(self) -> Any:
-        """Releases the lock; returns the result of the call, or its error."""
-        os.close(self._descriptor)
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self.result
+@contextlib.contextmanager
+def waiting(path: Path, call: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Makes a call in a thread that waits for a lock until the block ends; gives its result."""
+    outcome: list[Any] = []
+    with ThreadPoolExecutor(1) as executor:
+        with lock_calls.locked(path, "exclusive"):
+            running = executor.submit(call)
+            with pytest.raises(TimeoutError):
+                running.result(0.2)
+            yield outcome
+        outcome.append(running.result(60))
 
 
 def test_a_reader_that_waited_while_the_archive_was_replaced_reads_the_new_one(
     path: Path, tmp_path: Path
 ) -> None:
     onnxarchive.save(model("second"), tmp_path / "other")
-    waiting = Waiting(path, lambda: text_of(path))
-    os.write(waiting._descriptor, b"half a change")
-    os.replace(tmp_path / "other", path)
-    assert waiting.end() == "second"
+    with waiting(path, lambda: text_of(path)) as found:
+        path.write_bytes(b"half a change")
+        os.replace(tmp_path / "other", path)
+    assert found == ["second"]
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        lambda path: onnxarchive.save(model("second"), path),
-        lambda path: onnxarchive.convert(path.with_name("other"), path),
-    ],
-    ids=["save", "convert"],
-)
+@pytest.mark.parametrize("function", [onnxarchive.save, onnxarchive.convert])
 def test_saving_over_an_archive_waits_for_the_one_who_changes_it(
-    path: Path, save: Callable[[Path], None]
+    path: Path, tmp_path: Path, function: Callable[..., object]
 ) -> None:
-    onnxarchive.save(model("second"), path.with_name("other"))
+    onnxarchive.save(model("second"), tmp_path / "other")
     content = path.read_bytes()
-    waiting = Waiting(path, lambda: save(path))
-    assert path.read_bytes() == content
-    waiting.end()
+    given = model("second") if function is onnxarchive.save else tmp_path / "other"
+    with waiting(path, lambda: function(given, path)):
+        assert path.read_bytes() == content
     assert text_of(path) == "second"
 
 
@@ -120,9 +99,9 @@ def test_a_writer_that_waited_while_the_archive_was_replaced_changes_the_new_one
     path: Path, tmp_path: Path
 ) -> None:
     onnxarchive.save(model("second", seed=5), tmp_path / "other")
-    waiting = Waiting(path, lambda: edits.change_model(path, lambda it: model("third", seed=5)))
-    os.replace(tmp_path / "other", path)
-    assert waiting.end() is None
+    third = model("third", seed=5)
+    with waiting(path, lambda: edits.change_model(path, lambda it: third)):
+        os.replace(tmp_path / "other", path)
     assert text_of(path) == "third"
     assert onnxarchive.check(path, full=True) == []
 
@@ -136,20 +115,14 @@ def test_saving_over_an_edit_that_was_interrupted_replaces_it(path: Path) -> Non
 
 
 def test_an_edit_that_was_interrupted_can_be_rolled_back_until_another_file_has_the_path(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
 ) -> None:
     before = path.read_bytes()
     cut_off(path)
-
-    def fail(*_: Any) -> None:
-        raise OSError("no")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="no"):
+    with patch.object(os, "replace", side_effect=OSError("no")), pytest.raises(OSError, match="no"):
         onnxarchive.save(model("second"), path)
     assert onnxarchive.recover(path).is_rolled_back
-    assert path.read_bytes() == before
-    assert os.listdir(path.parent) == [path.name]
+    edits.require(path, before)
 
 
 def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
@@ -169,30 +142,27 @@ def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
     assert text_of(path) == "second"
 
 
-@pytest.mark.parametrize("way", ["recover", "open", "edit"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        onnxarchive.recover,
+        lambda path: onnxarchive.open(path).close(),
+        lambda path: edits.change_model(path, lambda it: it),
+    ],
+)
 def test_another_archive_that_is_copied_over_an_interrupted_edit_stays(
-    path: Path, tmp_path: Path, way: str
+    path: Path, act: Callable[[Path], object]
 ) -> None:
     # `cp` keeps the inode; what surrounds the end is the same, and a tensor in between is not.
-    backup = tmp_path / "backup"
-    other = model("first", padding=9000)
-    other.graph.initializer[1].CopyFrom(raw_tensor("w", dims=(3000,), seed=9))
-    other.graph.initializer.append(raw_tensor("z", dims=(3000,)))
-    onnxarchive.save(other, backup)
-    base = model("first", padding=9000)
-    base.graph.initializer.append(raw_tensor("z", dims=(3000,)))
+    base, other = (model("first", padding=9000, seed=seed) for seed in (0, 9))
+    for it in (base, other):
+        it.graph.initializer.append(raw_tensor("z", dims=(3000,)))
     onnxarchive.save(base, path)
     cut_off(path)
-    inode = path.stat().st_ino
-    path.write_bytes(backup.read_bytes())
-    assert path.stat().st_ino == inode
-    if way == "recover":
-        assert onnxarchive.recover(path) == onnxarchive.Recovery(False, ())
-    elif way == "open":
-        onnxarchive.open(path).close()
-    else:
-        edits.change_model(path, lambda it: it)
-    assert path.read_bytes() == backup.read_bytes()
+    content = saved(other)
+    path.write_bytes(content)
+    act(path)
+    edits.require(path, content)
 
 
 def test_a_clone_or_a_new_file_has_the_owner_of_the_old_one(path: Path) -> None:
@@ -226,10 +196,10 @@ def test_two_writers_whose_models_are_the_archives_of_each_other_do_not_wait_for
 ) -> None:
     other = tmp_path / "other.onnxa"
     onnxarchive.save(model("other"), other)
-    waiting = Waiting(other, lambda: text_of(other))  # whoever has it, has it for long
-    edits.replace_model(path, other, timeout=0, compact=True)
-    assert text_of(path) == "other"
-    assert waiting.end() == "other"
+    with waiting(other, lambda: text_of(other)) as found:  # whoever has it, has it for long
+        edits.replace_model(path, other, timeout=0, compact=True)
+        assert text_of(path) == "other"
+    assert found == ["other"]
 
 
 def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(

@@ -560,7 +560,7 @@ def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> N
 
 def test_what_may_give_a_shape_stays_in_the_link(path: Path) -> None:
     """It is small, or a vector of indices that is short."""
-    arrays = {
+    arrays: dict[str, np.ndarray[Any, Any]] = {
         "held small": np.zeros(255, np.float32),
         "held nothing": np.zeros(0, np.float32),
         "held indices": np.zeros(128, np.int64),
