@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import io
 import itertools
 import os
+import re
 import stat
-import subprocess
 import sys
-import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
+from limits import user
 from models import external, model_of, open_below
 from onnx import TensorProto
+from processes import started
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
@@ -54,49 +55,44 @@ EXCHANGED = [
 @pytest.fixture(params=["posix", "windows"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How directories are listed, and the paths of open files found."""
-    if request.param == "windows":
-        _stand_in_for_windows(monkeypatch)
+    if request.param == "posix":
+        return
+    if sys.platform != "linux":
+        pytest.skip("/proc says where a file lies that is open")
 
-
-beneath_a_descriptor = pytest.mark.parametrize("way", ["posix"], indirect=True)
-
-
-def _stand_in_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     def get_final_path(handle: Any, path: Any, size: int, flags: int) -> int:
         path.value = "\\\\?\\" + os.readlink(f"/proc/self/fd/{handle.value}")
         return len(path.value)
 
-    if sys.platform != "linux":
-        pytest.skip("/proc says where a file lies that is open")
     kernel32 = types.SimpleNamespace(GetFinalPathNameByHandleW=get_final_path)
-    windll = types.SimpleNamespace(kernel32=kernel32)
+    monkeypatch.setattr(ctypes, "windll", types.SimpleNamespace(kernel32=kernel32), raising=False)
     msvcrt = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
-    monkeypatch.setattr(ctypes, "windll", windll, raising=False)
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
     monkeypatch.setattr(beneath, "HAS_DIR_FD", False)
+
+
+ways = pytest.mark.usefixtures("way")
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """Holds a source, and a directory outside of it with other files of the same names."""
-    for name, content in (("source", INSIDE), ("outside", OUTSIDE)):
+    for name, content, text in (("source", INSIDE, ""), ("outside", OUTSIDE, OUTSIDE.decode())):
         for file in ("data.bin", "sub/data.bin", "assets/deep/a"):
             path = tmp_path / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        (tmp_path / name / "m.onnx").write_bytes(_reaching_model().SerializeToString())
-    model = _reaching_model()
-    model.doc_string = OUTSIDE.decode()
-    (tmp_path / "outside" / "m.onnx").write_bytes(model.SerializeToString())
+        (tmp_path / name / "m.onnx").write_bytes(_reaching_model(text))
     return tmp_path
 
 
-def _reaching_model() -> onnx.ModelProto:
+def _reaching_model(doc_string: str) -> bytes:
     tensor = TensorProto(data_type=TensorProto.UINT8, dims=[len(INSIDE)])
     model = model_of(*(external(tensor, location) for location in LOCATIONS))
     for initializer, location in zip(model.graph.initializer, LOCATIONS, strict=True):
         initializer.name = location
-    return model
+    model.doc_string = doc_string
+    return model.SerializeToString()
 
 
 @pytest.fixture
@@ -112,13 +108,13 @@ def _read(root: Root, path: str) -> bytes:
 # Files beneath a directory
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("path", ["data.bin", "sub/data.bin", "assets/deep/a"])
 def test_a_file_beneath_is_opened(root: Root, path: str) -> None:
     assert _read(root, path) == INSIDE
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize(
     ("link", "target"),
     [
@@ -138,7 +134,7 @@ def test_a_link_that_stays_beneath_is_followed_however_it_is_written(
     assert _read(root, link) == INSIDE
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_folder_that_is_a_link_is_passed_and_listed_where_it_stays_beneath(
     root: Root, top: Path
 ) -> None:
@@ -147,7 +143,7 @@ def test_a_folder_that_is_a_link_is_passed_and_listed_where_it_stays_beneath(
     assert [entry.name for entry in root.scan("folder")] == ["data.bin"]
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("target", ["../outside", "{top}/outside", "../source2"])
 def test_a_link_that_leads_out_is_refused_with_where_it_leads_and_the_remedy(
     root: Root, top: Path, target: str
@@ -163,7 +159,7 @@ def test_a_link_that_leads_out_is_refused_with_where_it_leads_and_the_remedy(
     assert open_below(top) == before
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("path", ["..", "../outside/data.bin", "sub/../data.bin", "/etc/hostname"])
 def test_a_path_that_climbs_or_is_absolute_is_none_of_a_root(root: Root, path: str) -> None:
     with pytest.raises(ValueError, match="relative path"):
@@ -172,12 +168,11 @@ def test_a_path_that_climbs_or_is_absolute_is_none_of_a_root(root: Root, path: s
         list(root.scan(path))
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("none", FileNotFoundError),
-        ("none/x", FileNotFoundError),
+        *(("none", FileNotFoundError), ("none/x", FileNotFoundError)),
         ("data.bin/x", NotADirectoryError),
     ],
 )
@@ -187,20 +182,20 @@ def test_what_is_missing_is_named_in_full(root: Root, path: str, expected: type[
     assert caught.value.filename == os.path.join(root.path, path)
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_link_to_itself_is_refused(root: Root, top: Path) -> None:
     (top / "source" / "loop").symlink_to("loop")
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
         root.open("loop")
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_path_is_not_cut_off_at_a_nul(root: Root) -> None:
     with pytest.raises(ValueError, match="embedded null"):
         root.open("data.bin\0.txt")
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_nothing_stays_open(root: Root, top: Path) -> None:
     (top / "source" / "link").symlink_to("sub/data.bin")
     for path in ("link", "none/x", "data.bin/x", "sub/data.bin"):
@@ -212,7 +207,7 @@ def test_nothing_stays_open(root: Root, top: Path) -> None:
     assert open_below(top) == []
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("source", ["source", "source/m.onnx"])
 def test_a_conversion_leaves_its_directory_closed(top: Path, source: str) -> None:
     assert _outcome(top / source)
@@ -227,10 +222,12 @@ def test_a_descriptor_is_not_inherited(root: Root) -> None:
     os.close(descriptor)
 
 
-def test_without_proc_the_path_is_resolved_once_more(
-    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says where a file lies that is open")
+@pytest.mark.parametrize("platform", ["freebsd14", "darwin"])
+def test_the_path_of_an_open_file_is_found_on_other_systems(
+    root: Root, top: Path, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "platform", "freebsd14")
+    fcntl = pytest.importorskip("fcntl")
     readlink: Callable[..., str] = os.readlink
 
     def read_link(path: Any, **options: Any) -> str:
@@ -238,7 +235,15 @@ def test_without_proc_the_path_is_resolved_once_more(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return readlink(path, **options)
 
+    def get_path(descriptor: int, command: int, buffer: bytes) -> bytes:
+        assert (command, len(buffer)) == (50, 1024)
+        return os.fsencode(readlink(f"/proc/self/fd/{descriptor}")).ljust(1024, b"\0")
+
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "readlink", read_link)
+    if platform == "darwin":
+        monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", get_path)
     (top / "source" / "link").symlink_to("sub/data.bin")
     (top / "source" / "out").symlink_to(top / "outside")
     assert _read(root, "link") == INSIDE
@@ -246,52 +251,25 @@ def test_without_proc_the_path_is_resolved_once_more(
         root.open("out/data.bin")
 
 
-def test_macos_tells_the_path_of_an_open_file(
-    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fcntl = pytest.importorskip("fcntl")
-
-    def get_path(descriptor: int, command: int, buffer: bytes) -> bytes:
-        assert (command, len(buffer)) == (50, 1024)
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
-        return os.fsencode(path).ljust(1024, b"\0")
-
-    if not sys.platform.startswith("linux"):
-        pytest.skip("/proc says where a file lies that is open")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", get_path)
-    (top / "source" / "out").symlink_to(top / "outside")
-    assert _read(root, "data.bin") == INSIDE
-    with pytest.raises(OutsideError, match="outside"):
-        root.open("out/data.bin")
-
-
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(root: Root, top: Path) -> None:
     os.mkfifo(top / "source" / "pipe")
     os.close(root.open("pipe"))
 
 
 @pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="macOS lists what it passes")
-def test_a_directory_that_may_not_be_listed_is_passed() -> None:
-    user = os.geteuid()
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
-        below = Path(folder) / "sub"
-        below.mkdir()
-        (below / "data.bin").write_bytes(INSIDE)
-        for directory in (folder, below):
-            os.chmod(directory, 0o111)
-        if user == 0:  # who may list every directory
-            os.seteuid(65534)
-        try:
-            root = Root(folder)
-            with pytest.raises(PermissionError):
-                list(root.scan("sub"))
-            assert _read(root, "sub/data.bin") == INSIDE
-        finally:
-            os.seteuid(user)
-            os.chmod(folder, 0o755)
+def test_a_directory_that_may_not_be_listed_is_passed(own_path: Path, nobody: None) -> None:
+    below = own_path.with_name("sub")
+    below.mkdir()
+    (below / "data.bin").write_bytes(INSIDE)
+    for directory in (own_path.parent, below):
+        directory.chmod(0o111)
+    root = Root(str(own_path.parent))
+    with pytest.raises(PermissionError):
+        list(root.scan("sub"))
+    assert _read(root, "sub/data.bin") == INSIDE
+    for directory in (own_path.parent, below):
+        directory.chmod(0o755)
 
 
 # Changes meanwhile
@@ -338,7 +316,7 @@ class Moments:
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize(("kind", "name"), EXCHANGED)
 def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outside(
     top: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
@@ -350,7 +328,7 @@ def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outsid
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("name", ["snapshots/0/m.onnx", "snapshots/0/data.bin", "blobs", "blobs/d"])
 def test_nor_in_a_cache_whose_links_are_followed(
     top: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -393,8 +371,8 @@ def _exchange_at_two_moments(
     assert outcomes.total() > 10
 
 
-@pytest.mark.usefixtures("way")
-@beneath_a_descriptor
+@ways
+@pytest.mark.parametrize("way", ["posix"], indirect=True)
 def test_at_no_moment_can_a_directory_outside_be_listed(
     root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,30 +419,22 @@ for count in itertools.count():
 @pytest.fixture
 def exchanging() -> Iterator[Callable[[Path, Path], None]]:
     """Has two names exchanged by another process until the test ends."""
-    processes: list[subprocess.Popen[str]] = []
+    with contextlib.ExitStack() as stack:
 
-    def begin(first: Path, second: Path) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXCHANGING, first, second],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        if not process.stdout.readline():
-            pytest.skip(f"names are not exchanged in {first.parent}: {process.stderr.read()}")
+        def begin(first: Path, second: Path) -> None:
+            command = [sys.executable, "-c", EXCHANGING, first, second]
+            process = stack.enter_context(started(command))
+            assert process.stdout is not None
+            assert process.stderr is not None
+            if not process.stdout.readline():
+                pytest.skip(f"names are not exchanged in {first.parent}: {process.stderr.read()}")
 
-    yield begin
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield begin
 
 
 @pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize(("kind", "name"), [("file", "data.bin"), ("directory", "data.bin")])
 def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_names(
     top: Path, exchanging: Callable[[Path, Path], None], kind: str, name: str
@@ -482,26 +452,22 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
     assert min(outcomes.values()) >= 100
 
 
-@pytest.mark.usefixtures("way")
+@ways
 @pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
-    with ExitStack() as resources:
-        source = open_source(Location.of(top / "source"), resources, SourceOptions())
-        os.truncate(top / "source" / "data.bin", size)
-        for data in source.data:
-            pieces = bytearray()
-            try:
-                for piece in data:
-                    pieces += piece
-            except ArchiveFormatError as error:
-                assert "truncated" in str(error)
-                assert str(top / "source" / "data.bin") in str(error)
-                assert size < len(INSIDE)
-            else:
-                assert pieces == INSIDE
+    path = top / "source" / "data.bin"
+    with open_source(Location.of(top / "source")) as source:
+        os.truncate(path, size)
+        first, second = source.data
+        if size < len(INSIDE):
+            with pytest.raises(ArchiveFormatError, match=f"{re.escape(str(path))}.*truncated"):
+                list(first)
+        else:
+            assert b"".join(first) == INSIDE
+        assert b"".join(second) == INSIDE
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
     with ExitStack() as resources:
         source = open_source(Location.of(top / "source" / "m.onnx"), resources, SourceOptions())
@@ -513,7 +479,7 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
         assert b"".join(second) == INSIDE
 
 
-@pytest.mark.usefixtures("way")
+@ways
 def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
     with ExitStack() as resources:
         source = open_source(Location.of(top / "source"), resources, SourceOptions())
@@ -570,32 +536,27 @@ def test_no_link_is_followed_that_takes_the_place_of_an_own_file(
 
 
 @pytest.mark.parametrize(
-    ("mode", "user", "is_taken"),
+    ("mode", "number", "is_taken"),
     [(0o777, 65534, True), (0o1777, 65534, False), (0o1777, 0, True)],
     ids=["of all", "sticky", "sticky, to root"],
 )
 def test_the_file_of_the_directorys_owner_is_taken_if_it_can_be_replaced(
-    own: Path, mode: int, user: int, is_taken: bool
+    own: Path, own_path: Path, mode: int, number: int, is_taken: bool
 ) -> None:
     if os.geteuid():
         pytest.skip("only root can be several users")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
-        path = os.path.join(folder, own.name)
-        Path(path).touch()
-        os.chmod(path, 0o666)
-        for owned in (folder, path):
-            os.chown(owned, 12345, -1)
-        os.chmod(folder, mode)
-        os.seteuid(user)
-        try:
-            if is_taken:
-                os.close(open_own(path, 0o600))
-            else:
-                with pytest.raises(FileExistsError, match="found a file of user 12345") as caught:
-                    open_own(path, 0o600)
-                assert caught.value.filename == path
-        finally:
-            os.seteuid(0)
+    own_path.touch()
+    own_path.chmod(0o666)
+    for owned in (own_path.parent, own_path):
+        os.chown(owned, 12345, -1)
+    own_path.parent.chmod(mode)
+    with user(number):
+        if is_taken:
+            os.close(open_own(str(own_path), 0o600))
+            return
+        with pytest.raises(FileExistsError, match="found a file of user 12345") as caught:
+            open_own(str(own_path), 0o600)
+        assert caught.value.filename == str(own_path)
 
 
 def test_an_own_file_in_a_directory_that_is_missing_is_an_error(own: Path) -> None:

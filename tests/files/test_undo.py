@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import os
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +15,10 @@ import pytest
 from edits import replace_model
 from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
+from limits import user
 from models import documented_model, model_of, raw_tensor
 from outcomes import came, requires
+from written import saved
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -29,6 +30,10 @@ from onnxarchive.zipformat.layout import Placement
 from tools.zip_readers.readers import Reader, ReaderError
 
 OLD = b"0123456789"
+
+
+MAGIC = b"onnxa undo log 1"
+
 # The log of an edit of the last three of these bytes.
 GOLDEN = (
     "c8c7c6 "  # 789, inverted
@@ -39,28 +44,12 @@ GOLDEN = (
 )
 
 
-as_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="files of other users need root"
-)
-
-
-@pytest.fixture
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits for no disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def inverted(content: bytes) -> bytes:
     return bytes(255 - byte for byte in content)
 
 
 def trailer(
-    copy: bytes,
-    offset: int,
-    old_size: int,
-    *,
-    magic: bytes = b"onnxa undo log 1",
-    checksum: bytes | None = None,
+    copy: bytes, offset: int, old_size: int, *, magic: bytes = MAGIC, checksum: bytes | None = None
 ) -> bytes:
     """The end of a log, as written by somebody else."""
     signed = magic + struct.pack("<QQ", offset, old_size)
@@ -100,12 +89,12 @@ def test_while_an_end_is_written_the_file_ends_with_these_bytes(
     path: Path, offset: int, size: int
 ) -> None:
     found = []
+
+    def write(target: PositionalWriter) -> None:
+        found.append(path.read_bytes())
+        target.write(b"x" * size)
+
     with MappedFile(path, is_writable=True) as file:
-
-        def write(target: PositionalWriter) -> None:
-            found.append(path.read_bytes())
-            target.write(b"x" * size)
-
         undo.change_end(file, offset, offset + size, write)
     # The file reaches to where the new end will; of what a log is, see below.
     assert found == [OLD.ljust(offset + size, b"\0") + logged(OLD, offset)]
@@ -136,16 +125,11 @@ def test_an_edit_that_fails_is_rolled_back(
     assert path.read_bytes() == OLD
 
 
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        (b"xxxx", "expected to write up to offset 9, found 8"),
-        (b"xxxxxx", "expected to write up to offset 9, found more bytes"),
-    ],
-)
+@pytest.mark.parametrize(("written", "found"), [(b"xxxx", "8"), (b"xxxxxx", "more bytes")])
 def test_an_end_of_another_size_than_was_said_is_rolled_back(
-    path: Path, written: bytes, message: str
+    path: Path, written: bytes, found: str
 ) -> None:
+    message = f"expected to write up to offset 9, found {found}"
     with MappedFile(path, is_writable=True) as file, pytest.raises(ArchiveError, match=message):
         undo.change_end(file, 4, 9, lambda target: target.write(written))
     assert path.read_bytes() == OLD
@@ -232,13 +216,14 @@ def test_a_log_of_impossible_offsets_is_none(path: Path) -> None:
 
 def test_a_log_of_another_kind_is_none(path: Path) -> None:
     copy = inverted(OLD[4:])
-    require_none(path, OLD + copy + trailer(copy, 4, 10, magic=b"onnxa undo log 2"))
-    require_none(path, OLD + copy + trailer(copy, 4, 10, checksum=bytes(32)))
-    require_none(path, OLD + OLD[4:] + trailer(OLD[4:], 4, 10)[:-32] + bytes(31) + b"1")
-    require_none(path, OLD + logged(OLD, 4) + b"\n")
-    require_none(path, OLD)
-    require_none(path, b"")
-    require_none(path, trailer(b"", 0, 0)[1:])
+    for content in (
+        OLD + copy + trailer(copy, 4, 10, magic=b"onnxa undo log 2"),
+        OLD + copy + trailer(copy, 4, 10, checksum=bytes(32)),
+        OLD + OLD[4:] + trailer(OLD[4:], 4, 10)[:-32] + bytes(31) + b"1",
+        OLD + logged(OLD, 4) + b"\n",
+        *(OLD, b"", trailer(b"", 0, 0)[1:]),
+    ):
+        require_none(path, content)
 
 
 def test_a_log_is_torn_if_some_of_its_bytes_are_zeros(path: Path) -> None:
@@ -285,11 +270,6 @@ def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(
 
 
 # Archives
-
-
-def saved(path: Path, made: onnx.ModelProto) -> bytes:
-    onnxarchive.save(made, path)
-    return path.read_bytes()
 
 
 @pytest.fixture(scope="module", params=[(), ("decoder", "encoder")], ids=["alone", "of three"])
@@ -361,25 +341,21 @@ def partly_zeros(log: bytes) -> Iterator[bytes]:
         yield log[:size] + bytes(len(log) - size)
     size = -(-len(log) // 6)
     sixths = [log[at : at + size] for at in range(0, len(log), size)]
-    for kept in itertools.product((False, True), repeat=len(sixths)):
-        yield b"".join(
-            sixth if is_kept else bytes(len(sixth))
-            for sixth, is_kept in zip(sixths, kept, strict=True)
-        )
+    yield from map(b"".join, itertools.product(*((bytes(len(it)), it) for it in sixths)))
 
 
 @pytest.mark.sweep
 def test_a_log_of_which_any_bytes_did_not_reach_the_disk_is_rolled_back(
-    path: Path, archive: Interrupted, unsynced: None
+    path: Path, archive: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "fsync", os.fstat)
     before = archive.states["log complete"][: archive.copy_offset]
     assert before.rstrip(b"\0") == archive.old.rstrip(b"\0")
-    count = 0
-    for torn in partly_zeros(archive.log):
-        count += 1
+    logs = [*partly_zeros(archive.log)]
+    for torn in logs:
         path.write_bytes(before + torn)
         require_recovered(path, archive.old)
-    assert count == 2 * (len(archive.log) + 1) + 64 > 700
+    assert len(logs) == 2 * (len(archive.log) + 1) + 64 > 700
 
 
 @pytest.mark.sweep
@@ -486,7 +462,7 @@ RECOVERED: dict[str, Callable[[Interrupted], bytes]] = {
 def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
     path: Path, archive: Interrupted, kind: str
 ) -> None:
-    other = saved(path, documented_model("other", seed=7))
+    other = saved(documented_model("other", seed=7))
     path.write_bytes(HOSTILE[kind](archive, inverted(archive.old[archive.offset :]), other))
     if kind in RECOVERED:
         require_recovered(path, RECOVERED[kind](archive))
@@ -548,27 +524,22 @@ def test_a_whole_archive_is_never_changed_whatever_its_model_holds(
             assert path.read_bytes() == content
 
 
-@as_root
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="files of others need root")
 def test_a_log_that_another_user_has_written_is_rolled_back_by_those_who_may_write_the_file(
-    archive: Interrupted,
+    own_path: Path, archive: Interrupted
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
-        os.chmod(directory, 0o755)
-        path = Path(directory) / "model.onnxa"
-        path.write_bytes(archive.states["new end begun"])
-        os.seteuid(65534)
-        try:
-            require_refused(path, is_unfinished=True)
-            for act in (recover, open_to_edit):
-                with pytest.raises(PermissionError) as refused:
-                    act(path)
-                assert refused.value.filename == str(path)
-            assert path.read_bytes() == archive.states["new end begun"]
-        finally:
-            os.seteuid(0)
-        os.chown(path, 65534, 65534)
-        require_recovered(path, archive.old)
-        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    own_path.parent.chmod(0o755)
+    own_path.write_bytes(archive.states["new end begun"])
+    with user(65534):
+        require_refused(own_path, is_unfinished=True)
+        for act in (recover, open_to_edit):
+            with pytest.raises(PermissionError) as refused:
+                act(own_path)
+            assert refused.value.filename == str(own_path)
+        assert own_path.read_bytes() == archive.states["new end begun"]
+    os.chown(own_path, 65534, 65534)
+    require_recovered(own_path, archive.old)
+    assert (own_path.stat().st_uid, own_path.stat().st_gid) == (65534, 65534)
 
 
 def is_exact_log(tail: bytes, log: bytes) -> bool:
@@ -603,8 +574,9 @@ def tails(draw: st.DrawFn, log: bytes) -> bytes:
 )
 @given(data=st.data())
 def test_recovery_changes_nothing_but_exact_logs(
-    path: Path, archive: Interrupted, unsynced: None, data: st.DataObject
+    path: Path, archive: Interrupted, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
+    monkeypatch.setattr(os, "fsync", os.fstat)
     log = logged(archive.old, archive.offset)
     tail = data.draw(tails(log))
     content = archive.old + tail
@@ -744,10 +716,9 @@ def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, zip_reader: Reader) -
 
 
 def test_a_copy_that_is_not_inverted_would_be_found(path: Path) -> None:
-    onnxarchive.save(documented_model("old"), path)
-    content = path.read_bytes()
-    assert zipfile.is_zipfile(path)
+    content = saved(documented_model("old"))
     for log, is_found in (
+        (content, True),
         (content + logged(content, 0)[-TRAILER_SIZE:], True),
         (logged(content, 0), False),
     ):
