@@ -14,7 +14,6 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -456,7 +455,8 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 @pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
     path = top / "source" / "data.bin"
-    with open_source(Location.of(top / "source")) as source:
+    with contextlib.ExitStack() as resources:
+        source = open_source(Location.of(top / "source"), resources, SourceOptions())
         os.truncate(path, size)
         first, second = source.data
         if size < len(INSIDE):
@@ -469,7 +469,7 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
 
 @ways
 def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
-    with ExitStack() as resources:
+    with contextlib.ExitStack() as resources:
         source = open_source(Location.of(top / "source" / "m.onnx"), resources, SourceOptions())
         os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
         (top / "source" / "data.bin").symlink_to(top / "moved")
@@ -481,7 +481,7 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
 
 @ways
 def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
-    with ExitStack() as resources:
+    with contextlib.ExitStack() as resources:
         source = open_source(Location.of(top / "source"), resources, SourceOptions())
         (top / "source" / "new").write_bytes(INSIDE)
         os.replace(top / "source" / "new", top / "source" / "data.bin")
