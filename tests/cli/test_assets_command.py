@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import output_of, result_of, run
 from models import MEASURE_MEMORY, entry_of, flip_byte, run_python, runnable_model
 from written import saved, write_model
 
@@ -44,12 +43,10 @@ def assets_of(path: Path) -> dict[str, bytes]:
 
 
 def test_assets_are_listed(archive: Path, capsys: Captured) -> None:
-    assert run("assets", "ls", archive) == 0
-    assert capsys.readouterr().out == (
+    assert output_of(capsys, "assets", "ls", archive) == (
         "name          bytes\ndeep/er.json      2\nlabels.txt        8\n\n2 assets\n"
     )
-    assert run("assets", "ls", archive, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["assets"] == [
+    assert result_of(capsys, "assets", "ls", archive)["assets"] == [
         {"name": "deep/er.json", "nbytes": 2},
         {"name": "labels.txt", "nbytes": 8},
     ]
@@ -173,16 +170,16 @@ def test_convert_takes_the_other_files_along_and_lists_them(
         "left out  .hidden",
     ]
     assert set(assets_of(target)) == {"config.json", "vocab/a.txt", "vocab/b.json", "extra"}
-    assert run("convert", folder, target, "--assets", "--force", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = result_of(capsys, "convert", folder, target, "--assets", "--force")
     assert result["taken"] == ["config.json", "vocab/a.txt", "vocab/b.json"]
     assert result["left_out"] == [".git/", ".hidden"]
 
 
 def test_many_models_list_theirs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     source = write_model(folder / "model.onnx", runnable_model())
-    assert run("convert", source, "--output-dir", tmp_path / "out", "--assets") == 0
-    assert capsys.readouterr().out.splitlines()[-6:] == [
+    assert output_of(
+        capsys, "convert", source, "--output-dir", tmp_path / "out", "--assets"
+    ).splitlines()[-6:] == [
         str(source),
         "took      config.json",
         "took      vocab/a.txt",

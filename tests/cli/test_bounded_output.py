@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from commands import run
+from commands import output_of, result_of
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -37,19 +36,15 @@ def archive(tmp_path: Path) -> Path:
 def test_a_long_name_is_cut_in_a_table_and_whole_in_json(
     command: str, archive: Path, capsys: Captured
 ) -> None:
-    assert run(command, archive) == 0
-    output = capsys.readouterr().out
+    output = output_of(capsys, command, archive)
     assert f"{'x' * 100}...{'x' * 100}" in output
     assert max(map(len, output.splitlines())) < 1000
-    assert run(command, archive, "--json") == 0
-    assert LONG in capsys.readouterr().out
+    assert LONG in output_of(capsys, command, archive, "--json")
 
 
 def test_the_rows_of_a_table_have_the_width_of_cut_cells(archive: Path, capsys: Captured) -> None:
-    assert run("ls", archive) == 0
-    assert len(capsys.readouterr().out) < 302 * 500
-    assert run("ls", archive, "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["tensors"]) == 200
+    assert len(output_of(capsys, "ls", archive)) < 302 * 500
+    assert len(result_of(capsys, "ls", archive)["tensors"]) == 200
 
 
 @pytest.mark.parametrize("part", ["a", "a=", "a=b (--", "://", "::", "a::", "\x01"])
@@ -73,5 +68,4 @@ def test_a_tensor_of_an_impossible_shape_is_listed(
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62] * 300)
     model = helper.make_model(helper.make_graph([], "g", [], [], [weight]))
     onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert run(command, tmp_path / "m.onnxa") == 0
-    assert capsys.readouterr().out
+    assert output_of(capsys, command, tmp_path / "m.onnxa")

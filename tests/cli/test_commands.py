@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
-from commands import run
+from commands import error_of, output_of, result_of, run
 from models import flip_byte, model_of, raw_tensor, run_python, runnable_model, string_tensor
 from onnx import numpy_helper
 from processes import started, wait_until
@@ -57,8 +57,9 @@ def test_convert_writes_what_save_writes_to_a_file_or_a_pipe(
 ) -> None:
     (tmp_path / "my labels.txt").write_bytes(b"cat\n")
     asset = ("--asset", f"labels.txt={tmp_path / 'my labels.txt'}")
-    assert run("convert", source, tmp_path / "out.onnxa", *asset) == 0
-    assert "1 tensor, 1 asset, 66," in capsys.readouterr().out
+    assert "1 tensor, 1 asset, 66," in output_of(
+        capsys, "convert", source, tmp_path / "out.onnxa", *asset
+    )
     assert (tmp_path / "out.onnxa").read_bytes() == archive.read_bytes()
     done = run_apart("convert", source, "-", *asset, stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (0, archive.read_bytes())
@@ -66,9 +67,8 @@ def test_convert_writes_what_save_writes_to_a_file_or_a_pipe(
 
 def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "out.onnxa"
-    options = ("--size-threshold", "0", "--alignment", "4096", "--json")
-    assert run("convert", source, target, *options) == 0
-    result = json.loads(capsys.readouterr().out)
+    options = ("--size-threshold", "0", "--alignment", "4096")
+    result = result_of(capsys, "convert", source, target, *options)
     assert result == {
         "source": str(source),
         "path": str(target),
@@ -87,8 +87,7 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
 
 
 def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -> None:
-    assert run("ls", archive) == 0
-    header, *lines, _, total = capsys.readouterr().out.splitlines()
+    header, *lines, _, total = output_of(capsys, "ls", archive).splitlines()
     assert header.split() == ["name", "key", "data", "type", "shape", "bytes", "offset"]
     weight = ["layer.0/weight", "layer_0_weight", "FLOAT", "1024x16", "65,536", "64"]
     assert lines[0].split() == weight
@@ -101,8 +100,7 @@ def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -
 
 
 def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> None:
-    assert run("ls", archive, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = result_of(capsys, "ls", archive)
     (tensor,) = result["tensors"]
     expected = {"name": "layer.0/weight", "key": "layer_0_weight", "data_type": "FLOAT"}
     assert tensor.items() >= {**expected, "dims": [1024, 16]}.items()
@@ -114,8 +112,7 @@ def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> 
 def test_ls_does_not_let_names_play_with_the_terminal(tmp_path: Path, capsys: Captured) -> None:
     weight = raw_tensor("evil\x1b[2J\nname", dims=(300,))
     onnxarchive.save(model_of(weight), tmp_path / "a.onnxa")
-    assert run("ls", tmp_path / "a.onnxa") == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "ls", tmp_path / "a.onnxa")
     assert "\x1b" not in printed
     assert "evil\\x1b[2J\\nname" in printed
 
@@ -124,8 +121,7 @@ def test_info_tells_producer_types_parameters_and_bytes(tmp_path: Path, capsys: 
     model = runnable_model()
     model.producer_version = "1.2"
     onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert run("info", tmp_path / "m.onnxa") == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "info", tmp_path / "m.onnxa")
     for label, value in (
         ("producer", "test 1.2"),
         ("opsets", "ai.onnx: 21"),
@@ -138,20 +134,16 @@ def test_info_tells_producer_types_parameters_and_bytes(tmp_path: Path, capsys: 
 
 
 def test_info_accounts_for_every_byte_in_json(archive: Path, capsys: Captured) -> None:
-    assert run("info", archive, "--json") == 0
-    parts = json.loads(capsys.readouterr().out)["bytes"]
+    parts = result_of(capsys, "info", archive)["bytes"]
     assert parts.pop("archive") == archive.stat().st_size == sum(parts.values())
     assert (parts["weights"], parts["assets"]) == (1 << 16, 4)
 
 
 def test_check_names_the_broken_rules_of_a_damaged_archive(archive: Path, capsys: Captured) -> None:
-    assert run("check", archive, "--full") == 0
-    assert capsys.readouterr().out == f"{archive}: valid (47 rules checked)\n"
+    assert output_of(capsys, "check", archive, "--full") == f"{archive}: valid (47 rules checked)\n"
     flip_byte(archive, 64)
     assert run("check", archive) == 0
-    capsys.readouterr()
-    assert run("check", archive, "--full", "--json") == 1
-    (finding,) = json.loads(capsys.readouterr().out)
+    (finding,) = result_of(capsys, "check", archive, "--full", status=1)
     assert (finding["rule"], finding["entry"]) == ("ZIP-15", "layer_0_weight")
 
 
@@ -196,8 +188,7 @@ def test_of_several_statuses_of_check_the_highest_counts(
 def test_every_command_takes_jobs_and_force_with_the_same_words(capsys: Captured) -> None:
     texts: dict[str, set[str]] = {"--force": set(), "--jobs N": set()}
     for command in ("convert", "export", "link", "run", "check"):
-        assert run(command, "--help") == 0
-        printed = capsys.readouterr().out
+        printed = output_of(capsys, command, "--help")
         for option, found in texts.items():
             found.update(re.findall(rf"^  {option} +(\S.*)$", printed, re.MULTILINE))
     assert texts == {
@@ -209,24 +200,22 @@ def test_every_command_takes_jobs_and_force_with_the_same_words(capsys: Captured
 def test_check_names_the_kind_of_another_file(
     source: Path, archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert run("check", source) == 1
-    output = capsys.readouterr().out
+    output = output_of(capsys, "check", source, status=1)
     assert output.splitlines()[0].startswith(f"{source}: ZIP-2: ")
     other = "expected an ONNX archive, found"
     assert f"{source}: {other} an ONNX model; 'onnxarchive convert " in output
     (tmp_path / "empty").touch()
-    assert run("check", tmp_path / "empty") == 1
-    assert f"{tmp_path / 'empty'}: {other} an empty file; " in capsys.readouterr().out
+    assert f"{tmp_path / 'empty'}: {other} an empty file; " in output_of(
+        capsys, "check", tmp_path / "empty", status=1
+    )
     with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
         file.write(source, "__MODEL_PROTO.onnx")
-    assert run("check", tmp_path / "m.zip") == 1
-    output = capsys.readouterr().out
+    output = output_of(capsys, "check", tmp_path / "m.zip", status=1)
     assert f": {other} a plain zip with a model; 'onnxarchive convert " in output
     assert "another tool may have made this zip" in output
     assert "upgrade" not in output
     archive.write_bytes(archive.read_bytes()[:-1])
-    assert run("check", archive) == 1
-    assert f"{archive}: {other}" not in capsys.readouterr().out
+    assert f"{archive}: {other}" not in output_of(capsys, "check", archive, status=1)
 
 
 @pytest.mark.parametrize("jobs", [None, 1, 3])
@@ -248,12 +237,10 @@ def test_export_gives_the_model_back_and_names_the_files(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     target, data = tmp_path / "back.onnx", tmp_path / "back.data"
-    assert run("export", archive, target) == 0
-    assert f"{target}: " in capsys.readouterr().out
+    assert f"{target}: " in output_of(capsys, "export", archive, target)
     assert onnx.load(target) == runnable_model()
-    options = ("--external-data", data.name, "--force", "--json")
-    assert run("export", archive, target, *options) == 0
-    files = json.loads(capsys.readouterr().out)["files"]
+    options = ("--external-data", data.name, "--force")
+    files = result_of(capsys, "export", archive, target, *options)["files"]
     assert [file["path"] for file in files] == [str(target), str(data)]
     weight = numpy_helper.to_array(onnx.load(target).graph.initializer[0])
     assert weight.tobytes() == runnable_model().graph.initializer[0].raw_data
@@ -368,8 +355,7 @@ def test_bytes_that_nobody_reads_are_no_success(source: Path, archive: Path) -> 
 def test_an_archive_that_is_named_as_a_model_is_told_with_the_command_for_models(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert run("convert", archive, tmp_path / "copy.onnxa") == 0
-    assert capsys.readouterr().err == ""
+    output_of(capsys, "convert", archive, tmp_path / "copy.onnxa")
     assert run("convert", archive, tmp_path / "copy.onnx") == 0
     assert "'onnxarchive export ARCHIVE TARGET' writes a .onnx" in capsys.readouterr().err
 
@@ -485,8 +471,9 @@ def test_messages_name_options_and_no_arguments_of_functions(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 10)
-    assert run("export", archive, archive.with_name("m.onnx")) == 2
-    assert capsys.readouterr().err.endswith("; export with --external-data NAME.data\n")
+    assert error_of(capsys, "export", archive, archive.with_name("m.onnx")).endswith(
+        "; export with --external-data NAME.data\n"
+    )
 
 
 def test_a_bar_is_shown_on_a_terminal(
@@ -511,10 +498,8 @@ def test_no_bar_is_shown_where_standard_error_is_no_terminal(source: Path, tmp_p
 
 
 def test_version_and_help_end_with_0(capsys: Captured) -> None:
-    assert run("--version") == 0
-    assert capsys.readouterr().out.strip() == onnxarchive.__version__
-    assert run("--help") == 0
-    assert "Exit status" in capsys.readouterr().out
+    assert output_of(capsys, "--version").strip() == onnxarchive.__version__
+    assert "Exit status" in output_of(capsys, "--help")
 
 
 def test_the_end_of_a_command_searches_no_cycles_of_references(archive: Path) -> None:

@@ -15,6 +15,7 @@ from unittest import mock
 
 import onnx
 import pytest
+from commands import output_of
 from models import external, model_of, raw_tensor, weight_model
 from processes import is_running, started, wait_until
 from written import files_below, write_model
@@ -138,8 +139,7 @@ def test_files_and_trees_may_be_mixed_and_a_tree_without_models_is_told(
     assert files_below(tmp_path / "out") == {"b.onnxa", "other.onnxa"}
     assert "2 models converted, 0 failed" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
-    assert run(tmp_path / "empty", *arguments) == 2
-    told = capsys.readouterr().out
+    told = output_of(capsys, "convert", tmp_path / "empty", *arguments, status=2)
     assert f"{tmp_path / 'empty'}: expected a model in this tree, found none" in told
     assert "2 models converted, 1 failed" in told
 
@@ -371,8 +371,9 @@ def test_a_failure_of_several_tensors_is_one_line(tmp_path: Path, capsys: Captur
     (tmp_path / "in").mkdir()
     tensors = [external(raw_tensor(name, dims=(600,)), f"{name}.bin") for name in "ab"]
     (tmp_path / "in" / "m.onnx").write_bytes(model_of(*tensors).SerializeToString())
-    assert run(tmp_path / "in", "--output-dir", tmp_path / "out") == 3
-    output = capsys.readouterr().out
+    output = output_of(
+        capsys, "convert", tmp_path / "in", "--output-dir", tmp_path / "out", status=3
+    )
     (failure,) = [line for line in output.splitlines() if line.startswith("failed: ")]
     assert "2 tensors have faulty data: tensor 'a'" in failure
     assert "; tensor 'b'" in failure

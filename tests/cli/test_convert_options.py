@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import error_of, output_of, result_of
 from models import external, model_of, raw_tensor
 from onnx import TensorProto
 from processes import completed
@@ -57,11 +58,9 @@ def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
     (tmp_path / "file.txt").write_bytes(b"words" * 100)
     options = [option.format(file=tmp_path / "file.txt") for option in options]
     before = sorted(os.listdir(tmp_path))
-    assert run(source, target, "--dry-run", "--json", *options) == 0
-    planned = json.loads(capsys.readouterr().out)
+    planned = result_of(capsys, "convert", source, target, "--dry-run", *options)
     assert sorted(os.listdir(tmp_path)) == before
-    assert run(source, target, "--json", *options) == 0
-    written = json.loads(capsys.readouterr().out)
+    written = result_of(capsys, "convert", source, target, *options)
     assert planned == written
     assert planned["nbytes"] == target.stat().st_size
     with onnxarchive.open(target) as archive:
@@ -70,11 +69,9 @@ def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
 
 
 def test_a_dry_run_says_so(source: Path, target: Path, capsys: Captured) -> None:
-    assert run(source, target, "--dry-run") == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "convert", source, target, "--dry-run")
     assert "would have 4 tensors, 0 assets, " in printed
-    assert run(source, target) == 0
-    assert capsys.readouterr().out == printed.replace("would have ", "")
+    assert output_of(capsys, "convert", source, target) == printed.replace("would have ", "")
 
 
 def test_a_dry_run_to_standard_output_or_with_force_writes_nothing_there(
@@ -83,9 +80,7 @@ def test_a_dry_run_to_standard_output_or_with_force_writes_nothing_there(
     target.write_bytes(b"old")
     assert run(source, target, "--dry-run", "--force") == 0
     assert target.read_bytes() == b"old"
-    capsys.readouterr()
-    assert run(source, "-", "--dry-run", "--json") == 0
-    planned = json.loads(capsys.readouterr().out)
+    planned = result_of(capsys, "convert", source, "-", "--dry-run")
     assert run(source, target, "--force") == 0
     assert planned["nbytes"] == target.stat().st_size
 
@@ -142,8 +137,7 @@ def test_all_problems_are_told_a_line_each(tmp_path: Path, target: Path, capsys:
         external(raw_tensor("evil\x1b[2J", dims=(600,)), "missing too.bin"),
     )
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert run(tmp_path / "m.onnx", target) == 3
-    error = capsys.readouterr().err
+    error = error_of(capsys, "convert", tmp_path / "m.onnx", target, status=3)
     lines = error.splitlines()
     assert lines[0].endswith("2 tensors have faulty data:")
     assert len(lines) == 3

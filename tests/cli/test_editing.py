@@ -9,7 +9,7 @@ from pathlib import Path
 import lock_calls
 import onnx
 import pytest
-from commands import error_of, run
+from commands import error_of, output_of, result_of, run
 from models import entry_of, flip_byte, run_python, runnable_model
 from written import saved, write_model
 
@@ -54,15 +54,13 @@ def test_replace_model_takes_the_archives_own_model_from_elsewhere(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert run("extract", archive, tmp_path / "extracted") == 0
-    capsys.readouterr()
     elsewhere = tmp_path / "__MODEL_PROTO"
     model = onnx.load(tmp_path / "extracted" / "__MODEL_PROTO", load_external_data=False)
     model.doc_string = "new"
     elsewhere.write_bytes(model.SerializeToString())
-    assert run("replace-model", archive, elsewhere, "--json") == 0
+    result = result_of(capsys, "replace-model", archive, elsewhere)
     require(archive, saved(model_with(doc_string="new")))
-    result = {"path": str(archive), "nbytes": archive.stat().st_size}
-    assert json.loads(capsys.readouterr().out) == result
+    assert result == {"path": str(archive), "nbytes": archive.stat().st_size}
     # The extracted directory has the data beside the model.
     shutil.copy(elsewhere, tmp_path / "extracted" / "__MODEL_PROTO")
     before = archive.read_bytes()
@@ -194,9 +192,8 @@ def test_a_file_with_further_names_is_changed_only_with_copy(
     assert message.startswith(f"onnxarchive: {name}: expected a file with one name, found a ")
     assert message.endswith("; --copy writes a new file at this path instead\n")
     assert archive.read_bytes() == before
-    assert run(*call(command, name), "--copy", "--json") == 0
-    result = {"path": str(name), "nbytes": name.lstat().st_size}
-    assert json.loads(capsys.readouterr().out) == result
+    result = result_of(capsys, *call(command, name), "--copy")
+    assert result == {"path": str(name), "nbytes": name.lstat().st_size}
     assert not name.is_symlink()
     assert archive.read_bytes() == before
     assert model_in(name) != model_in(archive)
@@ -209,8 +206,7 @@ def test_a_path_that_a_terminal_cannot_show_is_shown_in_one_line(
 ) -> None:
     odd = archive.with_name("a\nb\x1b[31m.onnxa")
     archive.rename(odd)
-    assert run(*call(command, odd)) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = output_of(capsys, *call(command, odd)).splitlines()
     assert "\x1b" not in line
 
 
@@ -273,20 +269,17 @@ def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
 
 @posix
 def test_recover_says_what_it_did(archive: Path, capsys: Captured) -> None:
-    assert run("recover", archive) == 0
-    assert capsys.readouterr().out == f"{archive}: nothing to recover\n"
+    assert output_of(capsys, "recover", archive) == f"{archive}: nothing to recover\n"
     half = archive.read_bytes()[:700]
     left = archive.with_name(f".{archive.name}.4242-0.tmp")
     left.write_bytes(half)
-    assert run("recover", archive) == 0
-    assert capsys.readouterr().out == f"removed   {left.resolve()}\n"
+    assert output_of(capsys, "recover", archive) == f"removed   {left.resolve()}\n"
     assert os.listdir(archive.parent) == [archive.name]
     for is_edited in (False, True):
         left.write_bytes(half)
         if is_edited:
             cut_off(archive)
-        assert run("recover", archive, "--json") == 0
-        assert json.loads(capsys.readouterr().out) == {
+        assert result_of(capsys, "recover", archive) == {
             "path": str(archive),
             "is_rolled_back": is_edited,
             "removed": [str(left.resolve())],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import output_of, run
 from processes import completed
 
 import onnxarchive
@@ -42,8 +42,7 @@ def test_help_ends_with_the_example(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run(*command.split(), "--help") == 0
-    last = capsys.readouterr().out.rstrip("\n").splitlines()[-1]
+    last = output_of(capsys, *command.split(), "--help").rstrip("\n").splitlines()[-1]
     assert last == f"{_START}{EXAMPLES[command]}"
     assert EXAMPLES[command].startswith(command)
     parser().parse_args(_arguments(command))
@@ -65,8 +64,7 @@ def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
-    assert run("completion", shell) == 0
-    assert "replace-model" in capsys.readouterr().out
+    assert "replace-model" in output_of(capsys, "completion", shell)
 
 
 @pytest.mark.tool
@@ -86,8 +84,7 @@ def test_bash_completes(
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")
-    assert run("completion", "bash") == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "script").write_text(output_of(capsys, "completion", "bash"))
     (tmp_path / "model.onnxa").touch()
     line = shlex.join(["onnxarchive", *words])
     code = f"source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_onnxarchive; "

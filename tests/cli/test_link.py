@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import error_of, output_of, result_of, run
 from models import break_local_header, entry_of, further_model, runnable_model
 
 import onnxarchive
@@ -37,19 +37,19 @@ def test_link_to_a_directory_lists_a_link_for_each_model(tmp_path: Path, capsys:
     ]
     links[1].write_bytes(b"there")
     links[0].unlink()
-    assert run("link", archive, tmp_path) == 2
-    assert f"{links[1]}: exists; --force replaces it" in capsys.readouterr().err
+    assert f"{links[1]}: exists; --force replaces it" in error_of(capsys, "link", archive, tmp_path)
     assert not links[0].exists()
-    assert run("link", archive, tmp_path, "--force") == 0
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
-        *map(str, links)
-    ]
+    assert [
+        line.partition(":")[0]
+        for line in output_of(capsys, "link", archive, tmp_path, "--force").splitlines()
+    ] == [*map(str, links)]
 
 
 def test_link_refuses_a_broken_archive(archive: Path, capsys: Captured) -> None:
     break_local_header(archive, entry_of(archive, "layer_0_weight"))
-    assert run("link", archive, archive.with_name("link.onnx")) == 3
-    assert "layer_0_weight" in capsys.readouterr().err
+    assert "layer_0_weight" in error_of(
+        capsys, "link", archive, archive.with_name("link.onnx"), status=3
+    )
     assert not archive.with_name("link.onnx").exists()
 
 
@@ -57,18 +57,15 @@ def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Capture
     ways: list[list[str | Path]] = [["--link", link], ["--link", link, archive]]
     ways.append([archive, "--link", link])
     for arguments in ways:
-        assert run("check", *arguments) == 0
-        first, second = capsys.readouterr().out.splitlines()
+        first, second = output_of(capsys, "check", *arguments).splitlines()
         assert first.startswith(f"{archive}: valid ")
         assert second == f"{link}: fits the archive"
-        assert run("check", "--full", "--json", *arguments) == 0
-        assert json.loads(capsys.readouterr().out) == []
+        assert result_of(capsys, "check", "--full", *arguments) == []
 
 
 def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys: Captured) -> None:
     onnxarchive.save(runnable_model(), archive, alignment=4096)
-    assert run("check", "--link", link) == 1
-    sound, changed = capsys.readouterr().out.splitlines()
+    sound, changed = output_of(capsys, "check", "--link", link, status=1).splitlines()
     assert f"{archive}: valid " in sound
     assert changed.startswith(f"{link}: the archive has changed since it was linked")
     assert run("check", "--link", link, "--json") == 1
@@ -83,8 +80,7 @@ def test_check_tells_that_the_archive_of_a_link_is_gone(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
     os.rename(archive, archive.with_name("renamed"))
-    assert run("check", "--link", link) == 1
-    assert capsys.readouterr().out == (
+    assert output_of(capsys, "check", "--link", link, status=1) == (
         f"{link}: expected the archive {archive}, found no such file\n"
     )
     assert run("check", "--link", link, archive) == 2
@@ -95,5 +91,4 @@ def test_check_of_a_link_tells_first_what_is_wrong_with_the_archive(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
     break_local_header(archive, entry_of(archive, "layer_0_weight"))
-    assert run("check", "--link", link) == 1
-    assert "layer_0_weight" in capsys.readouterr().out
+    assert "layer_0_weight" in output_of(capsys, "check", "--link", link, status=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import run
+from commands import error_of, output_of, run
 from models import runnable_model
 from remote_archives import ASSETS, PATH, a_model, an_archive, arrays_of, require_equal
 from web_server import Answer, WebServer, serving
@@ -89,8 +89,9 @@ def test_an_asset_that_was_damaged_on_its_way_is_fetched_anew(
 
 def test_check_says_what_is_at_a_url(web: WebServer, capsys: Captured) -> None:
     web.files["/page"] = b"<!doctype html>" * 1000
-    assert run("check", web.url("/page")) == 1
-    assert "/page: expected an ONNX archive, found an HTML page; " in capsys.readouterr().out
+    assert "/page: expected an ONNX archive, found an HTML page; " in output_of(
+        capsys, "check", web.url("/page"), status=1
+    )
 
 
 def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Captured) -> None:
@@ -234,8 +235,7 @@ def test_a_redirect_of_a_secret_is_refused_unless_an_option_allows_it(
 ) -> None:
     with serving({"/moved": ARCHIVE}) as other:
         web.change = lambda *_: Answer(302, {"Location": other.url("/moved")})
-        assert run("ls", url, *ONCE) == 2
-        text = capsys.readouterr().err
+        text = error_of(capsys, "ls", url, *ONCE)
         assert f"the server redirects to '{other.url('')}'" in text
         assert "--storage-option allow_redirects=true allows redirects" in text
         assert "SECRET" not in text

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commands import error_of, output_of, result_of
 from models import entry_of, flip_byte, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 from processes import completed
@@ -80,13 +80,6 @@ def run(*arguments: str | Path) -> int:
     return main(["run", *(str(argument) for argument in arguments)])
 
 
-def result_of(capsys: Captured, *arguments: str | Path) -> Any:
-    assert run(*arguments, "--json") == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return json.loads(captured.out)
-
-
 def test_run_tells_inputs_outputs_time_and_memory(archive: Path, capsys: Captured) -> None:
     assert run(archive) == 0
     captured = capsys.readouterr()
@@ -99,7 +92,7 @@ def test_run_tells_inputs_outputs_time_and_memory(archive: Path, capsys: Capture
     assert " ms, run " in lines[7]
     assert "MiB" in lines[8]
     assert captured.err == ""
-    result = result_of(capsys, archive, "--repeat", "3", "--provider", "cpu")
+    result = result_of(capsys, "run", archive, "--repeat", "3", "--provider", "cpu")
     assert result["path"] == str(archive)
     assert result["providers"] == ["CPUExecutionProvider"]
     assert (result["assumed_dims"], result["saved"]) == ({}, {})
@@ -142,7 +135,7 @@ def test_given_inputs_are_taken_and_outputs_saved_in_a_new_or_empty_directory(
         assert printed.splitlines()[1].endswith("given")
         assert f"saved     y as {file}" in printed
         np.testing.assert_allclose(np.load(file), X @ weight + bias, rtol=1e-3, atol=1e-4)
-    assert result_of(capsys, archive, "--input", "x=x.npy")["inputs"][0]["random"] is False
+    assert result_of(capsys, "run", archive, "--input", "x=x.npy")["inputs"][0]["random"] is False
 
 
 def test_all_outputs_are_saved_in_a_directory_under_safe_names(
@@ -152,7 +145,7 @@ def test_all_outputs_are_saved_in_a_directory_under_safe_names(
     nodes = [node("Identity", ["a"], [name]) for name in names]
     outputs = [value(name, FLOAT, [2]) for name in names]
     write_graph("m.onnx", nodes, [value("a", FLOAT, [2])], outputs)
-    result = result_of(capsys, "m.onnx", "--output", "results")
+    result = result_of(capsys, "run", "m.onnx", "--output", "results")
     assert set(result["saved"]) == set(names)
     files = sorted(path.name for path in (tmp_path / "results").iterdir())
     assert len(files) == 4
@@ -171,8 +164,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_no_output(
     Path("empty").mkdir()
     before = sorted(Path().rglob("*"))
     for target in ("new", "empty"):
-        assert run(unloadable, "--output", target) == 2
-        assert "cannot load" in capsys.readouterr().err
+        assert "cannot load" in error_of(capsys, "run", unloadable, "--output", target)
         assert sorted(Path().rglob("*")) == before
     monkeypatch.setattr(running, "run", interrupt)
     assert run(archive, "--output", "new") == 130
@@ -190,8 +182,7 @@ def test_a_directory_made_during_the_run_is_not_replaced(
 
     write_identities("m.onnx", a=[1])
     monkeypatch.setattr(running, "run", run_and_make)
-    assert run("m.onnx", "--output", "out") == 2
-    assert "out" in capsys.readouterr().err
+    assert "out" in error_of(capsys, "run", "m.onnx", "--output", "out")
     assert Path("out/ya.npy").read_bytes() == b"mine"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m.onnx", "out", "ya.npy"]
 
@@ -205,8 +196,7 @@ def test_outputs_that_cannot_be_completed_leave_nothing(
 
     save = np.save
     monkeypatch.setattr(np, "save", fail)
-    assert run(archive, "--output", "out") == 2
-    assert "the device is gone" in capsys.readouterr().err
+    assert "the device is gone" in error_of(capsys, "run", archive, "--output", "out")
     assert [path.name for path in Path().iterdir()] == [archive.name]
 
 
@@ -222,7 +212,7 @@ def test_arrays_of_a_sequence_are_saved_each(capsys: Captured) -> None:
     nodes = [node("SequenceConstruct", ["a", "a"], ["s"]), node("Identity", ["a"], ["s_0_"])]
     outputs = [sequence("s", FLOAT, None), value("s_0_", FLOAT, [3])]
     write_graph("m.onnx", nodes, [value("a", FLOAT, [3])], outputs)
-    assert result_of(capsys, "m.onnx", "--output", "out")["saved"] == {
+    assert result_of(capsys, "run", "m.onnx", "--output", "out")["saved"] == {
         "s[0]": os.path.join("out", "s_0_.npy"),
         "s[1]": os.path.join("out", "s_1_.npy"),
         "s_0_": os.path.join("out", "s_0__2.npy"),
@@ -236,8 +226,9 @@ def test_strings_that_a_file_would_change_are_not_saved(capsys: Captured) -> Non
     )
     outputs = [value("y", TensorProto.STRING, [2])]
     write_graph("m.onnx", [node("Identity", ["c"], ["y"])], [], outputs, texts)
-    assert run("m.onnx", "--output", "out") == 2
-    assert "output 'y': expected strings that a .npy file can hold" in capsys.readouterr().err
+    assert "output 'y': expected strings that a .npy file can hold" in error_of(
+        capsys, "run", "m.onnx", "--output", "out"
+    )
     assert not Path("out").exists()
 
 
@@ -246,8 +237,9 @@ def test_strings_and_sequences_come_from_files_and_go_there(capsys: Captured) ->
     inputs = [sequence("x", FLOAT, None), value("s", TensorProto.STRING, ["n"])]
     outputs = [value("y", FLOAT, None), value("t", TensorProto.STRING, None)]
     write_graph("m.onnx", nodes, inputs, outputs)
-    assert run("m.onnx") == 2
-    assert "give one: --input x=FILE.npy, or FILE.npz for a sequence" in capsys.readouterr().err
+    assert "give one: --input x=FILE.npy, or FILE.npz for a sequence" in error_of(
+        capsys, "run", "m.onnx"
+    )
     np.savez("x.npz", np.zeros(2, np.float32), np.ones(1, np.float32))
     np.save("s.npy", np.array(["a", "größer"]))
     assert run("m.onnx", "--input", "x=x.npz", "--input", "s=s.npy", "--output", "out") == 0
@@ -287,11 +279,10 @@ def test_onnxruntime_reads_the_outputs_that_it_wrote(name: str, capsys: Captured
 
 def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> None:
     write_identities("m.onnx", a=["batch", None], b=["n + 1", "batch"])
-    assert run("m.onnx", "--dim", "batch=3") == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "run", "m.onnx", "--dim", "batch=3")
     assert "assumed   a[1]=1, n + 1=1 (--dim NAME=SIZE sets another size)" in printed
     assert "  3x1  " in printed
-    result = result_of(capsys, "m.onnx", "--dim", "n + 1=4", "--dim", "a[1]=2")
+    result = result_of(capsys, "run", "m.onnx", "--dim", "n + 1=4", "--dim", "a[1]=2")
     assert [it["dims"] for it in result["inputs"]] == [[1, 2], [4, 1]]
     assert result["assumed_dims"] == {"batch": 1}
 
@@ -299,12 +290,10 @@ def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> 
 def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
     evil = "evil\x1b[2J\nname"
     write_identities("m.onnx", **{evil: [evil]})
-    assert run("m.onnx", "--output", "out") == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "run", "m.onnx", "--output", "out")
     assert "\x1b" not in printed
     assert printed.count("evil\\x1b[2J\\nname") >= 4
-    assert run("m.onnx", "--dim", "x=1") == 2
-    assert "\x1b" not in capsys.readouterr().err
+    assert "\x1b" not in error_of(capsys, "run", "m.onnx", "--dim", "x=1")
 
 
 def test_nothing_but_the_line_is_written_by_the_process() -> None:
@@ -320,5 +309,4 @@ def test_nothing_but_the_line_is_written_by_the_process() -> None:
 
 def test_an_unsafe_archive_is_not_run(archive: Path, capsys: Captured) -> None:
     flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset)
-    assert run(archive) == 3
-    assert "[ZIP-15]" in capsys.readouterr().err
+    assert "[ZIP-15]" in error_of(capsys, "run", archive, status=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from commands import run
+from commands import error_of, output_of, result_of, run
 from models import entry_of, flip_byte, further_model, runnable_model
 from written import write_model
 
@@ -30,13 +30,6 @@ def archive(tmp_path: Path) -> Path:
     return Path("both.onnxa")
 
 
-def printed(capsys: Captured) -> str:
-    """What a command has printed; nothing on standard error."""
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
 def ids(archive: Path) -> list[str]:
     with onnxarchive.open(archive) as opened:
         return list(opened.models)
@@ -47,12 +40,11 @@ def test_convert_packs_several_models_and_says_what_they_share(
 ) -> None:
     write_model(Path("m.onnx"), runnable_model())
     write_model(Path("f.onnx"), further_model())
-    assert run("convert", "m.onnx", "new.onnxa", "--model", "further=f.onnx") == 0
+    printed = output_of(capsys, "convert", "m.onnx", "new.onnxa", "--model", "further=f.onnx")
     assert Path("new.onnxa").read_bytes() == archive.read_bytes()
-    assert printed(capsys).endswith("; 65,536 bytes (64.0 KiB) shared by several models\n")
-    models = ("--model", "a=f.onnx", "--model", "b=m.onnx", "--json", "--force")
-    assert run("convert", "m.onnx", "new.onnxa", *models) == 0
-    assert json.loads(printed(capsys))["shared_nbytes"] == 2 << 16
+    assert printed.endswith("; 65,536 bytes (64.0 KiB) shared by several models\n")
+    models = ("--model", "a=f.onnx", "--model", "b=m.onnx", "--force")
+    assert result_of(capsys, "convert", "m.onnx", "new.onnxa", *models)["shared_nbytes"] == 2 << 16
     assert ids(Path("new.onnxa")) == ["", "a", "b"]
 
 
@@ -60,15 +52,13 @@ def test_convert_packs_several_models_and_says_what_they_share(
 
 
 def test_models_lists_inputs_outputs_parameters_and_bytes(archive: Path, capsys: Captured) -> None:
-    assert run("models", archive) == 0
-    rows = [line.split("  ") for line in printed(capsys).splitlines()]
+    rows = [line.split("  ") for line in output_of(capsys, "models", archive).splitlines()]
     assert [[it.strip() for it in row if it.strip()] for row in rows] == [
         ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"],
         ["(default)", "x", "y", "16,400", "65,536", "0"],
         ["further", "x", "z", "16,896", "65,536", "2,048"],
     ]
-    assert run("models", archive, "--json") == 0
-    result = json.loads(printed(capsys))
+    result = result_of(capsys, "models", archive)
     assert result["path"] == str(archive)
     default, further = result["models"]
     assert (default["id"], default["entry"]) == ("", "__MODEL_PROTO")
@@ -90,13 +80,11 @@ def test_models_names_a_few_of_many_inputs(capsys: Captured) -> None:
         past = onnx.helper.make_tensor_value_info(f"past.{number}", 1, [1])
         model.graph.input.append(past)
     onnxarchive.save(model, "past.onnxa")
-    assert run("models", "past.onnxa") == 0
-    assert "x, past.0, past.1, past.2, 57 more  y " in printed(capsys)
+    assert "x, past.0, past.1, past.2, 57 more  y " in output_of(capsys, "models", "past.onnxa")
 
 
 def test_ls_shows_which_models_use_a_tensor(archive: Path, capsys: Captured) -> None:
-    assert run("ls", archive) == 0
-    header, *lines, _, summary = printed(capsys).splitlines()
+    header, *lines, _, summary = output_of(capsys, "ls", archive).splitlines()
     assert header.split()[-1] == "models"
     shared = "layer.0/weight layer_0_weight FLOAT 1024x16 65,536 64 (default), further"
     own = "own own FLOAT 16x32 2,048 65,664 further"
@@ -104,30 +92,26 @@ def test_ls_shows_which_models_use_a_tensor(archive: Path, capsys: Captured) -> 
     assert [line.split()[0] for line in lines[2:]] == ["__MODEL_PROTO_further", "__MODEL_PROTO"]
     assert summary.startswith("2 tensors, 67,584 bytes (66.0 KiB) in all; 1 more in the models; ")
     onnxarchive.save(runnable_model(), "one.onnxa")
-    assert run("ls", "one.onnxa") == 0
-    assert "models" not in printed(capsys)
+    assert "models" not in output_of(capsys, "ls", "one.onnxa")
 
 
 def test_ls_of_one_model_lists_its_tensors_under_its_names(archive: Path, capsys: Captured) -> None:
-    assert run("ls", archive, "--model", "further", "--json") == 0
-    tensors = json.loads(printed(capsys))["tensors"]
+    tensors = result_of(capsys, "ls", archive, "--model", "further")["tensors"]
     assert [(it["name"], it["key"], it["models"]) for it in tensors] == [
         ("embedding", "layer_0_weight", ["", "further"]),
         ("own", "own", ["further"]),
     ]
-    assert run("ls", archive, "--model", "", "--json") == 0
-    assert [it["name"] for it in json.loads(printed(capsys))["tensors"]] == ["layer.0/weight"]
+    assert [it["name"] for it in result_of(capsys, "ls", archive, "--model", "")["tensors"]] == [
+        "layer.0/weight"
+    ]
 
 
 def test_info_describes_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:
-    assert run("info", archive) == 0
-    assert "other models  further\n" in printed(capsys)
-    assert run("info", archive, "--model", "further") == 0
-    text = printed(capsys)
+    assert "other models  further\n" in output_of(capsys, "info", archive)
+    text = output_of(capsys, "info", archive, "--model", "further")
     for line in ("model         further", "other models  (default)", "graph         further"):
         assert f"{line}\n" in text
-    assert run("info", archive, "--model", "further", "--json") == 0
-    result = json.loads(printed(capsys))
+    result = result_of(capsys, "info", archive, "--model", "further")
     assert (result["model"], result["models"]) == ("further", ["", "further"])
     parts = result["bytes"]
     assert parts.pop("archive") == archive.stat().st_size == sum(parts.values())
@@ -136,11 +120,9 @@ def test_info_describes_the_model_that_is_asked_for(archive: Path, capsys: Captu
 
 def test_check_names_the_model_at_fault(archive: Path, capsys: Captured) -> None:
     assert run("check", archive, "--full") == 0
-    capsys.readouterr()
     entry = entry_of(archive, "__MODEL_PROTO_further")
     flip_byte(archive, entry.data_offset + entry.nbytes // 2)
-    assert run("check", archive) == 1
-    assert "__MODEL_PROTO_further" in printed(capsys)
+    assert "__MODEL_PROTO_further" in output_of(capsys, "check", archive, status=1)
 
 
 # Commands that read one of the models
@@ -163,22 +145,21 @@ def test_export_and_link_write_the_model_that_is_asked_for(archive: Path, capsys
 
 def test_extract_writes_and_names_all_models(archive: Path, capsys: Captured) -> None:
     paths = [str(Path("out", name)) for name in ("__MODEL_PROTO", "__MODEL_PROTO_further")]
-    assert run("extract", archive, "out") == 0
-    assert printed(capsys).splitlines() == [
+    assert output_of(capsys, "extract", archive, "out").splitlines() == [
         f"{paths[0]}: the model, with its tensors beside it",
         f"{paths[1]}: the model further, with its tensors beside it",
     ]
     assert onnx.load(paths[1]).graph.name == "further"
     Path("out").rename("first")
-    assert run("extract", archive, "out", "--json") == 0
     models = {"": paths[0], "further": paths[1]}
-    assert json.loads(printed(capsys)) == {"model": paths[0], "models": models}
+    assert result_of(capsys, "extract", archive, "out") == {"model": paths[0], "models": models}
 
 
 def test_run_runs_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert run("run", archive, "--model", "further", "--json") == 0
-    assert [it["name"] for it in json.loads(printed(capsys))["outputs"]] == ["z"]
+    assert [
+        it["name"] for it in result_of(capsys, "run", archive, "--model", "further")["outputs"]
+    ] == ["z"]
 
 
 def test_view_shows_the_model_that_is_asked_for(
@@ -203,15 +184,13 @@ def test_diff_compares_all_models_or_one(archive: Path, capsys: Captured) -> Non
     other.graph.node[1].op_type = "Abs"
     onnxarchive.save(runnable_model(), "other.onnxa", models={"further": other})
     for options, status in (([], 1), (["--model", ""], 0), (["--model", "further"], 1)):
-        assert run("diff", archive, "other.onnxa", *options) == status
-        assert ("~ rectified: " in printed(capsys)) is (status == 1)
-    assert run("diff", archive, archive, "--model", "further") == 0
-    assert printed(capsys) == (
+        printed = output_of(capsys, "diff", archive, "other.onnxa", *options, status=status)
+        assert ("~ rectified: " in printed) is (status == 1)
+    assert output_of(capsys, "diff", archive, archive, "--model", "further") == (
         f"{archive} and {archive}: the same model further (weights compared by CRC-32)\n"
     )
     onnxarchive.save(runnable_model(), "one.onnxa")
-    assert run("diff", archive, "one.onnxa", "--json") == 1
-    (change,) = json.loads(printed(capsys))["models"]
+    (change,) = result_of(capsys, "diff", archive, "one.onnxa", status=1)["models"]
     assert (change["name"], change["kind"]) == ("further", "removed")
 
 
@@ -243,14 +222,15 @@ def test_replace_model_replaces_or_adds_the_model_of_a_name(
 
 
 def test_models_are_renamed_and_removed(archive: Path, capsys: Captured) -> None:
-    assert run("rename-model", archive, "further", "past") == 0
+    printed = output_of(capsys, "rename-model", archive, "further", "past")
+    assert printed.startswith(f"{archive}: ")
     assert ids(archive) == ["", "past"]
-    assert printed(capsys).startswith(f"{archive}: ")
     before = archive.read_bytes()
-    assert run("remove-model", archive, "past") == 2  # its own tensor stays behind
-    assert "'own'" in capsys.readouterr().err
+    assert "'own'" in error_of(capsys, "remove-model", archive, "past")  # its tensor stays behind
     assert archive.read_bytes() == before
-    assert run("remove-model", archive, "past", "--compact", "--json") == 0
-    assert json.loads(printed(capsys)) == {"path": str(archive), "nbytes": archive.stat().st_size}
+    assert result_of(capsys, "remove-model", archive, "past", "--compact") == {
+        "path": str(archive),
+        "nbytes": archive.stat().st_size,
+    }
     onnxarchive.save(runnable_model(), "one.onnxa")
     assert archive.read_bytes() == Path("one.onnxa").read_bytes()

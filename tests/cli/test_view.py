@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from chromium import chromium
-from commands import run
+from commands import output_of, run
 from models import entry_of, flip_byte, runnable_model
 from processes import started, wait_until
 
@@ -100,8 +100,7 @@ def test_view_serves_where_no_browser_can_be_started(
     archive: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
-    assert run("view", archive) == 0
-    assert "If no browser shows it, open this address." in capsys.readouterr().out
+    assert "If no browser shows it, open this address." in output_of(capsys, "view", archive)
 
 
 # Notes its command line where nobody looks before it is complete.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,23 @@ def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int = 0) -> str:
+    """What a command prints; nothing on standard error."""
+    capsys.readouterr()
+    assert run(*arguments) == status
+    output, error = capsys.readouterr()
+    assert error == ""
+    return output
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int = 0) -> Any:
+    """What a command prints with `--json`."""
+    return json.loads(output_of(capsys, *arguments, "--json", status=status))
+
+
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int = 2) -> str:
     """What a command that fails prints: nothing on standard output, and no traceback."""
+    capsys.readouterr()
     assert run(*arguments) == status
     output, error = capsys.readouterr()
     assert output == ""
