@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
+from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
-from onnxarchive.model.copying import with_locations
+from onnxarchive.model.copying import copied
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
-from onnxarchive.reading.contents import EntryData
+from onnxarchive.reading.contents import Contents, EntryData
 from onnxarchive.reading.views import require_model
 from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
@@ -36,7 +36,7 @@ from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import (
     asset_items,
     referred_data,
-    verified_data,
+    sources_of,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Changes:
         self.options = options
         self.model_id = archive.model_id
         self.drafts = {id: Draft(id, model) for id, model in archive.contents.models.items()}
-        items = asset_items(archive, verified_data)
+        items = asset_items(archive)
         self.old_assets: Mapping[str, Item] = dict(zip(archive.assets, items, strict=True))
         self.assets = dict(self.old_assets)
         self.is_open = True
@@ -207,7 +207,7 @@ class Changes:
                 continue
             if is_placeholder(key) and key not in self._data:
                 raise ValueError(f"{self.archive.path}: {ref}: {_OF_ANOTHER}")
-            if is_new if owner is None else not self._has_entry(owner, key):
+            if is_new if owner is None else not self._has_entry(owner.contents, key):
                 archive = "an unknown archive" if owner is None else owner.path
                 raise ValueError(
                     f"{self.archive.path}: {ref}: expected an external tensor of this archive, "
@@ -215,14 +215,14 @@ class Changes:
                     "are copied"
                 )
 
-    def _has_entry(self, archive: Archive, key: str) -> bool:
+    def _has_entry(self, contents: Contents, key: str) -> bool:
         """True if another object for this archive has this entry, and it is still the same."""
-        own, entry = self.archive.entries.get(key), archive.entries.get(key)
+        own, entry = self.archive.entries.get(key), contents.entries.get(key)
         return (
             own is not None
             and entry is not None
             and (own.nbytes, own.crc32) == (entry.nbytes, entry.crc32)
-            and archive.contents.is_at(self.file.absolute_path)
+            and contents.is_at(self.file.absolute_path)
         )
 
     def _add(self, data: Data) -> str:
@@ -232,15 +232,8 @@ class Changes:
         return placeholder
 
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
-        refs = archive.contents.models[archive.model_id].refs
-        locations = {
-            ref.path: self._add(
-                LazyData(archive.entries[key].nbytes, partial(_data_of, archive, key), ref)
-            )
-            for key, ref in refs.items()
-            if not self._has_entry(archive, key)
-        }
-        return with_locations(archive.model, locations)
+        (source,) = sources_of(archive, {"": copied(archive.model)}).values()
+        return self._of_source(source)
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         require_no_input(self.file.absolute_path, [os.fspath(path)])
@@ -265,8 +258,13 @@ class Changes:
         name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries[:count]}
         end = entries[count].header_offset
         for ref, data in zip(tensors.external(source.model), source.data, strict=True):
-            key = data.name if isinstance(data, EntryData) else None
+            key = None
             self.watch(data)
+            if isinstance(data, EntryData):
+                if self._has_entry(data.contents, data.name):
+                    key = data.name
+                else:
+                    data = LazyData(data.nbytes, partial(_of_open, data), ref)
             if isinstance(data, FileData) and data.identity == self.file.identity:
                 key = name_of.get((data.offset, data.nbytes))
                 if key is None and data.nbytes and data.offset + data.nbytes > end:
@@ -280,22 +278,16 @@ class Changes:
     def _of_split(self, model: Model) -> onnx.ModelProto:
         parts = split(model, DEFAULT_SIZE_THRESHOLD)
         assert not isinstance(parts, onnx.ModelProto)
-        refs = tensors.external(parts.proto)
-        for ref, entry, data in zip(refs, parts.entries, parts.source().data, strict=True):
-            archive, key = entry or (None, "")
-            if archive is None or not self._has_entry(archive, key):
-                key = self._add(data)
-            tensors.set_location(ref.tensor, key)
-        return parts.proto
+        return self._of_source(parts.source())
 
 
-def _data_of(archive: Archive, key: str) -> Data:
+def _of_open(data: EntryData) -> EntryData:
+    """The data of an assigned archive's entry; a ValueError if that archive is closed."""
     try:
-        return tensors.resolved(verified_data(archive.contents, key))
-    except ArchiveError:
-        raise
+        data.contents.file.read(0, 0)
     except ValueError as error:
         raise ValueError(
-            f"{archive.path}: expected the archive that was assigned to an edit to stay open until "
-            "the edit ends, found it closed"
+            f"{data.contents.file.path}: expected the archive that was assigned to an edit to stay "
+            "open until the edit ends, found it closed"
         ) from error
+    return data

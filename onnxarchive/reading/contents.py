@@ -180,7 +180,7 @@ class Contents:
         """
         entry = self.directory.entries[number]
         refs = self.refs(entry.name)
-        stream = self._checked_pieces(entry, report)
+        stream = checked_pieces(entry, self.file.pieces(entry.data_offset, entry.nbytes), report)
         # By DATA-8, the tensor has the same type in all models.
         if refs and tensors.array_nbytes(refs[0].tensor) is not None:
             stream = tensors.checked(refs[0], stream, report, entry=entry.name)
@@ -199,13 +199,6 @@ class Contents:
                     f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
                     entry=entry.name,
                 )
-
-    def _checked_pieces(self, entry: Entry, report: Report) -> Iterator[memoryview]:
-        """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
-        checksum = Crc32()
-        for piece in checksum(self.file.pieces(entry.data_offset, entry.nbytes)):
-            yield memoryview(piece)
-        check_crc32(entry, checksum.nbytes, checksum.value, report)
 
     def require_header(self, name: str) -> None:
         """Compares an entry's local header with its directory record, unless that was done."""
@@ -263,8 +256,10 @@ class Contents:
 
         The local header is compared first, and the CRC-32 after the last piece.
         """
-        self.check_header(self.entries.index_of[name], self.strict)
-        yield from self._checked_pieces(self.entries[name], self.strict)
+        self.require_header(name)
+        entry = self.entries[name]
+        read = self.file.pieces(entry.data_offset, entry.nbytes)
+        yield from checked_pieces(entry, read, self.strict)
 
     def _copies(self, names: Sequence[str]) -> Iterator[memoryview]:
         """Yields the data of entries of an unmapped file; compares local headers and CRC-32s.
@@ -296,7 +291,7 @@ class Contents:
 
 
 class EntryData:
-    """The bytes of an entry as data to write: views of a mapped file, or pieces that are verified.
+    """The bytes of an entry as data to write, compared with their CRC-32 whenever they are read.
 
     Attributes:
         contents: The archive.
@@ -317,14 +312,12 @@ class EntryData:
         """Identity of the file, and the offset of the data in the file."""
         return self.contents.file.identity, self.contents.entries[self.name].data_offset
 
-    @property
-    def view(self) -> memoryview | None:
-        """The bytes of a mapped file, whose CRC-32 is not compared; None if it is not mapped."""
-        return self.contents.view(self.name) if self.contents.file.is_mapped else None
-
     def __iter__(self) -> Iterator[memoryview]:
-        view = self.view
-        return self.contents.pieces(self.name) if view is None else pieces(view)
+        contents = self.contents
+        if not contents.file.is_mapped:
+            return contents.pieces(self.name)
+        view = contents.view(self.name)  # of a large entry, nothing is copied
+        return checked_pieces(contents.entries[self.name], pieces(view), contents.strict)
 
 
 class NamedMapping(Mapping[str, _Value]):
@@ -492,6 +485,16 @@ def check_models(
         models, sizes, report, are_all=are_all, are_all_models=len(models) == len(data) > 0
     )
     return {keys.model_id(name): model for name, model in checked.items()}
+
+
+def checked_pieces(
+    entry: Entry, stream: Iterable[bytes | memoryview], report: Report
+) -> Iterator[memoryview]:
+    """Yields the bytes of an entry, then compares their size and CRC-32 (ZIP-15)."""
+    checksum = Crc32()
+    for piece in checksum(stream):
+        yield memoryview(piece)
+    check_crc32(entry, checksum.nbytes, checksum.value, report)
 
 
 def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:

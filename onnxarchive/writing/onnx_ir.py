@@ -24,9 +24,9 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import LazyData
 from onnxarchive.reading.archive import Archive, open
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.plan import refuse_external
-from onnxarchive.writing.stored_entries import verified_data
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -225,21 +225,14 @@ class SplitModel:
 
     def source(self) -> Source:
         """The proto, and the large tensors, which are read when they are needed."""
-        data = [
-            LazyData(
-                tensors.external_type(ref).nbytes(ref.tensor.dims), partial(data_of, tensor), ref
-            )
-            for ref, tensor in zip(tensors.external(self.proto), self.large, strict=True)
-        ]
+        data: list[Data] = []
+        for ref, tensor in zip(tensors.external(self.proto), self.large, strict=True):
+            if isinstance(tensor, ArchiveTensor):
+                data.append(data_of(tensor))
+            else:
+                nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
+                data.append(LazyData(nbytes, partial(data_of, tensor), ref))
         return Source(self.proto, data, is_own=True)
-
-    @property
-    def entries(self) -> list[tuple[Archive, str] | None]:
-        """The archive and the key of each large tensor; None if no archive holds the tensor."""
-        return [
-            (tensor.archive, tensor.key) if isinstance(tensor, ArchiveTensor) else None
-            for tensor in self.large
-        ]
 
     @property
     def origin(self) -> Archive | None:
@@ -307,9 +300,9 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
-    """The bytes of `raw_data`: a verified view for an `ArchiveTensor`, else a copy."""
+    """The bytes of `raw_data`: the entry of an `ArchiveTensor`, else a copy."""
     if isinstance(tensor, ArchiveTensor):
-        return tensors.resolved(verified_data(tensor.archive.contents, tensor.key))
+        return EntryData(tensor.archive.contents, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
         copy = io.BytesIO()

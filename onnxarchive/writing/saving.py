@@ -28,7 +28,6 @@ from onnxarchive.writing.stored_entries import (
     archive_options,
     asset_items,
     sources_of,
-    verified_data,
 )
 from onnxarchive.writing.write import write_archive, write_file
 from onnxarchive.zipformat import layout
@@ -147,7 +146,7 @@ def save(
     sources: dict[str, Source] = {}
     if origin is not None:
         others = {id: one for id, one in origin.models.items() if id not in parts}
-        sources = sources_of(origin, others, verified_data)
+        sources = sources_of(origin, others)
     splits: dict[str, SplitModel] = {}
     for identifier, part in parts.items():
         if isinstance(part, onnx.ModelProto):
@@ -160,7 +159,7 @@ def save(
     plan = plan_archive(
         sources,
         options,
-        assets=() if origin is None else asset_items(origin, verified_data),
+        assets=() if origin is None else asset_items(origin),
         temporary=directory_of(target.path) if target.path is not None else None,
     )
     if splits and target.path is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
 
@@ -12,39 +11,22 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import locking
-from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
-from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import Contents, EntryData
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, plan_archive
 from onnxarchive.writing.write import write_file
 
 
-def verified_data(contents: Contents, name: str) -> Data:
-    """As `EntryData`, but the bytes are compared with their CRC-32 first; errors name the archive.
-
-    Raises:
-        ChecksumError: When the bytes are read: they have changed.
-    """
-    data = EntryData(contents, name)
-
-    def verified() -> EntryData:
-        if data.view is not None:  # else the CRC-32 is compared when the data is read
-            deque(contents.verified([name]), 0)
-        return data
-
-    return LazyData(data.nbytes, verified)
-
-
-def asset_items(archive: Archive, read: Callable[[Contents, str], Data] = EntryData) -> list[Item]:
-    """The assets of an archive as items of a plan, with data from `read`."""
+def asset_items(archive: Archive) -> list[Item]:
+    """The assets of an archive as items of a plan."""
     names = (ASSET_PREFIX + path for path in archive.assets)
-    return [Item(name, read(archive.contents, name)) for name in names]
+    return [Item(name, EntryData(archive.contents, name)) for name in names]
 
 
 def archive_options(
@@ -121,22 +103,20 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
 def sources_of(
     archive: Archive,
     models: Mapping[str, onnx.ModelProto],
-    read: Callable[[Contents, str], Data] = EntryData,
 ) -> dict[str, Source]:
-    """Models that refer to an archive as sources, whose tensors have data from `read`.
+    """Models that refer to an archive as sources.
 
     Args:
         archive: The archive.
         models: The models by id. They are not changed.
-        read: Gives the bytes of an entry.
 
     Raises:
         ArchiveFormatError: As for `referred_key`.
     """
     sources: dict[str, Source] = {}
     for identifier, model in models.items():
-        keys = [referred_key(archive, ref) for ref in tensors.external(model)]
-        sources[identifier] = Source(model, [read(archive.contents, key) for key in keys])
+        data = [referred_data(archive, ref) for ref in tensors.external(model)]
+        sources[identifier] = Source(model, data)
     return sources
 
 

@@ -20,6 +20,7 @@ from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
 from onnxarchive.model.tensors import MadeData, TensorRef
+from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, Plan
@@ -34,8 +35,8 @@ _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
 
 _InMemory: TypeAlias = Stored | Pieces
-# The size of an entry's data in bytes, its CRC-32, the data in pieces, and True if the data cannot
-# have changed since the CRC-32 was computed from it: the arguments of `ZipWriter.add_stream`.
+# Size and CRC-32 of an entry, its data in pieces, and True if the CRC-32 need not be compared:
+# the arguments of `ZipWriter.add_stream`.
 Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
 
 
@@ -182,10 +183,10 @@ def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) 
     Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
     compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
     may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
-    have changed in between, the writer compares the CRC-32. If the data is remote, it is first
-    copied to a temporary file.
+    have changed in between, the writer compares the CRC-32; entries of an archive compare it
+    themselves. If the data is remote, it is first copied to a temporary file.
     """
-    nbytes, stated = item.data.nbytes, data.crc32
+    nbytes, stated, is_entry = item.data.nbytes, data.crc32, isinstance(data, EntryData)
     is_constant = isinstance(data, _InMemory) and data.is_constant
     if not is_constant and data.nbytes <= copied_size:
         copy = data.read() if isinstance(data, FileData) else copied(data)
@@ -197,8 +198,8 @@ def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) 
     checked: Iterable[memoryview] = pieces
     if ref is not None and ref.tensor.data_type in tensors.CHECKED_TYPES:
         checked = tensors.checked(ref, pieces, Strict(), entry=item.name)
-    if stated is not None and not is_constant:  # compared while it is written
-        return nbytes, stated, checked, False
+    if stated is not None and (is_entry or not is_constant):  # compared while it is written
+        return nbytes, stated, checked, is_entry
     found_crc32 = found_nbytes = 0
     for piece in checked:
         found_crc32 = crc32(piece, found_crc32)

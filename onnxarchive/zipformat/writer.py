@@ -92,7 +92,7 @@ class ZipWriter:
             crc: CRC-32 of the data.
             stream: The data in pieces.
             is_constant: True if `crc` was computed from the bytes of `stream`, and these bytes
-                cannot change; then the CRC-32 is not verified.
+                cannot change, or if `stream` verifies them; then the writer does not.
             alignment: Alignment of the data in bytes, if larger than that of all entries.
 
         Raises:

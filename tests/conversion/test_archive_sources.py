@@ -110,7 +110,7 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w", dims=(count,), seed=1)), path)
     flip_byte(path, entry_of(path, "w").data_offset + count)
-    with pytest.raises(ChecksumError, match=r"'w'.*source is damaged"):
+    with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'w': expected \d+ bytes with CRC-32"):
         onnxarchive.convert(path, tmp_path / "other.onnxa", size_threshold=1 << 30)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]
 
