@@ -21,7 +21,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.archive_file import opened_archive
+from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceOptions, SourceReader
@@ -59,7 +59,7 @@ def open_source(
         # A file that is no archive needs no lock.
         if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
             return reader.read_onnx(FileData(file.path, file.identity, 0, file.size, file))
-        archive = _open_archive(path, file)
+        archive = _open_archive(location, file)
         if archive is not None:
             # Closing it ends the stream of a remote file.
             return _source(resources.enter_context(archive), options.verify_checksum)
@@ -92,13 +92,14 @@ def _copy(file: File, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(path: str | None, file: File) -> Archive | None:
+def _open_archive(location: Location, file: File) -> Archive | None:
     """Opens an archive, a local one anew, and checks all local headers; None if it is none."""
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
-        with contextlib.nullcontext(file) if path is None else opened_archive(path) as opened:
-            archive = Archive(opened)
+        local = None if location.path is None else opened(location, expected="a model")
+        with local or contextlib.nullcontext(file) as readable:
+            archive = Archive(readable)
             archive.contents.require_headers(archive.entries)
             return archive
     except ArchiveError as error:

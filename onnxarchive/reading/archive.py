@@ -29,7 +29,7 @@ from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_model
-from onnxarchive.reading.archive_file import opened, opened_archive
+from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     NamedEntries,
@@ -294,7 +294,7 @@ class Archive(Closing):
 
 def _reopened(path: str, max_model_nbytes: int, model: str) -> Archive:
     """Opens an archive that was pickled."""
-    with opened_archive(path) as file:
+    with opened(Location.of(path)) as file:
         return Archive(file, max_model_nbytes, model)
 
 

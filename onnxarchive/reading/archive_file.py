@@ -6,7 +6,6 @@ An interrupted edit leaves an undo log at the end of the file (see `undo`).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,66 +41,47 @@ def opened(
     *,
     timeout: float | None = locking.TIMEOUT,
     read: Read | None = None,
+    expected: str = "an ONNX archive",
 ) -> Iterator[File]:
-    """Opens an archive's file; a local file is not edited while the block runs.
+    """Opens an archive's file; a local file is locked against edits while the block runs.
 
     The file is closed if the block raises an error, and otherwise stays open; a file object of the
-    caller always stays open.
+    caller always stays open. If a local file cannot be locked in time, the block runs without the
+    lock, and what it has read is refused if an edit was running.
 
     Args:
         location: The archive.
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
-        read: See `Location.open`.
-
-    For errors see `opened_archive` and `Location.open`.
-    """
-    if location.path is not None:
-        with (
-            recognised(location.path),
-            opened_archive(location.path, timeout=timeout) as local,
-        ):
-            yield local
-        return
-    file = location.open(read)
-    try:
-        with recognised(file), with_path(file.path):
-            yield file
-    except BaseException:
-        file.close()
-        raise
-
-
-@contextlib.contextmanager
-def opened_archive(
-    path: str | os.PathLike[str], *, timeout: float | None = locking.TIMEOUT
-) -> Iterator[MappedFile]:
-    """Opens an archive's file, and locks it against edits while the block runs.
-
-    If the file cannot be locked in time, the block runs without the lock, and what it has read is
-    refused if an edit was running.
-
-    Args:
-        path: The archive.
-        timeout: Seconds to wait for the lock; None waits without limit.
+        read: See `Location.open`, also for errors.
+        expected: See `recognised`.
 
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
             interrupted.
         LockedError: The file could not be locked and was edited while the block ran, or this
             thread is editing it.
-        ArchiveFormatError: The file is not a regular file.
-        OSError: The file cannot be opened.
     """
+    path = location.path
+    if path is None:
+        file = location.open(read)
+        try:
+            with recognised(file, expected=expected), with_path(file.path):
+                yield file
+        except BaseException:
+            file.close()
+            raise
+        return
     with (
+        recognised(path, expected=expected),
         with_path(path),
-        local_file.opened(path, rule="FILE-1", timeout=timeout) as file,
-        contextlib.nullcontext() if file.lock_failure is None else _unedited(file),
+        local_file.opened(path, rule="FILE-1", timeout=timeout) as local,
+        contextlib.nullcontext() if local.lock_failure is None else _unedited(local),
     ):
         try:
-            yield file
+            yield local
         except ArchiveFormatError as error:
             try:
-                require_finished(file)
+                require_finished(local)
             except UnfinishedEditError:
                 without_traceback(error)
                 raise
