@@ -283,13 +283,7 @@ class Report(ABC):
 
     @abstractmethod
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Reports a broken rule.
-
-        Args:
-            rule: Id of the rule in `spec/rules.toml`.
-            message: The expected and the found value.
-            entry: Name of the entry at fault, or None.
-        """
+        """Reports a broken rule of `spec/rules.toml`: the expected and the found value."""
 
 
 class Strict(Report):
@@ -326,12 +320,8 @@ def needing(library: str, purpose: str) -> Iterator[None]:
     """Raises an ImportError of the block again, with the command that installs the library.
 
     Args:
-        library: The name of the library's module.
+        library: The name of the library's module, which becomes the `name` of the error.
         purpose: The end of the sentence "PyTorch is needed to", such as `"hold a tensor"`.
-
-    Raises:
-        ImportError: The library cannot be imported. The error's `name` is `library`; its cause is
-            the original error.
     """
     try:
         yield
@@ -346,12 +336,6 @@ def needing(library: str, purpose: str) -> Iterator[None]:
 
 
 def is_instance(value: object, library: str, name: str) -> bool:
-    """True if an object is an instance of a class of a library, or of a subclass.
-
-    Args:
-        value: The object.
-        library: The library's top module, such as `"torch"`.
-        name: The name of the class, such as `"Tensor"`, in any module of the library.
-    """
+    """True for an instance of a class of this name in any module of a library, or of a subclass."""
     bases = ((base.__module__.split(".")[0], base.__name__) for base in type(value).__mro__)
     return (library, name) in bases

@@ -77,14 +77,7 @@ class Command(argparse.ArgumentParser):
     def add(
         self, argument: str, help: str, *, to: argparse._ArgumentGroup | None = None, **options: Any
     ) -> None:
-        """Adds an argument.
-
-        Args:
-            argument: The argument with its value, as in `--jobs N`; without a value it is a flag.
-            help: A text for the help.
-            to: A group of the arguments; None for none.
-            options: Options of argparse.
-        """
+        """Adds an argument with its value, as in `--jobs N`; without a value it is a flag."""
         name, _, value = argument.partition(" ")
         options |= {"metavar": value} if value else {"action": "store_true"}
         (to or self).add_argument(name, help=help, **options)
@@ -143,13 +136,13 @@ def add_command(
     """Adds a command.
 
     Args:
-        commands: The subparsers to which the command is added.
+        commands: The subparsers of argparse.
         function: Runs the command; returns its exit status, None for success.
         help: A sentence for the help.
         example: Arguments of an example, for the end of the help.
-        name: Name of the command; None for that of the function, with hyphens.
+        name: None for the name of the function, with hyphens.
         archive: Whether the first argument is an archive.
-        json: Whether to add the option `--json`.
+        json: Whether there is an option `--json`.
     """
     command = _named(commands, name or function.__name__.replace("_", "-"), help, example)
     command.set_defaults(function=function)
@@ -189,15 +182,9 @@ def _positive(text: str) -> int:
 def pairs(
     form: str, arguments: Iterable[str], convert: Callable[[str], Any] = str
 ) -> dict[str, Any]:
-    """Splits arguments such as NAME=VALUE at the first equals sign.
+    """Splits arguments such as NAME=VALUE at the first equals sign, and converts the values.
 
-    Args:
-        form: The option with its value, as in `--help`, for the error message.
-        arguments: The arguments.
-        convert: Converts the part after the equals sign; may raise a ValueError.
-
-    Raises:
-        ValueError: An argument has another form, or two have the same name.
+    An error about another form, or a name that is given twice, states the expected `form`.
     """
     values: dict[str, Any] = {}
     for argument in arguments:

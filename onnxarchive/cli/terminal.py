@@ -17,12 +17,7 @@ _OPTIONS: Final = {"leave": False, "dynamic_ncols": True}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """The lines of a table with aligned columns: numbers to the right, text to the left.
-
-    Args:
-        header: The titles of the columns.
-        rows: The cells; long ones are cut.
-    """
+    """The lines of a table: numbers are aligned right, text is aligned left, long cells are cut."""
     values = [*rows]
     cells = [[cut(title) for title in header], *([*map(_cell, row)] for row in values)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

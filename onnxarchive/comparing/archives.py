@@ -270,10 +270,7 @@ def _described_model(
 ) -> onnx.ModelProto:
     """Copies a model; size and CRC-32 of each tensor in `contents` become the tensor's location.
 
-    Args:
-        model: The model.
-        contents: The contents of tensors by path.
-        stack_traces: False to leave out the stack traces in the metadata of nodes.
+    Without `stack_traces`, those in the metadata of nodes are left out.
     """
     copy = with_locations(model, {path: str(content) for path, content in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):

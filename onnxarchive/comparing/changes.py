@@ -68,12 +68,9 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Yields the changes between two lists of messages, matched by name; added messages come last.
+    """Yields the changes between the lists of messages in a field; added messages come last.
 
-    Args:
-        field: Name of the field that holds the lists.
-        one: The message with the first list.
-        other: The message with the other list.
+    The elements of the lists are matched by name.
     """
     lists = getattr(one, field), getattr(other, field)
     ones, others = (_by_name(field, messages) for messages in lists)
@@ -90,10 +87,7 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
 def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Change]:
     """Yields the changes of fields between two messages of the same type; enters submessages.
 
-    Args:
-        one: The first message.
-        other: The other message.
-        prefix: A prefix for the names of changes.
+    The name of each change begins with `prefix`.
     """
     values, others = (dict(_values(message)) for message in (one, other))
     for name in {**values, **others}:
@@ -123,11 +117,6 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
     """Yields a change if two lists of numbers or strings differ.
 
     If a list is long, the change describes only the first difference.
-
-    Args:
-        name: The name of the change.
-        ones: The first list.
-        others: The other list.
     """
     # `repr` distinguishes -0.0 from 0.0, and gives equal strings for NaN.
     before, after = [*map(repr, ones)], [*map(repr, others)]

@@ -74,7 +74,7 @@ def make_inputs(
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:
-        The inputs by name, and the open dimensions that were not set, each with the size 1.
+        The inputs, and the open dimensions that were not set, each with the size 1.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}
@@ -113,14 +113,8 @@ def npy_array(array: NDArray[Any], name: str, remedy: str) -> NDArray[Any]:
 
     Types of ml_dtypes become raw bytes (`V1`, `V2`), as in `np.save`; only for FLOAT8E5M2 does
     `np.save` write `<f1`, which `np.load` refuses. Python strings become strings of fixed length.
-
-    Args:
-        array: The array.
-        name: What the array is, for the error.
-        remedy: What to do, for the error.
-
-    Raises:
-        ValueError: A string ends with a null character, which strings of fixed length lose.
+    These lose null characters at their ends; so such strings are refused, with the array's name and
+    a remedy.
     """
     if array.dtype.hasobject:
         strings = array.astype(str)

@@ -75,13 +75,7 @@ def write_asset(archive: Archive, path: str) -> None:
 
 
 def named_assets(arguments: Iterable[str]) -> dict[str, str]:
-    """The paths of the files that arguments `[NAME=]PATH` match, by asset path.
-
-    Raises:
-        ValueError: Two files have the same asset path, a pattern or directory has no files, or a
-            directory has a link to a folder.
-        OSError: A directory cannot be read.
-    """
+    """The paths of the files that arguments `[NAME=]PATH` match, by asset path."""
     assets: dict[str, str] = {}
     for argument in arguments:
         name, equals, path = argument.partition("=")

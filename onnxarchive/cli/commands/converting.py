@@ -153,12 +153,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
-    """Requires SOURCE and TARGET, or sources with --output-dir.
-
-    Raises:
-        ValueError: The number of paths is wrong. The error names options that may have taken a
-            path.
-    """
+    """Requires SOURCE and TARGET, or sources with --output-dir; names options that took a path."""
     count = len(arguments.paths)
     if count == 2 or (count and arguments.output_dir is not None):
         return
