@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing, closing, suppress
 from functools import partial
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 from math import inf
 from threading import Lock
 from time import monotonic
@@ -180,13 +180,13 @@ class RemoteFile(File):
         if size and offset < begin <= offset + size + GAP_SIZE:
             first = max(0, min(offset - _LEAD, begin - len(end)))
             if self.size - first <= self._most_kept:
-                missing = run(self.path, partial(self._part, first, begin - first))[1]
+                missing = run(self.path, partial(self._part, first, begin - first))
                 self._end = first, missing + end
         if not size or offset >= self._end[0]:
             return self._kept(offset, size)
         if size <= PART_SIZE:
-            return run(self.path, partial(self._part, offset, size))[1]
-        return b"".join(self._in_parts(offset, size))
+            return run(self.path, partial(self._part, offset, size))
+        return b"".join(self._in_order(_parts(offset, size)))
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yields `size` bytes from `offset` in order, fewer at the end; see the class."""
@@ -203,7 +203,7 @@ class RemoteFile(File):
             finally:
                 self._in_use.release()
         else:  # a second iteration during the first, to compare two ranges
-            yield from self._in_parts(offset, size)
+            yield from self._in_order(_parts(offset, size))
 
     def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yields pieces of the present stream or of a new one."""
@@ -221,13 +221,11 @@ class RemoteFile(File):
 
     def _begin(self, offset: int, size: int) -> None:
         """Begins a stream; keeps the last one of another file, and any in use, and stops others."""
-        others = [
-            file for reference in RemoteFile._streaming if (file := reference()) not in (None, self)
-        ]
-        for file in others[:-1]:
-            if file is not None:
+        others = [file for file in RemoteFile._streaming if file() not in (None, self)]
+        for reference in others[:-1]:
+            if (file := reference()) is not None:
                 file.stop_reading_ahead()
-        RemoteFile._streaming = [ref(file) for file in (*others[-1:], self) if file is not None]
+        RemoteFile._streaming = [*others[-1:], ref(self)]
         self._stream, self._position = self._ahead(offset, max(size, _FIRST_AHEAD)), offset
 
     def stop_reading_ahead(self) -> None:
@@ -239,7 +237,7 @@ class RemoteFile(File):
     def _ahead(self, offset: int, size: int) -> Generator[memoryview]:
         """Yields all bytes from `offset`: first `size` bytes, then twice as many each time."""
         while offset < self.size:
-            yield from self._in_parts(offset, min(size, self.size - offset))
+            yield from self._in_order(_parts(offset, min(size, self.size - offset)))
             offset += size
             size *= 2
 
@@ -269,8 +267,8 @@ class RemoteFile(File):
         parts = [list(_parts(offset, size)) for offset, size, _ in groups]
         with closing(self._in_order(chain.from_iterable(parts))) as arriving:
             for (start, _, members), group_parts in zip(groups, parts, strict=True):
-                bodies = [body for _, body in islice(arriving, len(group_parts))]
-                body = memoryview(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+                bodies = [*islice(arriving, len(group_parts))]
+                body = bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies))
                 for offset, size in members:
                     yield body[offset - start : offset - start + size]
 
@@ -280,8 +278,9 @@ class RemoteFile(File):
         Yields:
             Offset and bytes of each piece as soon as it arrives, in any order.
         """
-        ends = ((offset, self._within(offset, size)) for offset, size in ranges)
-        parts = chain.from_iterable(starmap(_parts, chain.from_iterable(map(self._cut, ends))))
+        parts = [
+            part for offset, size in ranges for part in _parts(offset, self._within(offset, size))
+        ]
         begin, nbytes = monotonic(), 0
 
         def most() -> int:
@@ -295,52 +294,38 @@ class RemoteFile(File):
                 nbytes += len(piece)
                 yield offset, piece
 
-    def _cut(self, span: Range) -> Iterator[Range]:
-        """Cuts a range in two where the bytes begin that are kept in memory."""
-        offset, size = span
-        ahead = max(0, min(size, self._end[0] - offset))
-        yield offset, ahead
-        yield offset + ahead, size - ahead
-
     async def _arriving(self, offset: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yields the pieces of a part; after an error, asks again for what has not arrived."""
         import asyncio
 
         end = offset + size
-        if offset >= self._end[0]:
-            yield offset, self._kept(offset, size)
-            return
-        while offset < end:
-            start, begin = offset, monotonic()
-            stream = self._origin.stream(offset, end - offset, self.version, self._piece_size)
+        missing_end = min(end, self._end[0])  # the other bytes are in memory
+        while offset < missing_end:
+            start, begin, least = offset, monotonic(), self._piece_size
+            stream = self._origin.stream(offset, missing_end - offset, self.version, least)
             try:
                 async with aclosing(stream):
                     async for piece in stream:
                         yield offset, piece
                         offset += len(piece)
             except OSError as error:
-                is_stalled = isinstance(error, StalledError)
-                if offset == start and not (is_stalled and self._piece_size > _LEAST_PIECE):
+                may_be_slow = isinstance(error, StalledError) and least > _LEAST_PIECE
+                if offset == start and not may_be_slow:
                     raise
                 await asyncio.sleep(_PAUSE)
             rate = (offset - start) / max(monotonic() - begin, 1e-6)
             self._piece_size = min(max(int(rate * _PIECE_SECONDS), _LEAST_PIECE), _MOST_PIECE)
+        if offset < end:
+            yield offset, self._kept(offset, end - offset)
 
-    def _in_parts(self, offset: int, size: int) -> Generator[memoryview]:
-        """Yields `size` bytes from `offset` in order; reads 12 parts of up to 8 MiB at once."""
-        parts = chain.from_iterable(starmap(_parts, self._cut((offset, size))))
-        with closing(self._in_order(parts)) as arriving:
-            for _, body in arriving:
+    def _in_order(self, parts: Iterable[Range]) -> Generator[memoryview]:
+        """Yields the bytes of parts in order; reads 12 at once."""
+        with closing(in_order(self.path, (partial(self._part, *it) for it in parts))) as bodies:
+            for body in bodies:
                 yield memoryview(body)
 
-    def _in_order(self, parts: Iterable[Range]) -> Generator[tuple[int, bytes]]:
-        return in_order(self.path, (partial(self._part, *part) for part in parts))
-
-    async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
-        if offset >= self._end[0]:
-            return offset, self._kept(offset, size)
-        pieces = [piece async for _, piece in self._arriving(offset, size)]
-        return offset, b"".join(map(bytes, pieces)) if len(pieces) > 1 else bytes(pieces[0])
+    async def _part(self, offset: int, size: int) -> bytes:
+        return b"".join([bytes(piece) async for _, piece in self._arriving(offset, size)])
 
     def _kept(self, offset: int, size: int) -> bytes:
         begin, end = self._end
