@@ -32,12 +32,7 @@ from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import sync
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.files.replacement import (
-    Replacement,
-    partial_path,
-    remove_unlocked,
-    replacing,
-)
+from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked, replacing
 from onnxarchive.remote.objects import RemoteFile, open_origin
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
@@ -77,8 +72,7 @@ def open_cached(
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
         LockedError: Another process downloads the archive, and no byte has arrived for 30 seconds.
-        PermissionError: The directory belongs to another user, or grants others permissions
-            (checked on POSIX systems only).
+        PermissionError: The directory belongs to another user, or others may enter it (POSIX).
         OSError: A request failed, or the directory cannot be written, as on a full disk.
     """
     origin = origin_of(address)
@@ -94,14 +88,12 @@ def open_cached(
     if key is None:
         return remote
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(remote)
         copy = _opened(path, remote, read, progress)
-    except BaseException:
-        remote.close()
-        raise
-    if copy is None:
-        return remote
-    remote.close()
+        if copy is None:
+            opened.pop_all()
+            return remote
     copy.path = remote.path
     for older in cached_archives(directory, prefix):
         if older.path != path:
@@ -122,26 +114,40 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
 def _opened(
     path: str, remote: RemoteFile, read: Read | None, progress: Progress | None
 ) -> MappedFile | None:
-    """Opens a copy, after downloading it if it is missing; None if it may not be downloaded."""
-    while (copy := _complete(path, remote.size)) is None:
-        if read is None:
-            return None
-        replacement = _begun(path)
-        if replacement is not None:
-            try:
-                # A copy is verified once, so it has to survive a power failure.
-                sync(replacement.written, "choose a cache on another file system")
-                description = {"url": remote.path[:_MOST_URL], "version": asdict(remote.version)}
-                with replacing(_json_path(path)) as written:
-                    attributes.set_mode(written.fileno(), path, _OWN_FILE_MODE)
-                    written.file.write(json.dumps(description).encode())
-            except BaseException:
-                replacement.discard()
+    """Opens a copy, after downloading it if it is missing; None if it may not be downloaded.
+
+    Waits for the download of another process while its bytes arrive.
+    """
+    seen, since = None, time.monotonic()
+    while (copy := _complete(path, remote.size)) is None and read is not None:
+        try:
+            replacement = Replacement(path, resumes=True)
+        except LockedError:
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                written = os.stat(partial_path(path)).st_mtime_ns
+                if written != seen:
+                    seen, since = written, time.monotonic()
+            if time.monotonic() - since > STALL:
                 raise
-            copy = download_object(remote, replacement, read, progress)
-            attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
-            locking.unlock(copy.fileno())
-            return copy
+            time.sleep(_WAIT)
+            continue
+        if os.path.lexists(path):  # another process has just completed it
+            replacement.discard()
+            continue
+        try:
+            # A copy is verified once, so it has to survive a power failure.
+            sync(replacement.written, "choose a cache on another file system")
+            description = {"url": remote.path[:_MOST_URL], "version": asdict(remote.version)}
+            with replacing(_json_path(path)) as described:
+                attributes.set_mode(described.fileno(), path, _OWN_FILE_MODE)
+                described.file.write(json.dumps(description).encode())
+        except BaseException:
+            replacement.discard()
+            raise
+        copy = download_object(remote, replacement, read, progress)
+        attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
+        locking.unlock(copy.fileno())
+        return copy
     return copy
 
 
@@ -158,27 +164,6 @@ def _complete(path: str, size: int) -> MappedFile | None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return None
-
-
-def _begun(path: str) -> Replacement | None:
-    """The file for a download; waits for another download, and is None if that has completed."""
-    seen, since = None, time.monotonic()
-    while True:
-        try:
-            replacement = Replacement(path, resumes=True)
-        except LockedError:
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
-                written = os.stat(partial_path(path)).st_mtime_ns
-                if written != seen:
-                    seen, since = written, time.monotonic()
-            if time.monotonic() - since > STALL:
-                raise
-            time.sleep(_WAIT)
-            continue
-        if not os.path.lexists(path):
-            return replacement
-        replacement.discard()
-        return None
 
 
 def _json_path(path: str) -> str:
@@ -228,11 +213,7 @@ class CachedArchive:
 
 
 def cached_archives(directory: str, prefix: str = "") -> list[CachedArchive]:
-    """Lists the archives of a cache, ordered from the latest use to the earliest.
-
-    Args:
-        directory: The directory of the cache; if it is missing, the list is empty.
-        prefix: The beginning of the names to list.
+    """Lists the archives of a cache whose names begin with `prefix`, the last used ones first.
 
     Raises:
         PermissionError: As for `open_cached`.
@@ -284,16 +265,13 @@ def _remove(archive: CachedArchive) -> bool:
 
 
 def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
-    """Removes archives of a cache; processes that have a file open can still read it.
+    """Removes archives of a cache, and returns them; who has a file open can still read it.
 
     What another process is downloading stays.
 
     Args:
         directory: The directory of the cache.
         urls: URLs of the archives to remove, with all versions; if empty, all archives are removed.
-
-    Returns:
-        The archives that were removed.
 
     Raises:
         ValueError: A URL has no archive in the cache.

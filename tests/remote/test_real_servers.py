@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from object_servers import S3Server, azurite, nginx, s3_server
+from processes import started, wait_until
 from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ObjectChangedError
@@ -91,16 +90,17 @@ def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
 def test_ctrl_c_leaves_nothing_in_s3(server: S3Server) -> None:
     server.empty()
     code = f"""
-with create_object("s3://bucket/m.onnxa", 1 << 30, storage_options={server.options}) as writer:
+from onnxarchive.remote.location import Location
+target = Location.of("s3://bucket/m.onnxa", storage_options={server.options})
+with target.create(1 << 30) as writer:
     while True:
         writer.write(bytes(1 << 20))
 """
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
-        while not server.uploads():
-            time.sleep(0.05)
+    with started([sys.executable, "-c", code]) as process:
+        wait_until(lambda: server.uploads() > 0, process)
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
-    assert text.splitlines()[-1] == b"KeyboardInterrupt"
+    assert text.splitlines()[-1] == "KeyboardInterrupt"
     assert not server.uploads()
     assert "<Key>" not in server.request("GET", "/bucket")
 
