@@ -23,6 +23,8 @@ from models import (
 )
 from onnx import TensorProto, helper
 from several_models import A, B, entries_of, of, require_loads
+from sparse_files import write_data
+from written import saved, write_model
 
 import onnxarchive
 import onnxarchive.ir
@@ -39,26 +41,24 @@ MIB = 1 << 20
 @pytest.mark.parametrize("size_threshold", [0, 1024, 1 << 30])
 @pytest.mark.parametrize("convert_attribute", [False, True])
 def test_an_ir_model_gives_the_archive_of_its_proto(
-    tmp_path: Path, make: Any, size_threshold: int, convert_attribute: bool
+    make: Any, size_threshold: int, convert_attribute: bool
 ) -> None:
     options: dict[str, Any] = {"size_threshold": size_threshold}
     options["convert_attribute"] = convert_attribute
     model = ir.from_proto(make())
-    proto = ir.to_proto(model)
-    onnxarchive.save(model, tmp_path / "ir.onnxa", **options)
-    assert onnxarchive.check(tmp_path / "ir.onnxa", full=True) == []
-    assert onnxarchive.load(tmp_path / "ir.onnxa") == proto
-    onnxarchive.save(proto, tmp_path / "proto.onnxa", **options)
-    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+    proto, data = ir.to_proto(model), saved(model, **options)
+    assert onnxarchive.check(data, full=True) == []
+    assert onnxarchive.load(data) == proto
+    assert data == saved(proto, **options)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__)
-def test_an_ir_model_is_not_changed(path: Path, make: Any) -> None:
+def test_an_ir_model_is_not_changed(make: Any) -> None:
     model = ir.from_proto(make())
     before = ir.to_proto(model)
     held = {name: value.const_value for name, value in model.graph.initializers.items()}
     attributes = [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()]
-    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
+    saved(model, size_threshold=0, convert_attribute=True)
     assert ir.to_proto(model) == before
     for name, value in model.graph.initializers.items():
         assert value.const_value is held[name]
@@ -78,12 +78,10 @@ def test_an_ir_model_is_not_changed_by_a_save_that_fails(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_assets_and_alignment_are_taken_with_an_ir_model(tmp_path: Path) -> None:
+def test_assets_and_alignment_are_taken_with_an_ir_model() -> None:
     options: dict[str, Any] = {"alignment": 4096, "assets": {"labels.txt": b"cat"}}
     model = ir.from_proto(runnable_model())
-    onnxarchive.save(model, tmp_path / "ir.onnxa", **options)
-    onnxarchive.save(ir.to_proto(model), tmp_path / "proto.onnxa", **options)
-    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+    assert saved(model, **options) == saved(ir.to_proto(model), **options)
 
 
 # Lazy tensors
@@ -142,36 +140,36 @@ def test_lazy_tensors_are_evaluated_once_and_one_at_a_time(
         assert set(archive.entries) == {*(f"w{i}" for i in range(10)), *names, "__MODEL_PROTO"}
 
 
-def test_small_lazy_tensors_stay_in_the_model(path: Path) -> None:
-    lazy = _Lazy()
-    model = _lazy_model(lazy)
-    onnxarchive.save(model, path, size_threshold=4001)
-    with onnxarchive.open(path) as archive:
-        assert set(archive.entries) == {"__MODEL_PROTO"}
-    assert onnxarchive.load(path) == ir.to_proto(model)
-
-
-def test_a_lazy_tensor_that_fails_leaves_no_file(path: Path) -> None:
-    lazy = _Lazy()
-    model = _lazy_model(lazy)
-
-    def fail() -> Any:
-        raise RuntimeError("the weights are gone")
-
-    model.graph.initializers["w5"].const_value = ir.LazyTensor(
-        fail, ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
-    )
-    with pytest.raises(RuntimeError, match="the weights are gone"):
-        onnxarchive.save(model, path)
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_lazy_tensor_of_another_size_than_it_says_is_refused(path: Path) -> None:
+def test_small_lazy_tensors_stay_in_the_model() -> None:
     model = _lazy_model(_Lazy())
-    model.graph.initializers["w5"].const_value = ir.LazyTensor(
-        lambda: ir.Tensor(np.zeros(999, np.float32)), ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
-    )
-    with pytest.raises(ArchiveFormatError, match=r"'w5'.*4000 bytes.*found 3996"):
+    data = saved(model, size_threshold=4001)
+    with onnxarchive.open(data) as archive:
+        assert set(archive.entries) == {"__MODEL_PROTO"}
+    assert onnxarchive.load(data) == ir.to_proto(model)
+
+
+def _fail() -> Any:
+    raise RuntimeError("the weights are gone")
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "error", "message"),
+    [
+        (_fail, RuntimeError, "the weights are gone"),
+        (
+            lambda: ir.Tensor(np.zeros(999, np.float32)),
+            ArchiveFormatError,
+            r"'w5'.*4000 bytes.*found 3996",
+        ),
+    ],
+)
+def test_a_lazy_tensor_that_fails_or_has_another_size_than_it_says_leaves_no_file(
+    path: Path, evaluate: Any, error: type[Exception], message: str
+) -> None:
+    model = _lazy_model(_Lazy())
+    lazy = ir.LazyTensor(evaluate, ir.DataType.FLOAT, ir.Shape([1000]), name="w5")
+    model.graph.initializers["w5"].const_value = lazy
+    with pytest.raises(error, match=message):
         onnxarchive.save(model, path)
     assert list(path.parent.iterdir()) == []
 
@@ -192,50 +190,40 @@ def test_an_external_tensor_has_the_bytes_of_its_file(tmp_path: Path, size_thres
         with_files.graph.initializer.append(external(tensor, "w.bin", **pairs))
         held += tensor.raw_data
     (tmp_path / "w.bin").write_bytes(held)
-    (tmp_path / "m.onnx").write_bytes(with_files.SerializeToString())
-    model = ir.load(tmp_path / "m.onnx")
+    model = ir.load(write_model(tmp_path / "m.onnx", with_files))
     kinds = {type(value.const_value).__name__ for value in model.graph.initializers.values()}
     assert "ExternalTensor" in kinds
-    onnxarchive.save(model, tmp_path / "ir.onnxa", size_threshold=size_threshold)
     expected = ir.to_proto(ir.from_proto(proto))
-    onnxarchive.save(expected, tmp_path / "proto.onnxa", size_threshold=size_threshold)
-    assert onnxarchive.load(tmp_path / "ir.onnxa") == expected
-    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+    data = saved(model, size_threshold=size_threshold)
+    assert onnxarchive.load(data) == expected
+    assert data == saved(expected, size_threshold=size_threshold)
 
 
 def test_an_external_tensor_whose_file_is_gone_is_an_error_that_leaves_no_file(
-    tmp_path: Path,
+    path: Path, tmp_path: Path
 ) -> None:
     proto = model_of(external(raw_tensor("w", dims=(600,)), "w.bin"))
-    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    model = ir.load(tmp_path / "m.onnx")
+    model = ir.load(write_model(tmp_path / "m.onnx", proto))
     with pytest.raises((OSError, ArchiveFormatError), match=r"w\.bin"):
-        onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+        onnxarchive.save(model, path)
+    assert list(path.parent.iterdir()) == []
 
 
 def test_external_tensors_are_not_in_memory_all_at_once(tmp_path: Path) -> None:
     count, nbytes = 10, 20 * MIB
-    tensors = [
-        external(
-            TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes]),
-            "w.bin",
-            offset=index * nbytes,
-            length=nbytes,
-        )
-        for index in range(count)
-    ]
-    (tmp_path / "w.bin").touch()
-    with open(tmp_path / "w.bin", "wb") as file:
-        file.truncate(count * nbytes)
-    (tmp_path / "m.onnx").write_bytes(model_of(*tensors).SerializeToString())
+    tensor = TensorProto(data_type=TensorProto.UINT8, dims=[nbytes])
+    tensors = [external(tensor, "w.bin", offset=i * nbytes, length=nbytes) for i in range(count)]
+    for index, it in enumerate(tensors):
+        it.name = f"w{index}"
+    write_data(tmp_path / "w.bin", count * nbytes, {})
+    path = write_model(tmp_path / "m.onnx", model_of(*tensors))
     code = f"""
 {MEASURE_MEMORY}
 import onnx_ir, onnxarchive
 model = onnx_ir.load(sys.argv[1])
 print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)))
 """
-    found = int(run_python(code, tmp_path / "m.onnx"))
+    found = int(run_python(code, path))
     assert found < 3 * nbytes, found // MIB
     assert (tmp_path / "m.onnxa").stat().st_size > count * nbytes
 
