@@ -328,11 +328,9 @@ def test_a_model_that_was_loaded_is_saved_alone_on_request(path: Path) -> None:
 
 def test_two_models_for_one_id_are_refused(path: Path) -> None:
     onnxarchive.save(runnable_model(), path, models={"decoder": further_model()})
-    before = path.read_bytes()
     model = onnxarchive.ir.load(path, model="decoder")
-    with pytest.raises(ValueError, match=r"models: .*'decoder'.*keep=False"):
+    with edits.refused(path, ValueError, r"models: .*'decoder'.*keep=False"):
         onnxarchive.save(model, path, models={"decoder": further_model()})
-    assert path.read_bytes() == before
 
 
 def test_what_is_kept_is_not_saved_as_if_it_were_right(path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from edits import refused
 from google.protobuf.message import Message
 from hypothesis import given, settings, strategies as st
 from models import (
@@ -213,11 +214,9 @@ def test_a_destination_that_is_a_symbolic_link_is_refused(archive: Path) -> None
 
 
 def test_a_link_does_not_replace_its_archive(archive: Path) -> None:
-    before = archive.read_bytes()
     for destination in (archive, archive.parent / "." / archive.name):
-        with pytest.raises(ValueError, match="expected another file than the input"):
+        with refused(archive, ValueError, "expected another file than the input"):
             onnxarchive.link(archive, destination)
-    assert archive.read_bytes() == before
 
 
 def test_an_archive_with_a_second_name_is_linked_with_a_warning(archive: Path) -> None:

@@ -357,21 +357,6 @@ def test_tensors_may_be_stored_outside_wherever_they_stand(
     assert all(it.g.initializer[0].raw_data for it in in_memory.graph.node[-1].attribute)
 
 
-def test_onnxruntime_itself_reads_no_external_data_of_subgraphs_from_memory(path: Path) -> None:
-    # once it does, sessions of archives in memory need not pass these tensors in the model
-    if not hasattr(ort.SessionOptions, ADD):
-        pytest.skip("this onnxruntime reads no external data from memory")
-    onnxarchive.save(_everywhere(), path)
-    options = quiet()
-    with onnxarchive.open(path) as archive:
-        keys = keys_of(archive)
-        assert len(keys) == 3
-        buffers = [archive.read(key) for key in keys]
-        getattr(options, ADD)(keys, buffers, [it.nbytes for it in buffers])
-        with pytest.raises(Exception, match="should be stored in"):
-            ort.InferenceSession(bytes(archive.read("__MODEL_PROTO")), options, CPU)
-
-
 def test_a_sparse_initializer_is_handed_over_in_the_model(path: Path) -> None:
     model = runnable_model()
     sparse = onnx.SparseTensorProto(

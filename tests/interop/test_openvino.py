@@ -66,18 +66,6 @@ def test_openvino_makes_of_a_link_what_onnxruntime_makes(
     assert np.array_equal(found, run_model(link, x=X)[0])
 
 
-def test_openvino_reads_another_archive_of_the_same_layout(tmp_path: Path) -> None:
-    """What it gives comes from the archive, and from nowhere else."""
-    archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
-    model = _linear_model(TensorProto.FLOAT)
-    onnxarchive.save(model, archive)
-    onnxarchive.link(archive, link)
-    model.graph.initializer[0].raw_data = (2 * WEIGHT).astype(np.float32).tobytes()
-    onnxarchive.save(model, archive)
-    expected = 2 * (X @ WEIGHT.astype(np.float32)).reshape(4, 32)
-    assert np.array_equal(_run_with_openvino(link), expected)
-
-
 def test_the_recipe_prints_the_outputs(path: Path) -> None:
     archive = path
     onnxarchive.save(_linear_model(TensorProto.FLOAT), archive)
