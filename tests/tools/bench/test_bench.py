@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -33,9 +34,6 @@ TOOL = Path(bench.__file__)
 SCALE = 0.001
 MIB = 1 << 20
 HAS_PROC = os.path.exists("/proc/self/status")
-
-# Stands in for a machine without a package: nobody finds it, and nobody can import it.
-HIDE = "import sys\nsys.modules[{package!r}] = None\n"
 
 
 @pytest.fixture(scope="module")
@@ -127,39 +125,36 @@ def test_a_whole_process_imports_nothing_but_what_the_way_needs() -> None:
     assert not heavy & modules
 
 
+def tensors_of(place: inputs.Place, kind: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of an input file, read with the library of its kind."""
+    path = place.file(kind)
+    if kind == "archive":
+        with onnxarchive.open(path) as archive:
+            archive.verify()
+            return dict(archive.tensors)
+    if kind == "safetensors":
+        library: Any = importlib.import_module("safetensors.numpy")
+        return dict(library.load_file(path))
+    if kind == "pickled":
+        library = importlib.import_module("torch")
+        return {name: value.numpy() for name, value in library.load(path).items()}
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    return {it.name: numpy_helper.to_array(it) for it in model.graph.initializer}
+
+
 def test_files_of_every_kind_hold_the_same_tensors(folder: Path) -> None:
-    tensors_by_kind: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     place = inputs.places(folder, SCALE)["large"]
-    for kind in ("archive", "external", "single", "safetensors", "pickled"):
-        package = inputs.MADE_WITH.get(kind)
-        if package is not None and package in cases.missing():
-            continue
-        inputs.make(place, [kind])
-        if kind == "archive":
-            with onnxarchive.open(place.archive) as archive:
-                archive.verify()
-                tensors_by_kind[kind] = dict(archive.tensors)
-        elif kind in ("external", "single"):
-            model = onnx.load(place.file(kind))
-            onnx.checker.check_model(model)
-            tensors = model.graph.initializer
-            tensors_by_kind[kind] = {it.name: numpy_helper.to_array(it) for it in tensors}
-        elif kind == "safetensors":
-            tensors_by_kind[kind] = importlib.import_module("safetensors.numpy").load_file(
-                place.file("safetensors")
-            )
-        else:
-            torch = importlib.import_module("torch")
-            tensors_by_kind[kind] = {
-                it: value.numpy() for it, value in torch.load(place.file("pickled")).items()
-            }
-    place.file("single").unlink()
     expected = dict(place.arrays())
     assert len({array.tobytes() for array in expected.values()}) == place.group.count
-    for tensors_of_kind in tensors_by_kind.values():
-        assert tensors_of_kind.keys() == expected.keys()
-        for name, array in expected.items():
-            np.testing.assert_array_equal(tensors_of_kind[name], array)
+    for kind in ("archive", "external", "single", "safetensors", "pickled"):
+        if inputs.MADE_WITH.get(kind) not in cases.missing():
+            inputs.make(place, [kind])
+            found = tensors_of(place, kind)
+            assert found.keys() == expected.keys()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array)
+    place.file("single").unlink()
 
 
 @pytest.mark.parametrize("name", ["size-10000000", "size-100000000000"])
@@ -204,84 +199,80 @@ def test_the_figures_are_written_as_json(tmp_path: Path) -> None:
     assert "targets met:" in done.stdout
 
 
-BROKEN_CHECK = """
-import onnxarchive
-def broken(*arguments, **options):
-    raise OSError("broken on purpose")
-onnxarchive.check = broken
-"""
-BROKEN_INPUTS = """
-import os, sys
-command = " ".join(sys.orig_argv)
-if "inputs.py" in command and '"many"' in command:
-    os._exit(7)
-"""
+class Fault(NamedTuple):
+    """A fault of a run, and what it prints.
+
+    Attributes:
+        cases: The cases that are run.
+        site: Python that all its processes run first.
+        status: The exit status.
+        words: What is printed.
+        rows: The measures of the first case that have figures.
+    """
+
+    cases: list[str]
+    site: str
+    status: int
+    words: list[str]
+    rows: list[str]
 
 
-@pytest.mark.parametrize(
-    ("cases", "sitecustomize", "status", "words", "rows"),
-    [
-        pytest.param(
-            ["open-many"],
-            HIDE.format(package="safetensors"),
-            0,
-            [
-                "left out: safetensors: safetensors is not installed",
-                "not measured  time relative to safetensors: at most 5",
-            ],
-            ["onnxarchive"],
-            id="a peer that is not installed",
-        ),
-        pytest.param(
-            ["convert-single"],
-            "import onnx\nonnx.load = None\n",  # which is what the measure calls
-            0,
-            [
-                "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1",
-                "not measured  time relative to onnx: at most 0.2",
-                "times as fast as copy",
-            ],
-            ["onnxarchive", "copy"],
-            id="a peer that fails",
-        ),
-        pytest.param(
-            ["verify"],
-            BROKEN_CHECK,
-            bench.FAILED,
-            ["FAILED: check --full: OSError: broken on purpose; exit status 1"],
-            ["onnxarchive", "map"],
-            id="a measure that fails",
-        ),
-        pytest.param(
-            ["open-many", "session-unpacked"],
-            BROKEN_INPUTS,
-            bench.FAILED,
-            [
-                "FAILED: onnxarchive: its input files cannot be made: exit status 7",
-                "not measured  time relative to safetensors",
-                "  time relative to onnxruntime:",
-            ],
-            [],
-            id="input files that cannot be made",
-        ),
-    ],
-)
+FAULTS = {
+    "a peer that is not installed": Fault(
+        ["open-many"],
+        "import sys\nsys.modules['safetensors'] = None\n",
+        0,
+        [
+            "left out: safetensors: safetensors is not installed",
+            "not measured  time relative to safetensors: at most 5",
+        ],
+        ["onnxarchive"],
+    ),
+    "a peer that fails": Fault(
+        ["convert-single"],
+        "import onnx\nonnx.load = None\n",  # which is what the measure calls
+        0,
+        [
+            "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1",
+            "not measured  time relative to onnx: at most 0.2",
+            "times as fast as copy",
+        ],
+        ["onnxarchive", "copy"],
+    ),
+    "a measure that fails": Fault(
+        ["verify"],
+        "import onnxarchive\nonnxarchive.check = None\n",
+        bench.FAILED,
+        ["FAILED: check --full: TypeError: 'NoneType' object is not callable; exit status 1"],
+        ["onnxarchive", "map"],
+    ),
+    "input files that cannot be made": Fault(
+        ["open-many", "session-unpacked"],
+        "import os, sys\n"
+        "command = ' '.join(sys.orig_argv)\n"
+        "if 'inputs.py' in command and '\"many\"' in command:\n    os._exit(7)\n",
+        bench.FAILED,
+        [
+            "FAILED: onnxarchive: its input files cannot be made: exit status 7",
+            "not measured  time relative to safetensors",
+            "  time relative to onnxruntime:",
+        ],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_what_is_missing_or_fails_is_told_and_the_rest_is_measured(
-    cases: list[str],
-    sitecustomize: str,
-    status: int,
-    words: list[str],
-    rows: list[str],
-    tmp_path: Path,
+    fault: Fault, tmp_path: Path
 ) -> None:
     written = tmp_path / "run.json"
     options = ["--rounds", "1", "--json", os.fspath(written)]
-    done = run(tmp_path, "--only", *cases, *options, sitecustomize=sitecustomize)
-    assert done.returncode == status, done.stderr
-    for sentence in words:
-        assert sentence in done.stdout
-    case = json.loads(written.read_text())["cases"][cases[0]]
-    assert list(case["rounds"]) == rows
+    done = run(tmp_path, "--only", *fault.cases, *options, sitecustomize=fault.site)
+    assert done.returncode == fault.status, done.stderr
+    assert [it for it in fault.words if it not in done.stdout] == []
+    case = json.loads(written.read_text())["cases"][fault.cases[0]]
+    assert list(case["rounds"]) == fault.rows
     assert any(target["met"] is None for target in case["targets"])
 
 
@@ -301,21 +292,26 @@ def test_an_interrupted_run_leaves_nothing_behind(number: signal.Signals, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def free_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets disks have so many free bytes."""
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(5 << 30))
+    return lambda nbytes: monkeypatch.setattr("shutil.disk_usage", lambda path: usage(nbytes))
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, free_disk: Callable[[int], None]
+) -> None:
+    free_disk(5 << 30)
     with pytest.raises(SystemExit, match=r"expected .* GB of free disk, found 5.4 GB; give"):
         bench.main(["--only", "view-large", "--directory", os.fspath(tmp_path)])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, free_disk: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(20 * 10**9))
+    free_disk(20 * 10**9)
     assert bench.main(["--only", "real", "--directory", os.fspath(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for name, size in (("real-open", "22.5"), ("real", "45.1"), ("real-convert", "45.1")):
@@ -324,18 +320,11 @@ def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--rounds", "0"],
-        ["--scale", "0"],
-        ["--scale", "2"],
-        ["--only", "nothing"],
-        ["--only", "save", "--readme"],
-    ],
+    "arguments", ["--rounds 0", "--scale 0", "--scale 2", "--only nothing", "--only save --readme"]
 )
-def test_wrong_use_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
-        bench.main(arguments)
+        bench.main(arguments.split())
     assert raised.value.code == 2
     assert capsys.readouterr().err
 
