@@ -5,10 +5,12 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import http.server
+import mimetypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MODIFIED = 1_700_000_000
@@ -41,6 +43,7 @@ class WebServer:
 
     Attributes:
         files: Bytes of the files, by path.
+        folder: A directory whose files are served beside these, or None.
         requests: All requests so far.
         nbytes: Number of sent bytes, without headers.
         most: Maximum number of simultaneous requests.
@@ -49,6 +52,7 @@ class WebServer:
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
+        self.folder: Path | None = None
         self.requests: list[Request] = []
         self.nbytes = 0
         self.most = self.running = 0
@@ -71,13 +75,17 @@ class WebServer:
 
     def answer(self, request: Request) -> Answer:
         """The correct answer."""
-        content = self.files.get(request.path.partition("?")[0])
+        path = request.path.partition("?")[0]
+        content = self.files.get(path)
+        if self.folder is not None and (self.folder / path[1:]).is_file():
+            content = (self.folder / path[1:]).read_bytes()
         if content is None:
             return Answer(404, body=[b"missing"])
         etag = f'"{hashlib.md5(content).hexdigest()}"'
         headers: dict[str, str | None] = {
             "ETag": etag,
             "Last-Modified": email.utils.formatdate(MODIFIED, usegmt=True),
+            "Content-Type": mimetypes.guess_type(path)[0],
         }
         if request.headers.get("if-match", etag) != etag:
             return Answer(412)

@@ -14,7 +14,7 @@ import pytest
 from chromium import chromium
 from models import break_local_header, entry_of, flip_byte, further_model, runnable_model
 from processes import completed
-from range_server import ranges, serving
+from web_server import WebServer
 
 import onnxarchive
 
@@ -64,7 +64,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(archive: Path, tmp_path: Path) -> Iterator[str]:
+def page(archive: Path, tmp_path: Path, web: WebServer) -> str:
     """The address of the page, with the archive beside it."""
     if not (BROWSER / "node_modules").exists():
         pytest.skip(f"npm install --prefix {BROWSER.relative_to(ROOT)} brings the runtime")
@@ -74,8 +74,8 @@ def page(archive: Path, tmp_path: Path) -> Iterator[str]:
     site.joinpath("conformance").symlink_to(ROOT / "conformance")
     for file in (*BROWSER.iterdir(), archive):
         folder.joinpath(file.name).symlink_to(file)
-    with serving(site) as url:
-        yield f"{url}/tools/recipes/browser/index.html"
+    web.folder = site
+    return web.url("/tools/recipes/browser/index.html")
 
 
 def run_in(browser: Any, page: str, model: str = "") -> tuple[str, str]:
@@ -96,14 +96,15 @@ def run_in(browser: Any, page: str, model: str = "") -> tuple[str, str]:
 
 @pytest.mark.parametrize("model", ["", "further"])
 def test_a_page_computes_what_python_does_and_reads_what_that_needs(
-    browser: Any, page: str, archive: Path, model: str
+    browser: Any, page: str, web: WebServer, archive: Path, model: str
 ) -> None:
     status, outputs = run_in(browser, page, model)
     assert status == "Done", browser.get_log("browser")
     require_output_of_python(outputs, archive, model)
-    assert MIB < sum(stop - start for _, start, stop in ranges) < MIB + 100_000
+    spans = [it.removeprefix("bytes=").split("-") for it in web.ranges() if it]
+    assert MIB < sum(int(last) + 1 - int(first) for first, last in spans) < MIB + 100_000
     own = entry_of(archive, "own").header_offset
-    assert (own in [start for _, start, _ in ranges]) == (model == "further")
+    assert (own in [int(first) for first, _ in spans]) == (model == "further")
 
 
 def test_a_page_tells_a_weight_that_has_changed(browser: Any, page: str, archive: Path) -> None:
