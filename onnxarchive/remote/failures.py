@@ -70,8 +70,8 @@ def status_of(error: BaseException) -> int | None:
 def refuses_suffix(error: BaseException) -> bool:
     """True if a server does not answer a request for the last bytes of an object.
 
-    Such servers answer with the first bytes, with the whole object or without its size, or with a
-    status: 416 may come with the whole object, which obstore cannot decode as text.
+    Such servers send the first bytes, the whole object, no size, or a status: 416 may come with the
+    whole object, which obstore cannot decode as text.
     """
     text, status = _text(error), status_of(error)
     if status is not None:
@@ -104,10 +104,6 @@ def failure(error: BaseException, name: str) -> Exception:
     """The error to raise instead of an error of obstore, fsspec or their dependencies.
 
     Raise it after the `except` block, so that it has neither cause nor context.
-
-    Args:
-        error: The error raised by the library.
-        name: The object's name for messages.
     """
     chain = [error]  # fsspec may report any error as a missing file
     while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):

@@ -33,11 +33,7 @@ class Access(TypedDict, total=False):
 
 
 def require_known(options: Iterable[str], known: Collection[str]) -> None:
-    """Refuses options with unknown names, such as misspelled arguments.
-
-    Raises:
-        TypeError: There is such an option.
-    """
+    """Refuses options with unknown names, such as misspelled arguments, by a TypeError."""
     for name in options:
         if name not in known:
             from difflib import get_close_matches  # only this error needs it
@@ -48,11 +44,7 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
 
 
 def require_local_target(target: str | os.PathLike[str]) -> None:
-    """Refuses a URL as the target of a function that writes local files only.
-
-    Raises:
-        UnsupportedFeatureError: `target` is a URL.
-    """
+    """Refuses a URL as the target of a function that writes local files only."""
     path = os.fspath(target)
     if is_url(path):
         raise UnsupportedFeatureError(
@@ -82,11 +74,7 @@ class Location:
 
     @classmethod
     def of(cls, source: object, **access: Unpack[Access]) -> Location:
-        """The location of a source or a target.
-
-        Raises:
-            TypeError: An option has an unknown name; refused for every kind of location.
-        """
+        """The location of a source or a target; a misspelled option is refused for every kind."""
         require_known(access, Access.__optional_keys__)
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
         if path is not None and (is_url(source) or access.get("store") is not None):
@@ -99,11 +87,7 @@ class Location:
 
     @property
     def address(self) -> str:
-        """The path, the URL or the key, with secrets.
-
-        Raises:
-            TypeError: The location is not one of these.
-        """
+        """The path, the URL or the key, with secrets; others are refused."""
         address = self.path if self.url is None else self.url
         if address is None:
             raise TypeError(f"expected a path or a URL, found {type(self.source).__name__}")
@@ -126,11 +110,7 @@ class Location:
         return f"Location.of({self.name!r})"
 
     def require_local(self) -> str:
-        """The path of a local file.
-
-        Raises:
-            UnsupportedFeatureError: The location is not a local path.
-        """
+        """The path of a local file; other locations are refused."""
         if self.path is not None:
             return self.path
         kind = "a URL" if is_url(self.source) else "bytes, a file object or a path in a store"

@@ -46,8 +46,8 @@ def open_object(address: Address, *, keeps_end: bool = True) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
     Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
-    the size, and another request gets the bytes. fsspec always makes these two requests, and a
-    third request to detect changes. What `keep_secrets` asks is one more request.
+    the size, and another one the bytes. fsspec always makes these two, and a third one to detect
+    changes. What `keep_secrets` asks is one more request.
 
     Reading takes bounded memory, with one exception: obstore reads the complete text of an answer
     with an error status, so a hostile server can exhaust the memory.

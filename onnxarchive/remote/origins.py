@@ -59,9 +59,9 @@ class Version:
 
     Attributes:
         size: The size in bytes.
-        etag: The ETag as the server sends it, another id of the content (`_ETAG_KEYS`), or None.
-        version: The version id in a store with versions, or None.
-        last_modified: The time of the last change, or None.
+        etag: The ETag as the server sends it, or another id of the content (`_ETAG_KEYS`).
+        version: The version id in a store with versions.
+        last_modified: The time of the last change.
     """
 
     size: int
@@ -120,7 +120,7 @@ class StoreOrigin(Origin):
     stall: float = STALL
 
     async def version(self) -> Version:
-        """Requests the version, by `HEAD`."""
+        """Requests the version by `HEAD`."""
         import obstore
 
         return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))

@@ -33,6 +33,7 @@ REMEDY = (
     "them is secret, storage_options={'allow_redirects':True} "
     "(--storage-option allow_redirects=true) allows redirects"
 )
+_UNKNOWN = ", so it is unknown whether the server redirects"
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)  # those that obstore follows
 _MOST_REDIRECTS = 10
@@ -77,17 +78,11 @@ def keep_secrets(
     if not (has_secret or has_token):
         return store
     schemes = _PORTS if url is None else [parts.scheme]
-    has_proxy = any(_has_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
+    has_proxy = any(_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
     problem = None
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
-        answers: SimpleQueue[str | None] = SimpleQueue()
-        asked = parts._replace(path=path).geturl()
-        start_thread(name, lambda: answers.put(_problem(asked, client)))
-        try:
-            problem = answers.get(timeout=TIMEOUT)
-        except Empty:
-            problem = _unknown("the server took too long to answer")
+        problem = _problem_in_time(name, parts._replace(path=path).geturl(), client)
     elif has_secret and (make is None or has_proxy):
         problem = "it is unknown whether the store's server redirects"
     if problem is not None:
@@ -133,8 +128,17 @@ async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
         raise RefusedRedirectError
 
 
-def _problem(url: str, client: Mapping[str, Any]) -> str | None:
+def _problem_in_time(name: str, url: str, client: Mapping[str, Any]) -> str | None:
     """Why requests may reach another server; None if they do not."""
+    problems: SimpleQueue[str | None] = SimpleQueue()
+    start_thread(name, lambda: problems.put(_problem(url, client)))
+    try:
+        return problems.get(timeout=TIMEOUT)
+    except Empty:
+        return f"the server took too long to answer{_UNKNOWN}"
+
+
+def _problem(url: str, client: Mapping[str, Any]) -> str | None:
     import ssl
 
     try:
@@ -146,23 +150,18 @@ def _problem(url: str, client: Mapping[str, Any]) -> str | None:
                 if not _is_local(urlsplit(url), location):
                     return f"the server redirects to {shown(_target(url, location))}"
             url = urljoin(url, locations[0])
-        return _unknown(f"found more than {_MOST_REDIRECTS} redirects")
+        reason = f"found more than {_MOST_REDIRECTS} redirects"
     except _UnknownError as error:
-        return _unknown(str(error))
+        reason = str(error)
     except ssl.SSLCertVerificationError:
-        return _unknown(
-            "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
-        )
+        reason = "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
     except TimeoutError:
-        return _unknown("the server took too long to answer")
+        reason = "the server took too long to answer"
     except OSError:
-        return _unknown("there is no connection to the server")
+        reason = "there is no connection to the server"
     except Exception as error:  # such as ValueError or http.client.HTTPException
-        return _unknown(f"the server's answer is not understood ({type(error).__name__})")
-
-
-def _unknown(reason: str) -> str:
-    return f"{reason}, so it is unknown whether the server redirects"
+        reason = f"the server's answer is not understood ({type(error).__name__})"
+    return f"{reason}{_UNKNOWN}"
 
 
 class _UnknownError(Exception):
@@ -206,6 +205,8 @@ def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
     from http.client import HTTPConnection, HTTPSConnection
 
     proxy = _proxy(url, client)
+    if proxy is not None and (proxy.scheme != "http" or not proxy.hostname):
+        raise _UnknownError(f"expected a proxy of the scheme http, found {shown(proxy.scheme)}")
     server = proxy or url
     headers: dict[str, str | bytes] = {
         "user-agent": client.get("user_agent", "object_store"),
@@ -232,13 +233,6 @@ def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
         return answer.status, answer.headers.get_all("location", [])
 
 
-def _has_proxy(url: SplitResult, client: Mapping[str, Any]) -> bool:
-    try:
-        return _proxy(url, client) is not None
-    except _UnknownError:
-        return True
-
-
 def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:
     """The proxy for a web address, by the client's options or the environment."""
     from urllib import request
@@ -253,10 +247,7 @@ def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:
         is_bypassed = request.proxy_bypass(url.netloc)
     if not proxy or is_bypassed:
         return None
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise _UnknownError(f"expected a proxy of the scheme http, found {shown(parts.scheme)}")
-    return parts
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
 
 
 def authorization(url: SplitResult, name: str = "authorization") -> dict[str, str]:

@@ -71,7 +71,7 @@ def download_object(
         replacement.is_resumable &= remote.cache_key() is not None
         try:
             read(remote)
-            _Arriving(file, remote).fetch(replacement, progress)
+            _fetch(remote, replacement, progress)
             with _Arrived(file, remote) as arrived:
                 read(arrived).verify()
         except ArchiveFormatError:
@@ -96,50 +96,41 @@ class _Arrived(MappedFile):
         return super().read(offset, max(0, min(size, self.size - offset)))
 
 
-class _Arriving:
-    """The file in which an object arrives; see the module."""
-
-    def __init__(self, file: MappedFile, remote: RemoteFile) -> None:
-        """Continues a file, or begins it anew if it is not of this version of the object."""
-        self._file = file
-        self._remote = remote
-        inode = file.status().st_ino
-        mark = hashlib.sha256(f"{remote.cache_key()} {inode}".encode()).digest()
-        if remote.cache_key() is None or file.read(remote.size, _MARK_SIZE) != mark:
-            file.truncate(0)
-            file.write(remote.size, mark)
-        logged = logged_pieces(file, remote.size)
-        self._log_end = remote.size + _MARK_SIZE + len(logged) * _LOGGED.size
-        self._missing = list(_gaps(logged, remote.size))
-
-    def fetch(self, replacement: Replacement, progress: Progress | None) -> None:
-        """Asks for the bytes that have not arrived, and writes them as they arrive."""
-        size, missing = self._remote.size, sum(nbytes for _, nbytes in self._missing)
-        counter = ProgressCounter(progress, size)
-        if missing < size:
-            counter.add(size - missing)
-        try:
-            require_space(self._file.absolute_path, missing)
-            with contextlib.closing(self._remote.arriving(self._missing)) as arriving:
-                for offset, piece in arriving:
-                    self._file.write(offset, piece)
-                    self._file.write(self._log_end, _LOGGED.pack(offset, offset + len(piece)))
-                    self._log_end += _LOGGED.size
-                    missing -= len(piece)
-                    counter.add(len(piece))
-        except OSError as error:
-            if missing == size:
-                self._file.truncate(0)  # so that nothing is left
-            elif replacement.is_resumable:
-                path = partial_path(os.path.realpath(self._file.absolute_path))
-                error.strerror = (
-                    f"{error.strerror}; {path} keeps {size - missing} of {size} bytes, and the "
-                    "next download asks for the others"
-                )
-            raise
-        if missing:
-            problem = f"expected {missing} more bytes, found none"
-            raise OSError(errno.EIO, problem, self._remote.path)
+def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | None) -> None:
+    """Asks for the bytes that have not arrived, and writes them as they arrive; see the module."""
+    file, size, key = replacement.written, remote.size, remote.cache_key()
+    mark = hashlib.sha256(f"{key} {file.status().st_ino}".encode()).digest()
+    if key is None or file.read(size, _MARK_SIZE) != mark:
+        file.truncate(0)
+        file.write(size, mark)
+    logged = logged_pieces(file, size)
+    log_end = size + _MARK_SIZE + len(logged) * _LOGGED.size
+    gaps = list(_gaps(logged, size))
+    missing = sum(nbytes for _, nbytes in gaps)
+    counter = ProgressCounter(progress, size)
+    if missing < size:
+        counter.add(size - missing)
+    try:
+        require_space(file.absolute_path, missing)
+        with contextlib.closing(remote.arriving(gaps)) as arriving:
+            for offset, piece in arriving:
+                file.write(offset, piece)
+                file.write(log_end, _LOGGED.pack(offset, offset + len(piece)))
+                log_end += _LOGGED.size
+                missing -= len(piece)
+                counter.add(len(piece))
+    except OSError as error:
+        if missing == size:
+            file.truncate(0)  # so that nothing is left
+        elif replacement.is_resumable:
+            path = partial_path(os.path.realpath(file.absolute_path))
+            error.strerror = (
+                f"{error.strerror}; {path} keeps {size - missing} of {size} bytes, and the "
+                "next download asks for the others"
+            )
+        raise
+    if missing:
+        raise OSError(errno.EIO, f"expected {missing} more bytes, found none", remote.path)
 
 
 def logged_pieces(file: MappedFile, size: int) -> list[tuple[int, int]]:
