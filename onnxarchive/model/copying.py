@@ -44,7 +44,7 @@ def with_locations(
 
     Args:
         model: The model.
-        locations: New location of each of these tensors, by the path of the tensor in `model`.
+        locations: The location of each of these tensors, by the path of the tensor in `model`.
         initializers: The same for initializers of the main graph, by index.
         is_parsed: True if the model is parsed from a file and its weights are left there.
     """
@@ -167,11 +167,7 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
 
     An `UnknownFieldSet` takes 125 bytes for each field, which may have two bytes in a file. So the
     fields of a large message are copied as bytes, together with the known fields, which are then
-    cleared. A message that holds weights would take too long, and as much memory again.
-
-    Args:
-        message: The message.
-        is_heavy: True if the message holds weights in memory.
+    cleared. Weights in memory (`is_heavy`) would take too long, and as much memory again.
     """
     if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
         unknown = UnknownFieldSet(message)

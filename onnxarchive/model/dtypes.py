@@ -160,18 +160,10 @@ def of_array(array: NDArray[Any]) -> DataType:
 def as_array(
     data: memoryview, data_type: DataType, dims: Sequence[int], offset: int = 0
 ) -> NDArray[Any]:
-    """Converts the raw data of a tensor to a read-only array.
+    """Converts the raw data of a tensor, at an offset in bytes, to a read-only array.
 
-    Args:
-        data: A read-only view that contains the tensor's raw data.
-        data_type: The tensor's data type.
-        dims: The tensor's shape.
-        offset: Offset of the raw data in `data`, in bytes.
-
-    Returns:
-        An array of shape `dims` and type `data_type.dtype`. It is a view that keeps `data` alive;
-        for packed types, a copy with one byte per element. On a big-endian host, an array of
-        bfloat16 is a copy as well, in the host's byte order.
+    The array is a view that keeps `data` alive; for packed types, a copy with one byte per element.
+    On a big-endian host, an array of bfloat16 is a copy as well, in the host's byte order.
     """
     shape = tuple(dims)
     if data_type.is_viewed:
@@ -193,10 +185,8 @@ def as_array(
 def as_raw_data(array: NDArray[Any]) -> memoryview:
     """Converts an array to raw data: little-endian, row-major, packed.
 
-    The result is a view of `array` if the array's memory has this layout, else a copy.
-
-    Raises:
-        UnsupportedFeatureError: As for `of_array`.
+    The result is a view of `array` if the array's memory has this layout, else a copy. For errors
+    see `of_array`.
     """
     data_type = of_array(array)
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -209,13 +199,10 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
 
 
 def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
-    """Converts the elements of a type-specific field to raw data.
+    """Converts the numbers in `data_type.typed_field` to raw data.
 
-    Args:
-        elements: The numbers in `data_type.typed_field`, of the field's own type. Each number in
-            `int32_data` has one element in its low bits, or one byte of packed 2-bit or 4-bit
-            elements (onnx.proto).
-        data_type: The tensor's data type.
+    Each number in `int32_data` has one element in its low bits, or one byte of packed 2-bit or
+    4-bit elements (onnx.proto).
     """
     if data_type.bit_width == 6:
         return _bytes_of(pack(elements.astype(np.uint8), data_type.bit_width))
@@ -247,14 +234,9 @@ def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np
 
 
 def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
-    """Packs codes of one byte each into `bit_width` bits each, the first in the lowest bits.
+    """Packs codes of one byte each into 2, 4 or 6 bits each, the first in the lowest bits.
 
-    Args:
-        codes: The codes, in one dimension; bits above `bit_width` are ignored.
-        bit_width: 2, 4 or 6.
-
-    Returns:
-        The packed bytes; the bits after the last code are zero.
+    Higher bits of a code are ignored; the bits after the last code are zero.
     """
     codes_in_group, bytes_in_group = _group(bit_width)
     grouped = np.zeros((-(-codes.size // codes_in_group), codes_in_group), np.uint8)

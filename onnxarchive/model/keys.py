@@ -115,12 +115,9 @@ def is_asset_name(name: str) -> bool:
 
 
 class Keys:
-    """Assigns each tensor a unique key, derived from the tensor's name.
+    """Assigns each tensor a unique key, derived from the tensor's name; `used` are in use already.
 
     The same names in the same order get the same keys.
-
-    Args:
-        used: Keys already in use.
     """
 
     def __init__(self, used: Iterable[str] = ()) -> None:
@@ -180,15 +177,12 @@ def _derive(name: str) -> str:
 def check_names(
     names: Sequence[str | None], report: Report, *, are_all: bool = True
 ) -> Sequence[str]:
-    """Checks the names of an archive's entries.
+    """Checks the names of an archive's entries, in directory order; returns the keys among them.
 
     Args:
-        names: The names, in directory order; None for a name that is not UTF-8.
+        names: The names; None for one that is not UTF-8.
         report: Receives each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
         are_all: True if these are the names of all entries.
-
-    Returns:
-        The keys among the names.
     """
     reserved = [name for name in names if name is not None and name.startswith(RESERVED_PREFIX)]
     _check_versions(reserved, report)
@@ -236,12 +230,7 @@ def check_names(
 
 
 def _check_versions(reserved: Sequence[str], report: Report) -> None:
-    """Reports names that are reserved for later versions of the format (VERSION-1).
-
-    Args:
-        reserved: The names that begin with two underscores.
-        report: Receives the broken rule.
-    """
+    """Reports names that are reserved for later versions of the format (VERSION-1)."""
     origin = (
         "this file was written for a later version of the format; upgrade onnxarchive to read it"
     )

@@ -78,11 +78,7 @@ def require_size(nbytes: int) -> None:
 
 
 def filled(data: Buffer, inlined: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
-    """Puts data of external tensors into a serialized model; returns the bytes in pieces.
-
-    Args:
-        data: The serialized model.
-        inlined: Data of external tensors, by location. Data of 4 KiB or more is not copied.
+    """Puts data of external tensors, by location, into a serialized model; see `weights.fill`.
 
     Raises:
         ArchiveFormatError: The result is too large for protobuf.
@@ -102,13 +98,7 @@ def filled(data: Buffer, inlined: Mapping[str, memoryview]) -> tuple[memoryview,
 
 
 def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelProto | None:
-    """Parses a serialized model (rule MODEL-3); None if the bytes are not a valid model.
-
-    Args:
-        data: The bytes.
-        report: Receives the broken rule.
-        entry: Name of the model's entry.
-    """
+    """Parses a model; if its bytes are no valid model, MODEL-3 is reported for its entry."""
     model = fault = None
     try:
         if wire.have_more_messages([data], MAX_MESSAGES):
@@ -219,9 +209,6 @@ def check_all_references(
         report: Receives each broken rule (DATA-1 to DATA-5, DATA-7, DATA-8, TENSOR-1 to TENSOR-3).
         are_all: True if `sizes` has all keys of the archive.
         are_all_models: True if `models` has all models of the archive.
-
-    Returns:
-        The checked models by the names of their entries.
     """
     checked: dict[str, CheckedModel] = {}
     named: set[str] = set()

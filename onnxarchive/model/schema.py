@@ -10,14 +10,9 @@ import onnx
 
 @cache
 def fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
-    """For each message type, the fields that lead to messages of the type `kind`.
+    """For each message type, by descriptor, the fields that lead to messages of the type `kind`.
 
-    Args:
-        kind: The descriptor of a message type.
-
-    Returns:
-        The name of each field, and True if it is repeated, by the descriptor of the containing
-        type. Fields with a shorter path to `kind` come first.
+    They are the name of each field, and True if it is repeated; the shortest paths come first.
     """
     distances = {kind: 0}
     nearest = [kind]

@@ -412,8 +412,7 @@ def external_data(
         entry: The entry that reports name; None for a model outside an archive.
 
     Returns:
-        The values of the field; None if it has no location. If several pairs have the same
-        key, the first counts. Malformed numbers are None.
+        The first value of each key; None if there is no location. Malformed numbers are None.
     """
     pairs: dict[str, str] = {}
     unfit: list[str] = []  # the first unfit pairs; the message shows no others
@@ -497,14 +496,9 @@ CHECKED_TYPES: Final = frozenset(
 def checked(
     ref: TensorRef, data: Iterable[memoryview], report: Report, *, entry: str
 ) -> Iterator[memoryview]:
-    """Yields the bytes of a tensor unchanged, and checks rules about its elements.
+    """Yields the bytes of a tensor unchanged, and checks its elements (TENSOR-4, TENSOR-5).
 
-    Args:
-        ref: The tensor.
-        data: The tensor's bytes in pieces. TENSOR-4 is checked only if the total size fits type and
-            shape.
-        report: Receives each broken rule (TENSOR-4, TENSOR-5).
-        entry: The key of the tensor's entry.
+    TENSOR-4 is checked only if the total size fits type and shape. `entry` is the tensor's key.
     """
     data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
     largest = last = nbytes = 0

@@ -24,11 +24,9 @@ MAIN_GRAPH: Final[Path] = (("graph", None),)
 
 
 def graphs(model: onnx.ModelProto, *, without: str) -> Iterator[onnx.GraphProto]:
-    """Yields the graphs of a model: the main graph first, each graph before its subgraphs.
+    """Yields the graphs of a model but those in one of its fields.
 
-    Args:
-        model: The model.
-        without: A field of the model whose graphs are left out.
+    The main graph comes first, and each graph before its subgraphs.
     """
     yield model.graph
     kind = onnx.GraphProto.DESCRIPTOR
@@ -47,7 +45,7 @@ def below(
 
     Args:
         message: The message.
-        path: Path of `message`.
+        path: Its path.
         kind: Descriptor of the type.
         without: A field of `message` that is not entered.
     """

@@ -134,12 +134,12 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
 
 
 def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:
-    """Replaces external data by raw data.
+    """Replaces external data in a serialized model by raw data.
 
     Tensors below a singular field that occurs twice (protobuf merges the two) do not change.
 
     Args:
-        model: A serialized ModelProto.
+        model: The model.
         data: Gives the raw data of a location, or None for a tensor that stays external.
 
     Returns:
@@ -426,15 +426,8 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     If a number in a typed field is too large for the data type, only the low bits count, as in
     onnx. The number of elements is not compared with the tensor's dims.
 
-    Args:
-        data: The serialized model.
-        span: Position, field and data type of the tensor's data.
-
     Yields:
         Pieces of at most 2 MiB. They are views of `data` if the payload is raw data already.
-
-    Raises:
-        ArchiveFormatError: The payload is malformed.
     """
     payload = as_bytes(data)[span.offset : span.offset + span.nbytes]
     if len(payload) != span.nbytes:

@@ -214,14 +214,8 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     """True if models together have more than `limit` messages, not counting the ModelProtos.
 
     A message may take only two bytes when serialized, but takes 50 to 200 when parsed. So this
-    check, made before parsing, bounds the memory. It ends as soon as the answer is certain.
-
-    Args:
-        models: Serialized ModelProtos.
-        limit: Largest allowed number of messages.
-
-    Raises:
-        ArchiveFormatError: A malformed field is read before the answer is certain.
+    check, made before parsing, bounds the memory. It ends as soon as the answer is certain, unless
+    a malformed field is read before: that is an ArchiveFormatError.
     """
     count = 0
     unseen = sum(map(len, models))  # bytes

@@ -173,10 +173,7 @@ class Contents:
     def check_data(self, number: int, report: Report, counter: ProgressCounter) -> None:
         """Reads the data of an entry once, in pieces, and checks the rules about the data.
 
-        Args:
-            number: Index of the entry.
-            report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-            counter: Counts the bytes read.
+        They are ZIP-15, DATA-6, TENSOR-4 and TENSOR-5.
         """
         entry = self.directory.entries[number]
         refs = self.refs(entry.name)
@@ -371,11 +368,7 @@ class NamedEntries(NamedMapping[Entry]):
 def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Contents:
     """Reads all of an archive except local headers and the data of tensors and assets.
 
-    Args:
-        file: The archive.
-        report: Receives each broken rule.
-        max_model_nbytes: Limit in bytes on all models together; above it, no model is read
-            and MODEL-2 is reported.
+    If all models together have more than `max_model_nbytes` bytes, none is read (MODEL-2).
     """
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     bounds = locate(end, file.size, report)
@@ -424,15 +417,9 @@ def _read_models(
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
-    """Compares model sizes with the limits of the format and of the caller (MODEL-2).
+    """Compares model sizes with the limit of the format, and the sum with the caller's (MODEL-2).
 
-    Args:
-        sizes: Size of each model in bytes, by its entry's name.
-        max_model_nbytes: The caller's limit in bytes, for all models together.
-        report: Receives the broken rule.
-
-    Returns:
-        True if all sizes are within both limits.
+    Returns True if all sizes, by the names of entries, are within both limits.
     """
     too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
     for name in too_large:
