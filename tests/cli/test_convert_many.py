@@ -103,9 +103,12 @@ def test_the_status_tells_whether_a_file_is_corrupt_or_another_error_came(
     missing = tmp_path / "missing.onnx"
     sound = tree / "deep" / "down"
     assert run(sound, "--output-dir", out) == 0
+    (out / "b.onnxa").write_bytes(b"old")
     assert run(sound, "--output-dir", out) == 2  # it exists
+    assert (out / "b.onnxa").read_bytes() == b"old"
     assert run(missing, "--output-dir", out) == 2
     assert run(sound, missing, "--output-dir", out, "--force") == 2
+    assert onnxarchive.load(out / "b.onnxa") == weight_model(2)
     assert run(missing, tree / "deep" / "broken.onnx", "--output-dir", out, "--jobs", "2") == 3
 
 
@@ -159,19 +162,6 @@ def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
     }
     assert run(tree, "--output-dir", out, "--dry-run", "--force") == 3
     assert "3 models would be converted, 1 failed" in capsys.readouterr().out
-
-
-def test_archives_that_exist_are_failures_without_force(
-    tree: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "a.onnxa").write_bytes(b"old")
-    assert run(tree, "--output-dir", out) == 3
-    assert (out / "a.onnxa").read_bytes() == b"old"
-    assert "2 models converted, 2 failed" in capsys.readouterr().out
-    assert run(tree, "--output-dir", out, "--force") == 3
-    assert onnxarchive.load(out / "a.onnxa") == weight_model(1)
 
 
 def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:

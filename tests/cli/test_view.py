@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from chromium import chromium
 from commands import output_of, run
-from models import entry_of, flip_byte, runnable_model
+from models import entry_of, flip_byte
 from processes import started, wait_until
 
 import onnxarchive
@@ -32,13 +32,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("netron") is None,
     reason="netron, which pip installs, is the page that is served",
 )
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "an archive.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
 
 
 def read(url: str) -> bytes:
@@ -190,10 +183,12 @@ def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view
 
 @pytest.mark.tool
 @posix
-def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) -> None:
+def test_a_browser_shows_the_page_that_it_is_led_to(
+    archive: Path, view: View, browser: Any
+) -> None:
     (address,) = view.command_line()[1:]
     browser.get(address)
-    wait_until(lambda: browser.title == "an archive.onnxa", view.process)
+    wait_until(lambda: browser.title == archive.name, view.process)
     assert browser.current_url == view.url
     assert [it["message"] for it in browser.get_log("browser")] == []
 
