@@ -23,6 +23,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
+from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
@@ -126,8 +127,9 @@ class Changes:
         self.options = options
         self.model_id = archive.model_id
         self.drafts = {id: Draft(id, model) for id, model in archive.contents.models.items()}
-        items = asset_items(archive)
-        self.old_assets: Mapping[str, Item] = dict(zip(archive.assets, items, strict=True))
+        self.old_assets: Mapping[str, Item] = {
+            item.name.removeprefix(ASSET_PREFIX): item for item in asset_items(archive)
+        }
         self.assets = dict(self.old_assets)
         self.is_open = True
         self._resources = resources  # closes files that assigned models are read from

@@ -182,7 +182,12 @@ class MappedFile(File, Work):
         copy: io.BytesIO | None = None
         while True:
             try:
-                part = _read_at(descriptor.number, offset, min(size, _READ_SIZE))
+                if hasattr(os, "pread"):
+                    part = os.pread(descriptor.number, min(size, _READ_SIZE), offset)
+                else:  # Windows
+                    with locking.POSITION_LOCK:
+                        os.lseek(descriptor.number, offset, os.SEEK_SET)
+                        part = os.read(descriptor.number, min(size, _READ_SIZE))
             except OSError as error:
                 error.filename = self.path
                 raise
@@ -416,14 +421,6 @@ def make_file(path: str, mode: int = 0o666) -> MappedFile:
     """Creates a file and opens it for reading and writing; `mode` is that before the umask."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return MappedFile(path, descriptor=os.open(path, flags, mode))
-
-
-def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, size, offset)
-    with locking.POSITION_LOCK:  # Windows
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, size)
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:

@@ -25,8 +25,11 @@ from onnxarchive.writing.write import write_file
 
 def asset_items(archive: Archive) -> list[Item]:
     """The assets of an archive as items of a plan."""
-    names = (ASSET_PREFIX + path for path in archive.assets)
-    return [Item(name, EntryData(archive.contents, name)) for name in names]
+    return [
+        Item(name, EntryData(archive.contents, name))
+        for name in archive.entries
+        if name.startswith(ASSET_PREFIX)
+    ]
 
 
 def archive_options(
