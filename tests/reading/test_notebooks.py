@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -167,20 +166,14 @@ def test_only_the_rows_that_are_shown_are_made() -> None:
 # Completions and texts
 
 
-VIEWS: dict[str, Callable[[onnxarchive.Archive], Any]] = {
-    "tensors": lambda archive: archive.tensors,
-    "assets": lambda archive: archive.assets,
-    "entries": lambda archive: archive.entries,
-    "models": lambda archive: archive.models,
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
-def test_names_are_completed(path: Path, view: Callable[[onnxarchive.Archive], Any]) -> None:
+@pytest.mark.parametrize("view", ["tensors", "assets", "entries", "models"])
+def test_names_are_completed_and_texts_are_short(path: Path, view: str) -> None:
     with onnxarchive.open(path) as archive:
-        names = view(archive)._ipython_key_completions_()
-        assert names == list(view(archive)) != []
+        mapping = getattr(archive, view)
+        names = mapping._ipython_key_completions_()
+        assert names == list(mapping) != []
         assert isinstance(names, list)
+        assert len(repr(mapping)) < 50 + len(repr(str(path)))
 
 
 @pytest.mark.tool
@@ -200,12 +193,6 @@ def test_ipython_completes_names(path: Path, text: str, names: set[str]) -> None
         found.use_jedi = False
         with completer.provisionalcompleter():
             assert {it.text for it in found.completions(text, len(text))} == names
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
-def test_texts_are_short(path: Path, view: Callable[[onnxarchive.Archive], Any]) -> None:
-    with onnxarchive.open(path) as archive:
-        assert len(repr(view(archive))) < 50 + len(repr(str(path)))
 
 
 def test_models_are_named_not_printed(path: Path) -> None:
