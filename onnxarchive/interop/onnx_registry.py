@@ -23,6 +23,7 @@ Importing `onnxarchive` imports this module; for speed, other modules are import
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Collection
 from typing import Any
@@ -97,28 +98,20 @@ class ArchiveSerializer:
         return proto
 
 
-def register(*, replace: bool = False) -> bool:
-    """Registers the serializer with onnx, as importing `onnxarchive` does; True if it succeeds.
+def register() -> bool:
+    """Registers the serializer with onnx, as importing `onnxarchive` does.
 
-    A serializer that another package has registered stays, unless `replace` is true.
+    Does nothing and returns False if another package has the format or the extension.
     """
-    if not replace and _is_taken():
+    registry = serialization.registry
+    if registry.get_format_from_file_extension(EXTENSION) not in (None, FORMAT):
         return False
-    serialization.registry.register(ArchiveSerializer())
+    with contextlib.suppress(ValueError):  # there is none
+        kind = type(registry.get(FORMAT))  # compared by name, since the module may be reloaded
+        if (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__):
+            return False
+    registry.register(ArchiveSerializer())
     return True
-
-
-def _is_taken() -> bool:
-    """True if another serializer has the format or the extension."""
-    fmt = serialization.registry.get_format_from_file_extension(EXTENSION)
-    if fmt not in (None, FORMAT):
-        return True
-    try:
-        registered = serialization.registry.get(FORMAT)
-    except ValueError:
-        return False
-    kind = type(registered)  # compared by name, since the module may have been reloaded
-    return (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__)
 
 
 def _remedy(producer_name: str, location: str) -> str:

@@ -276,11 +276,9 @@ class SessionInputs:
         options, entries = self._options, {}
         if options is None:
             options, entries = self._given, self._entries
-        make = partial(archive_session_class(), self.path, entries)
+        make = partial(archive_session_class(), self.path, self.packed, entries)
         try:
-            ort_session = make(self.model, options, providers, **keywords)
-            ort_session.packed_weights = self.packed
-            return ort_session
+            return make(self.model, options, providers, **keywords)
         finally:  # ONNX Runtime has opened the file by name
             if self._file and self.path and not self._file.is_at(self.path):
                 raise ArchiveError(

@@ -233,13 +233,14 @@ def archive_session_class() -> Any:
         def __init__(
             self,
             path: str | None,
+            packed: int,
             entries: Mapping[str, str],
             model: bytes,
             options: Any,
             *rest: Any,
             **kwargs: Any,
         ) -> None:
-            self.packed_weights = 0  # the number of those that the model's pairs name
+            self.packed_weights = packed  # the number of those that the model names
             self._archive_path = path
             self._lent = options, entries
             super().__init__(model, options, *rest, **kwargs)

@@ -219,7 +219,8 @@ def _pack(
             if not tensors.names_packed(pair):
                 continue
             if data is None:
-                data = _mapped(os.path.join(directory, "data"))
+                with Path(directory, "data").open("rb") as written:
+                    data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
             key = pair.value.partition("|")[0]
             stored: list[tuple[str, int]] = []
             for number, (offset, nbytes) in enumerate(ranges_of(pair.value)):
@@ -233,8 +234,3 @@ def _pack(
     if os.name != "nt":
         shutil.rmtree(directory)  # the map keeps the bytes, and a killed process leaves none
     return keys
-
-
-def _mapped(path: str) -> memoryview:
-    with Path(path).open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
