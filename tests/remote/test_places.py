@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import obstore.store
 import pytest
 from remote_files import open_object, reading
 from web_server import Answer, Request, WebServer, serving
@@ -70,153 +71,124 @@ class Hosted(fsspec.AbstractFileSystem):  # type: ignore[misc]
 fsspec.register_implementation("hosted", Hosted, clobber=True)
 
 
-def by_option(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    options = PUBLIC | {"endpoint": server.url("")}
-    return "s3://bucket/m.onnxa", {"storage_options": options}
+# The URL, how it is reached, and the variables that are set, for a server of this URL.
+Place = tuple[str, Access, dict[str, str]]
 
 
-def by_variable(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    environment.setenv("AWS_ENDPOINT_URL", server.url(""))
-    return "s3://bucket/m.onnxa", {"storage_options": PUBLIC}
+def in_s3(**more: Any) -> Place:
+    return "s3://bucket/m.onnxa", {"storage_options": {**PUBLIC, **more}}, {}
 
 
-def by_account_file(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
+def behind_proxy(server: str) -> Place:
+    options = {"client_options": {"PROXY_URL": server}}
+    return "http://nowhere.invalid/m.onnxa", {"storage_options": options}, {}
+
+
+def by_account_file(server: str) -> Place:
     names = ("private_key", "private_key_id", "client_email")
-    account = dict.fromkeys(names, "") | {"disable_oauth": True, "gcs_base_url": server.url("")}
+    account = dict.fromkeys(names, "") | {"disable_oauth": True, "gcs_base_url": server}
     Path("account.json").write_text(json.dumps(account))
     options = {"service_account": "account.json", "allow_http": True}
-    return "gs://bucket/m.onnxa", {"storage_options": options}
+    return "gs://bucket/m.onnxa", {"storage_options": options}, {}
 
 
-def by_azure_variable(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    environment.setenv("AZURE_STORAGE_ENDPOINT", server.url(""))
-    environment.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
-    return "az://bucket/m.onnxa", {"storage_options": PUBLIC}
+def by_azure_variable(server: str) -> Place:
+    return "az://bucket/m.onnxa", {"storage_options": PUBLIC}, azure(server)
 
 
-def by_store(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    from obstore.store import S3Store
-
-    client: Any = {"allow_http": True}
-    store = S3Store("b", endpoint=server.url(""), skip_signature=True, client_options=client)
-    return "m.onnxa", {"store": store}
+def azure(server: str) -> dict[str, str]:
+    return {"AZURE_STORAGE_ENDPOINT": server, "AZURE_STORAGE_ACCOUNT_NAME": "me"}
 
 
-def by_store_and_variable(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    from obstore.store import S3Store
-
-    with environment.context() as variables:
-        variables.setenv("AWS_ENDPOINT_URL", server.url(""))
-        store = S3Store("b", skip_signature=True, client_options={"allow_http": True})
-    return "m.onnxa", {"store": store}
-
-
-def by_azure_store(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    from obstore.store import AzureStore
-
-    with environment.context() as variables:
-        variables.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
-        variables.setenv("AZURE_STORAGE_ENDPOINT", server.url(""))
-        store = AzureStore("b", skip_signature=True, client_options={"allow_http": True})
-    return "m.onnxa", {"store": store}
+def by_store(kind: str, *arguments: str, **options: Any) -> Place:
+    """A store that was made while these variables were set."""
+    variables = options.pop("variables", {})
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in variables.items():
+            environment.setenv(name, value)
+        make = getattr(obstore.store, kind)
+        store = make(*arguments, client_options={"allow_http": True}, **options)
+    return "m.onnxa", {"store": store}, {}
 
 
-def by_web_store(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    from obstore.store import HTTPStore
-
-    store = HTTPStore(server.url(""), client_options={"allow_http": True})
-    return "m.onnxa", {"store": store}
-
-
-def by_proxy(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    options = {"client_options": {"PROXY_URL": server.url("")}}
-    return "http://nowhere.invalid/m.onnxa", {"storage_options": options}
-
-
-def by_proxy_variable(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    environment.setenv("http_proxy", server.url(""))
-    return "http://nowhere.invalid/m.onnxa", {}
-
-
-def by_proxy_of_s3(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    environment.setenv("http_proxy", server.url(""))
-    options = PUBLIC | {"endpoint": "http://nowhere.invalid"}
-    return "s3://bucket/m.onnxa", {"storage_options": options}
-
-
-def by_file_of_s3fs(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
+def by_file_of_s3fs(server: str) -> Place:
     pytest.importorskip("s3fs")
-    path = Path(f"{server.port}.ini")
+    path = Path(f"{server.rpartition(':')[2]}.ini")
     keys = "aws_access_key_id=key\naws_secret_access_key=SECRET\nregion=us-east-1"
-    path.write_text(f"[default]\n{keys}\nendpoint_url={server.url('')}\n")
-    environment.setenv("AWS_CONFIG_FILE", str(path))
-    return "s3a://bucket/m.onnxa", {}
+    path.write_text(f"[default]\n{keys}\nendpoint_url={server}\n")
+    return "s3a://bucket/m.onnxa", {}, {"AWS_CONFIG_FILE": str(path)}
 
 
-def by_option_of_s3fs(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
+def by_option_of_s3fs(server: str) -> Place:
     pytest.importorskip("s3fs")
-    return "s3a://bucket/m.onnxa", {
-        "storage_options": {"anon": True, "endpoint_url": server.url("")}
-    }
+    return "s3a://bucket/m.onnxa", {"storage_options": {"anon": True, "endpoint_url": server}}, {}
 
 
-def by_option_of_fsspec(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    return "hosted://m.onnxa", {"storage_options": {"host": server.url("")}}
+def by_configuration_of_fsspec(server: str) -> Place:
+    fsspec.config.conf["hosted"] = {"host": server}
+    return "hosted://m.onnxa", {}, {}
 
 
-def by_variable_of_fsspec(server: WebServer, environment: pytest.MonkeyPatch) -> tuple[str, Access]:
-    environment.setenv("HOSTED_ENDPOINT", server.url(""))
-    return "hosted://m.onnxa", {}
+LASTING: dict[str, Callable[[str], Place]] = {
+    "option": lambda it: in_s3(endpoint=it),
+    "variable": lambda it: (*in_s3()[:2], {"AWS_ENDPOINT_URL": it}),
+    "web store": lambda it: by_store("HTTPStore", it),
+    "proxy variable": lambda it: ("http://nowhere.invalid/m.onnxa", {}, {"http_proxy": it}),
+    "file of s3fs": by_file_of_s3fs,
+    "option of s3fs": by_option_of_s3fs,
+}
+PLACES: dict[str, Callable[[str], Place]] = {
+    **LASTING,
+    "account file": by_account_file,
+    "variable of Azure": by_azure_variable,
+    "store": lambda it: by_store("S3Store", "b", endpoint=it, skip_signature=True),
+    "store and variable": lambda it: by_store(
+        "S3Store", "b", skip_signature=True, variables={"AWS_ENDPOINT_URL": it}
+    ),
+    "store of Azure": lambda it: by_store(
+        "AzureStore", "b", skip_signature=True, variables=azure(it)
+    ),
+    "proxy": behind_proxy,
+    "proxy of S3": lambda it: (
+        *in_s3(endpoint="http://nowhere.invalid")[:2],
+        {"http_proxy": it},
+    ),
+    "option of fsspec": lambda it: ("hosted://m.onnxa", {"storage_options": {"host": it}}, {}),
+    "variable of fsspec": lambda it: ("hosted://m.onnxa", {}, {"HOSTED_ENDPOINT": it}),
+    "configuration of fsspec": by_configuration_of_fsspec,
+    "user of fsspec": lambda it: (f"hosted://{it.rpartition(':')[2]}@m.onnxa", {}, {}),
+    "query of fsspec": lambda it: (
+        f"hosted://m.onnxa?{it}",
+        {"storage_options": {"host": it}},
+        {},
+    ),
+}
 
 
-def by_configuration_of_fsspec(
-    server: WebServer, environment: pytest.MonkeyPatch
-) -> tuple[str, Access]:
-    environment.setitem(fsspec.config.conf, "hosted", {"host": server.url("")})
-    return "hosted://m.onnxa", {}
-
-
-def by_user_of_fsspec(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    return f"hosted://{server.port}@m.onnxa", {}
-
-
-def by_query_of_fsspec(server: WebServer, _: pytest.MonkeyPatch) -> tuple[str, Access]:
-    return f"hosted://m.onnxa?{server.port}", {"storage_options": {"host": server.url("")}}
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        by_option,
-        by_variable,
-        by_account_file,
-        by_azure_variable,
-        by_store,
-        by_store_and_variable,
-        by_azure_store,
-        by_web_store,
-        by_proxy,
-        by_proxy_variable,
-        by_proxy_of_s3,
-        by_file_of_s3fs,
-        by_option_of_s3fs,
-        by_option_of_fsspec,
-        by_variable_of_fsspec,
-        by_configuration_of_fsspec,
-        by_user_of_fsspec,
-        by_query_of_fsspec,
-    ],
-)
-def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
-    servers: list[WebServer],
-    place: Callable[[WebServer, pytest.MonkeyPatch], tuple[str, Access]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, WebServer], tuple[str, Access]]:
+    """Sets the variables of a place at a server; returns the URL and how it is reached."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(fsspec.config.conf, "hosted", {})
+
+    def place(name: str, server: WebServer) -> tuple[str, Access]:
+        url, access, variables = PLACES[name](server.url(""))
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        return url, access
+
+    return place
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
+    servers: list[WebServer], place: str, reach: Any, tmp_path: Path
+) -> None:
     files = []
     for server in servers:
-        url, access = place(server, monkeypatch)
+        url, access = reach(place, server)
         files.append(open_object(url, **access))
         expected = files[-1].read(0, 100)
         for _ in range(2):
@@ -227,23 +199,20 @@ def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
     assert files[0].identity != files[1].identity
 
 
-@pytest.mark.parametrize(
-    "place",
-    [by_option, by_variable, by_web_store, by_proxy_variable, by_file_of_s3fs, by_option_of_s3fs],
-)
+@pytest.mark.parametrize("place", LASTING)
 def test_the_cache_gives_what_was_fetched_before(
     servers: list[WebServer],
-    place: Callable[[WebServer, pytest.MonkeyPatch], tuple[str, Access]],
+    place: str,
+    reach: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     cache = tmp_path / "cache"
     keys = set()
     for token in ("one", "other"):  # of credentials, which change each hour
         monkeypatch.setenv("AWS_SESSION_TOKEN", token)
         monkeypatch.setenv("BUILD_URL", token)  # of the job that runs this
-        url, access = place(servers[0], monkeypatch)
+        url, access = reach(place, servers[0])
         if url.startswith("s3:"):
             access["storage_options"] = access["storage_options"] | {"token": token}
         with Location.of(url, **access, cache=cache).open(reading(bytes([1]) * SIZE)) as file:
@@ -270,17 +239,14 @@ def test_options_without_a_lasting_form_are_not_cached(
 
 def test_files_of_an_unknown_server_are_not_cached(tmp_path: Path) -> None:
     options = {"host": "host"}
-    with Location.of("hosted://m.onnxa", storage_options=options, cache=tmp_path).open(
-        READ
-    ) as file:
+    location = Location.of("hosted://m.onnxa", storage_options=options, cache=tmp_path)
+    with location.open(READ) as file:
         assert file.read(0, 4) == b"host"
     assert not list(tmp_path.iterdir())
 
 
 def test_stores_in_memory_are_not_taken_for_each_other() -> None:
-    from obstore.store import MemoryStore
-
-    stores = [MemoryStore(), MemoryStore()]
+    stores = [obstore.store.MemoryStore(), obstore.store.MemoryStore()]
     for number, store in enumerate(stores):
         store.put("m.onnxa", bytes([number]) * 10)
     first, second = (open_object("m.onnxa", store=it) for it in stores)
