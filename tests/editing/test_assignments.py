@@ -1,21 +1,43 @@
-"""Several assignments in one edit: the last one counts, and what is read will be written."""
+"""Models, tensors and files given to an edit: what is shown and written, and what is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from edits import refused, weights
-from models import external, model_of, raw_tensor
-from onnx import numpy_helper
+from edits import (
+    MODEL,
+    Way,
+    added,
+    changed,
+    documented,
+    fails_at,
+    other_bytes,
+    referring,
+    refused,
+    removed,
+    replace_model,
+    replace_tensor,
+    require,
+    weights,
+)
+from models import entry_of, external, flip_byte, model_of, raw_tensor
+from onnx import TensorProto, numpy_helper
+from written import saved
 
 import onnxarchive
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
 
 A, B, C = (np.full(300, number, np.float32) for number in (1, 2, 3))
 
@@ -257,3 +279,255 @@ def test_tensors_that_the_model_itself_holds_are_shown_and_strings_are_changed_t
         initializers[-1].string_data[0] = b"c"
     with onnxarchive.open(archive) as opened:
         assert list(opened.tensors["names"]) == ["c", "b"]
+
+
+def linked(path: Path) -> tuple[Path, onnx.ModelProto]:
+    """A link to an archive, and the model in it."""
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    return link, onnx.load(link, load_external_data=False)
+
+
+def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path: Path) -> None:
+    with onnxarchive.open(two) as archive:
+        (tmp_path / MODEL).write_bytes(archive.read(MODEL))
+    new = onnx.load(tmp_path / MODEL, load_external_data=False)
+    new.doc_string = "new"
+    (tmp_path / "a model.onnx").write_bytes(new.SerializeToString())
+    for model_file in (tmp_path / "a model.onnx", str(tmp_path / "a model.onnx")):
+        replace_model(two, model_file)
+        require(two, saved(changed(weights(2), documented("new"))))
+
+
+def test_a_link_that_was_changed_is_taken(two: Path) -> None:
+    link, new = linked(two)
+    new.doc_string = "new"
+    new.graph.initializer.append(raw_tensor("w2", dims=(300,), seed=2))
+    onnx.save(new, link)
+    replace_model(two, link)
+    link.unlink()
+    require(two, saved(changed(weights(3), documented("new"))))
+    assert not referring(two).metadata_props
+
+
+def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
+    two: Path, way: Way
+) -> None:
+    offset = entry_of(two, MODEL).header_offset
+    link, new = linked(two)
+    into = external(raw_tensor("into", dims=(40,)), two.name, offset=offset - 1, length=160)
+    new.graph.initializer.extend([raw_tensor("before", dims=(40,)), into])
+    onnx.save(new, link)
+    with refused(two, ArchiveFormatError, r"'into'.*found 160 bytes at offset \d+, in"):
+        replace_model(two, link, size_threshold=0, **way)
+
+
+def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(two: Path, way: Way) -> None:
+    link, new = linked(two)
+    offset = two.stat().st_size
+    empty = external(raw_tensor("empty", dims=(0,)), two.name, offset=offset, length=0)
+    new.graph.initializer.append(empty)
+    onnx.save(new, link)
+    replace_model(two, link, size_threshold=0, **way)
+    with onnxarchive.open(two) as archive:
+        assert archive.tensors["empty"].shape == (0,)
+
+
+def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(
+    two: Path, tmp_path: Path
+) -> None:
+    archive, link = tmp_path / "other.onnxa", tmp_path / "link.onnx"
+    new = changed(weights(2), documented("new"))
+    onnxarchive.save(new, archive)
+    onnxarchive.link(archive, link)
+    replace_model(two, link)
+    require(two, saved(new))
+    different = changed(new, other_bytes)
+    onnxarchive.save(different, archive)  # the same places in another file
+    onnxarchive.link(archive, link)
+    with refused(two, ValueError, "would use 'w1'; compact=True"):
+        replace_model(two, link)
+    replace_model(two, link, compact=True)
+    require(two, saved(different))
+
+
+def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
+    two: Path, tmp_path: Path
+) -> None:
+    full, before = tmp_path / "full.onnx", two.read_bytes()
+    new, other = changed(weights(2), added("w2", 3000)), changed(weights(2), other_bytes)
+    onnx.save(new, full)
+    replace_model(two, full)
+    require(two, saved(new))
+    two.write_bytes(before)
+    onnx.save(other, full)
+    with refused(two, ValueError, "would use 'w1'; compact=True"):
+        replace_model(two, full)
+    replace_model(two, full, compact=True)
+    require(two, saved(other))
+
+
+@pytest.mark.parametrize("location", ["weights.bin", None])
+def test_a_model_file_with_its_data_beside_it_is_taken(
+    two: Path, tmp_path: Path, location: str | None
+) -> None:
+    new = changed(weights(3), documented("new"))
+    options: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 0}
+    options |= {"all_tensors_to_one_file": location is not None, "location": location}
+    onnx.save(changed(new), tmp_path / "model.onnx", **options)
+    replace_model(two, tmp_path / "model.onnx")
+    require(two, saved(new))
+
+
+@pytest.mark.parametrize("form", ["path", "archive", "its model"])
+def test_the_tensors_of_another_archive_are_copied_or_refused(
+    path: Path, tmp_path: Path, form: str
+) -> None:
+    """Two siblings have the same keys, and a model of one never gets the weights of the other."""
+    onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
+    before = path.read_bytes()
+    other = changed(weights(2), other_bytes, documented("new"))
+    onnxarchive.save(other, tmp_path / "other.onnxa", assets={"other": b"dog"})
+    with onnxarchive.open(tmp_path / "other.onnxa") as archive:
+        if form == "its model":
+            for name in ("", "two"):
+                with pytest.raises(ValueError, match=r"one of .*other.onnxa; assign the open"):
+                    replace_model(path, archive.model, name=name)
+            require(path, before)
+            return
+        given = archive if form == "archive" else tmp_path / "other.onnxa"
+        replace_model(path, given, name="two")
+        assert onnxarchive.load(path) == weights(2)
+        assert onnxarchive.load(path, model="two") == other
+        replace_model(path, given, compact=True)
+    require(path, saved(other, models={"two": other}, assets={"labels": b"cat"}))
+
+
+def test_what_an_archive_was_before_an_edit_is_copied_or_refused(two: Path) -> None:
+    """A tensor has its key and size as before, but other bytes."""
+    after = changed(weights(2), other_bytes)
+    with onnxarchive.open(two) as old:
+        replace_tensor(two, "w1", after.graph.initializer[1])
+        with pytest.raises(ValueError, match=r"'w1' .*: expected an external tensor of this arch"):
+            replace_model(two, old.model, name="two")
+        require(two, saved(after))
+        replace_model(two, old, name="two")
+    require(two, saved(after, models={"two": weights(2)}))
+
+
+def test_damaged_data_of_another_archive_is_not_copied(two: Path, tmp_path: Path, way: Way) -> None:
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(weights(3), other)
+    flip_byte(other, entry_of(other, "w2").data_offset + 50)
+    with (
+        onnxarchive.open(other) as opened,
+        refused(two, ChecksumError, r"'w2'.* 0x") as caught,
+    ):
+        replace_model(two, opened, **way)
+    assert caught.value.path == str(other)
+
+
+def test_an_archive_at_a_path_is_waited_for_as_long_as_said(two: Path, tmp_path: Path) -> None:
+    """Its editor may wait for this archive at the same time."""
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(weights(1), other)
+    with onnxarchive.edit(other), refused(two, onnxarchive.LockedError, r"other\.onnxa"):
+        replace_model(two, other, timeout=0)
+
+
+@pytest.mark.parametrize(
+    "form", [str, Path, lambda path: path.parent / ".." / path.parent.name / path.name]
+)
+def test_the_archive_itself_is_no_model_for_it(two: Path, form: Callable[[Path], Any]) -> None:
+    with refused(two, ValueError, "expected another file than the input"):
+        replace_model(two, form(two))
+
+
+def test_the_model_given_is_not_changed(two: Path) -> None:
+    for model in (referring(two), weights(2), changed(referring(two), removed(0))):
+        before = model.SerializeToString(deterministic=True)
+        replace_model(two, model, compact=True, size_threshold=2000)
+        assert model.SerializeToString(deterministic=True) == before
+        onnxarchive.save(weights(2), two)
+
+
+@pytest.mark.parametrize("model", [None, 3, {}, model_of().graph, b"bytes"])
+def test_another_kind_of_model_is_refused(two: Path, model: Any) -> None:
+    message = "^expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
+    with refused(two, TypeError, f"{message}{type(model)}$"):
+        replace_model(two, model)
+
+
+W0 = raw_tensor("w0", dims=(300,))
+BOTH = external(W0, "w0")
+BOTH.raw_data = W0.raw_data
+NO_KEY = "expected a key of the archive as the location of external data"
+NOT_ALL = "expected all 1200 bytes of entry 'w0'"
+BROKEN: dict[str, tuple[onnx.ModelProto, str]] = {
+    "no graph": (onnx.ModelProto(ir_version=10), "no graph"),
+    "an unknown key": (
+        model_of(external(W0, "nowhere")),
+        f"tensor 'w0' (graph.initializer[0]): {NO_KEY}, found 'nowhere'; store a new tensor's "
+        "bytes in raw_data",
+    ),
+    "an unknown key of a small tensor": (
+        model_of(external(raw_tensor("tiny", dims=(1,)), "nowhere")),
+        f"{NO_KEY}, found 'nowhere'",
+    ),
+    "the model itself": (model_of(external(W0, MODEL)), NO_KEY),
+    "an asset": (model_of(external(W0, "assets/labels")), NO_KEY),
+    "another shape": (
+        model_of(external(raw_tensor("w0", dims=(299,)), "w0")),
+        f"{NOT_ALL}, found offset None and length None, and 1196 bytes by shape and data type",
+    ),
+    "a part": (model_of(external(raw_tensor("w0", dims=(299,)), "w0", offset=4)), NOT_ALL),
+    "another offset": (
+        model_of(external(W0, "w0", offset=4)),
+        f"{NOT_ALL}, found offset 4 and length None, and 1200 bytes by shape and data type",
+    ),
+    "another length": (
+        model_of(external(W0, "w0", offset=0, length=1196)),
+        "offset 0 and length 1196",
+    ),
+    "too few bytes": (
+        model_of(TensorProto(name="w0", data_type=1, dims=[300], raw_data=bytes(1199))),
+        "1199",
+    ),
+    "data in two places": (
+        model_of(BOTH),
+        "tensor 'w0' (graph.initializer[0]): expected no data beside data_location EXTERNAL, "
+        "found raw_data; edit.tensors['w0'] = array replaces the external data",
+    ),
+}
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(("model", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_model_that_no_archive_could_have_is_refused(
+    path: Path, model: onnx.ModelProto, message: str, compact: bool
+) -> None:
+    onnxarchive.save(weights(1), path, assets={"labels": bytes(1200)})
+    with refused(path, ArchiveFormatError) as caught:
+        replace_model(path, changed(model), compact=compact)
+    assert caught.value.path == str(path)
+    assert message in str(caught.value)
+
+
+def test_a_model_file_that_names_an_unknown_key_is_refused(two: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(model_of(external(W0, "nowhere")).SerializeToString())
+    with refused(two, ArchiveFormatError, "expected 1200 bytes in 'nowhere'") as caught:
+        replace_model(two, bad)
+    assert caught.value.path == str(bad)
+    bad.write_bytes(b"no model")
+    with refused(two, ArchiveFormatError, r"bad.onnx: "):
+        replace_model(two, bad)
+    bad.unlink()
+    with fails_at(bad, FileNotFoundError):
+        replace_model(two, bad)
+    require(two, saved(weights(2)))
+
+
+def test_a_negative_threshold_is_refused(two: Path) -> None:
+    with refused(two, ValueError, "size_threshold must not be negative, got -1"):
+        replace_model(two, weights(1), size_threshold=-1)

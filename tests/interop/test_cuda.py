@@ -167,14 +167,6 @@ def path(path: Path) -> Path:
     return path
 
 
-def test_a_session_on_the_device_gives_what_one_on_the_cpu_gives(provider: str, path: Path) -> None:
-    made = onnxarchive.session(path, providers=[provider])
-    assert made.get_providers()[0] == provider
-    on_cpu = onnxarchive.session(path, providers=[CPU])
-    assert on_cpu.get_providers() == [CPU]
-    assert run(made) == run(on_cpu) == expected()
-
-
 @pytest.mark.parametrize("open", [Path, onnxarchive.open, Path.read_bytes])
 def test_every_node_runs_on_the_device_whatever_the_session_is_made_of(
     provider: str, path: Path, open: Callable[[Path], Any]
@@ -246,23 +238,6 @@ def test_a_tensor_of_any_type_comes_back_from_the_device_as_it_was(
             assert there_and_back(archive, key, device) == data
         if name not in UNPACKED:
             assert there_and_back(archive, "whole", device) == random_raw(number, DIMS, number)
-
-
-def test_a_module_on_the_device_loads_its_state_from_an_archive(
-    device: str, tmp_path: Path
-) -> None:
-    import torch
-
-    dims = {"weight": (32, 64), "bias": (32,)}
-    model = model_of(*(raw_tensor(name, dims=it) for name, it in dims.items()))
-    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
-    module = torch.nn.Linear(64, 32, device=device)
-    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        module.load_state_dict(archived.tensors(archive))
-    for name, shape in dims.items():
-        parameter = getattr(module, name).detach()
-        assert parameter.device.type == device
-        assert _bytes(parameter.cpu()) == random_raw(TensorProto.FLOAT, shape)
 
 
 COPY = f"""{MEASURE_MEMORY}
