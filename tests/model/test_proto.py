@@ -230,14 +230,6 @@ def test_a_tensor_that_does_not_fit_its_entry_breaks_a_rule(
     assert caught.value.rule == rules[0]
 
 
-@pytest.mark.parametrize(
-    "location", ["", "v", "W", "w ", "./w", "a/w", "/w", "../w", "__MODEL_PROTO", "assets/a"]
-)
-def test_a_location_is_a_key_to_the_letter(location: str) -> None:
-    model = model_of(external(raw_tensor("w"), location))
-    assert _references(model, {"w": 16}) == ["DATA-1", "DATA-2"]
-
-
 def test_two_tensors_do_not_share_an_entry() -> None:
     tensor = external(raw_tensor("w"), "w")
     model = model_of(tensor)

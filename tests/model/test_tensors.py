@@ -340,40 +340,6 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
     assert collected.rules == ["DATA-5"]
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        [],
-        [("offset", "0")],
-        [("Location", "key")],
-        [("location ", "key")],
-        [("location", "key"), ("location", "key")],
-        [("location", "key"), ("location", "other")],
-        [("location", "key"), ("offset", "0"), ("offset", "0")],
-        [("location", "key"), ("length", "1"), ("length", "1")],
-        [("location", "key"), ("checksum", "1"), ("checksum", "1")],
-        [("location", "key"), ("basepath", "/tmp")],
-        [("location", "key"), ("", "")],
-        [("location", "key"), ("Offset", "0")],
-        [("location", "key"), ("compression", "zlib")],
-    ],
-    ids=str,
-)
-def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, str]]) -> None:
-    tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
-    for key, value in pairs:
-        tensor.external_data.add(key=key, value=value)
-    ref = _ref(tensor)
-    with pytest.raises(ArchiveFormatError, match="'w'") as caught:
-        tensors.external_data(ref, Strict())
-    assert caught.value.rule == "DATA-4"
-    collected = Findings()
-    found = tensors.external_data(ref, collected)
-    assert set(collected.rules) == {"DATA-4"}
-    location = next((value for key, value in pairs if key == "location"), None)
-    assert (None if found is None else found.location) == location
-
-
 def test_bad_pairs_hide_nothing_behind_them() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     for key, value in (("x", "1"), ("location", "key"), ("offset", "?"), ("location", "other")):

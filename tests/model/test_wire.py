@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings, strategies as st
-from models import full_model
+from models import every_tensor, full_model
 from onnx import (
     AttributeProto,
     FunctionProto,
@@ -118,17 +117,6 @@ def parsed(data: bytes) -> ModelProto | None:
         return None
 
 
-def tensors_of(message: Any) -> Iterator[TensorProto]:
-    """Every TensorProto below a message, found by reflection, in the order of the fields."""
-    if isinstance(message, TensorProto):
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.message_type:
-            for child in value if isinstance(field.default_value, list) else [value]:
-                yield from tensors_of(child)
-
-
 def payload_of(data: bytes, span: Span) -> bytes:
     return data[span.offset : span.offset + span.nbytes]
 
@@ -143,7 +131,7 @@ def restored(data: bytes, result: Stripped) -> ModelProto | None:
     if model is None:
         return None
     used = []
-    for tensor in tensors_of(model):
+    for tensor in every_tensor(model):
         if not any(map(names_a_span, tensor.external_data)):
             continue
         (pair,) = tensor.external_data
@@ -165,7 +153,7 @@ def comparable(model: ModelProto | None) -> bytes | None:
     """A model as bytes, unless it is refused; a DEFAULT that is spelled out is no difference."""
     if model is None:
         return None
-    for tensor in tensors_of(model):
+    for tensor in every_tensor(model):
         if tensor.data_location == TensorProto.DEFAULT:
             tensor.ClearField("data_location")
     return model.SerializeToString(deterministic=True)
@@ -398,7 +386,7 @@ def test_a_tensor_is_stripped_wherever_it_stands(place: str) -> None:
     result = strip_weights(data)
     (span,) = result.spans
     assert payload_of(data, span) == b"w" * 2000
-    (tensor,) = tensors_of(ModelProto.FromString(result.model))
+    (tensor,) = every_tensor(ModelProto.FromString(result.model))
     assert tensor.data_location == TensorProto.EXTERNAL
     assert [(pair.key, pair.value) for pair in tensor.external_data] == [
         ("location", SPAN_LOCATION + "0")
@@ -444,7 +432,7 @@ def test_spans_are_numbered_in_the_order_of_the_file() -> None:
     spans = strip_weights(data).spans
     assert [span.offset for span in spans] == sorted(span.offset for span in spans)
     stripped = ModelProto.FromString(strip_weights(data).model)
-    locations = [tensor.external_data[0].value for tensor in tensors_of(stripped)]
+    locations = [tensor.external_data[0].value for tensor in every_tensor(stripped)]
     assert locations == [f"{SPAN_LOCATION}{index}" for index in range(3)]
 
 
@@ -842,7 +830,7 @@ def test_external_data_is_filled_as_through_protobuf(data: bytes, contents: byte
     model = ModelProto.FromString(data)
     data = model.SerializeToString()  # without doubled singular fields
     filled = fill(data, lambda location: contents if location == "a.bin" else None)
-    for tensor in tensors_of(model):
+    for tensor in every_tensor(model):
         locations = [pair.value for pair in tensor.external_data]
         if tensor.data_location == TensorProto.EXTERNAL and locations[-1] == "a.bin":
             tensor.ClearField("external_data")
@@ -870,7 +858,7 @@ def test_a_location_of_data_that_the_model_spells_out_comes_back(spelled: int) -
     for tensor in (raw_tensor(more=spelled_out), raw_tensor() + spelled_out):
         data = model_of(tensor)
         result = strip_weights(data)
-        (stripped,) = tensors_of(ModelProto.FromString(result.model))
+        (stripped,) = every_tensor(ModelProto.FromString(result.model))
         assert stripped.data_location == TensorProto.EXTERNAL
         assert refilled(data, result) == data
 
@@ -934,7 +922,7 @@ def test_empty_data_is_filled() -> None:
     for empty in (b"", np.empty((0, 3), np.float32)):
         contents: dict[str, Any] = {"w": empty}
         pieces = fill(data, contents.get)
-        (tensor,) = tensors_of(ModelProto.FromString(b"".join(pieces)))
+        (tensor,) = every_tensor(ModelProto.FromString(b"".join(pieces)))
         assert tensor.HasField("raw_data")
         assert tensor.raw_data == b""
 
