@@ -4,19 +4,13 @@ from onnxarchive.cli.terminal import count, printable, shape, size, table
 
 
 def test_a_table_aligns_text_left_and_numbers_right() -> None:
-    assert [*table(["name", "bytes"], [["a", 5], ["longer", 12345]])] == [
-        "name     bytes",
-        "a            5",
-        "longer  12,345",
-    ]
+    lines = [*table(["name", "bytes"], [["a", 5], ["longer", 12345]])]
+    assert lines == ["name     bytes", "a            5", "longer  12,345"]
 
 
 def test_numbers_beside_text_are_aligned_left_and_what_does_not_print_is_escaped() -> None:
-    assert [*table(["name", "bytes"], [["a\n", 1234], ["b", "none"]])] == [
-        "name  bytes",
-        "a\\n   1,234",
-        "b     none",
-    ]
+    lines = [*table(["name", "bytes"], [["a\n", 1234], ["b", "none"]])]
+    assert lines == ["name  bytes", "a\\n   1,234", "b     none"]
 
 
 def test_a_table_without_rows_is_its_header() -> None:
@@ -35,11 +29,8 @@ def test_sizes_name_the_largest_unit_that_they_fill() -> None:
 
 
 def test_counts_have_a_plural() -> None:
-    assert [count(number, "tensor") for number in (0, 1, 2000)] == [
-        "0 tensors",
-        "1 tensor",
-        "2,000 tensors",
-    ]
+    counts = [count(number, "tensor") for number in (0, 1, 2000)]
+    assert counts == ["0 tensors", "1 tensor", "2,000 tensors"]
 
 
 def test_a_shape_without_dims_is_a_scalar() -> None:

@@ -457,56 +457,52 @@ def test_one_of_many_nodes_is_changed_and_one_inserted(compare: Compare, is_name
     assert found[1].parts == (Change("input", "t12000", "new"),)
 
 
-def test_nodes_that_share_a_name_are_numbered(compare: Compare) -> None:
-    model = chain(3, is_named=False)
-    for it in model.graph.node:
-        it.name = "same"
-    model.graph.node[0].name = "same[1]"
-    other = copied(model)
-    other.graph.node[2].attribute[0].i = 9
-    other.graph.node.append(helper.make_node("Neg", ["x"], ["y"], name="same"))
-    found = only(compare(model, other), "nodes")
-    assert [(it.name, it.kind) for it in found] == [("same[1]'", "changed"), ("same[2]", "added")]
-    assert compare(other, other).is_same
+def a_node(
+    name: str = "", output: str = "y", op_type: str = "Neg", words: str = ""
+) -> onnx.NodeProto:
+    outputs = [output] if output else []
+    return helper.make_node(op_type, ["x"], outputs, name=name, doc_string=words or None)
 
 
-def test_a_renamed_node_is_removed_and_added(compare: Compare) -> None:
-    model, other = a_model(), a_model()
-    other.graph.node[1].name = "sum"
-    assert only(compare(model, other), "nodes") == (
-        Change("node 1", ADD, None),
-        Change("sum", None, ADD),
-    )
+# The nodes of two models, and name, kind and changed fields of each change.
+MATCHED: dict[str, tuple[list[onnx.NodeProto], list[onnx.NodeProto], list[tuple[str, ...]]]] = {
+    "renamed": ([a_node("a")], [a_node("b")], [("a", "removed"), ("b", "added")]),
+    "found by its name": (
+        [a_node("a", "y", "Neg")],
+        [a_node("a", "z", "Abs")],
+        [("a", "changed", "output", "op_type")],
+    ),
+    "without a name, found by its output": (
+        [a_node(output="y"), a_node(output="z")],
+        [a_node(output="z", words="new"), a_node(output="y", words="new")],
+        [("y", "changed", "doc_string"), ("z", "changed", "doc_string")],
+    ),
+    "without name and outputs, found by its index among such": (
+        [a_node(output="", words=words) for words in ("first", "second", "third")],
+        [a_node(output="", words=words) for words in ("first", "second")],
+        [("node[2]", "removed")],
+    ),
+    "of a name that others have": (
+        [a_node("same[1]"), a_node("same"), a_node("same")],
+        [a_node("same[1]"), a_node("same"), a_node("same", words="new"), a_node("same")],
+        [("same[1]'", "changed", "doc_string"), ("same[2]", "added")],
+    ),
+}
 
 
-def test_a_node_without_name_and_outputs_has_its_index_among_such(compare: Compare) -> None:
-    model = model_of()
-    for words in ("first", "second", "third"):
-        model.graph.node.append(helper.make_node("Print", ["x"], [], doc_string=words))
-    other = copied(model)
-    del other.graph.node[2]
-    (found,) = only(compare(model, other), "nodes")
-    assert (found.name, found.kind) == ("node[2]", "removed")
-
-
-def test_a_node_without_a_name_is_found_by_its_output(compare: Compare) -> None:
-    model = model_of()
-    for name in ("a", "b"):
-        model.graph.node.append(helper.make_node("Relu", ["x"], [name]))
-    other = copied(model)
-    other.graph.node.reverse()
-    for it in other.graph.node:
-        it.doc_string = "words"
-    for change in only(compare(model, other), "nodes"):
-        assert change.parts == (Change("doc_string", None, "words"),)
-
-
-def test_a_node_is_found_by_its_name_whatever_else_changed(compare: Compare) -> None:
+@pytest.mark.parametrize(("nodes", "others", "expected"), MATCHED.values(), ids=MATCHED.keys())
+def test_a_node_is_matched(
+    compare: Compare,
+    nodes: list[onnx.NodeProto],
+    others: list[onnx.NodeProto],
+    expected: list[tuple[str, ...]],
+) -> None:
     model, other = model_of(), model_of()
-    model.graph.node.append(helper.make_node("Relu", ["a"], ["b"], name="n"))
-    other.graph.node.append(helper.make_node("Neg", ["c"], ["d"], name="n"))
-    (found,) = only(compare(model, other), "nodes")
-    assert {part.name for part in found.parts} == {"input", "output", "op_type"}
+    model.graph.node.extend(nodes)
+    other.graph.node.extend(others)
+    found = only(compare(model, other), "nodes")
+    assert [(it.name, it.kind, *(part.name for part in it.parts)) for it in found] == expected
+    assert compare(other, other).is_same
 
 
 def branches(model: onnx.ModelProto, *seeds: int, name: str = "w") -> onnx.ModelProto:
