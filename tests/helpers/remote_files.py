@@ -32,6 +32,7 @@ def data_of(size: int) -> bytes:
 
 
 DATA = data_of(SIZE)
+CONTENT = bytes(range(251)) * 4000  # no two blocks are the same
 
 
 class Remote(File):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_files import open_object
+from remote_files import CONTENT, open_object
 from web_server import Answer, Request, WebServer, serving
 
 import onnxarchive
@@ -21,7 +21,6 @@ from onnxarchive.remote import redirects
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
 
-CONTENT = bytes(range(251)) * 4000
 SIZE = len(CONTENT)
 ONCE = {"max_retries": 0, "timeout": "5s"}
 HEADER = {"default_headers": {"private-token": "SECRET"}}
