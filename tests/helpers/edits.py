@@ -197,16 +197,8 @@ def referring(path: Path) -> onnx.ModelProto:
 
 def entries_of(data: bytes) -> list[tuple[str, bytes]]:
     """Names and data of all entries except the model, in order."""
-    view = memoryview(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        found = []
-        for info in archive.infolist():
-            header = view[info.header_offset : info.header_offset + 30]
-            lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(
-                header[28:30], "little"
-            )
-            start = info.header_offset + 30 + lengths
-            found.append((info.filename, bytes(view[start : start + info.file_size])))
+        found = [(info.filename, archive.read(info)) for info in archive.infolist()]
     assert found[-1][0] == MODEL
     return found[:-1]
 

@@ -5,7 +5,6 @@ A ModelProto cannot keep them, since it has no place for them: there they are gi
 
 from __future__ import annotations
 
-import json
 import os
 import unicodedata
 from collections.abc import Callable
@@ -52,18 +51,6 @@ def _assets(path: Path) -> dict[str, bytes]:
 # In
 
 
-def test_an_asset_is_bytes_by_its_path(archive: Path) -> None:
-    with onnxarchive.open(archive) as opened:
-        asset = opened.assets["tokenizer.json"]
-        assert asset == opened.read("assets/tokenizer.json") == TOKENIZER
-        assert json.loads(asset) == {"model": "bpe"}
-        assert sorted(opened.assets) == sorted(ASSETS)
-        with pytest.raises(onnxarchive.TensorNotFoundError, match=r"'tokenizer\.txt'"):
-            opened.assets["tokenizer.txt"]
-    with pytest.raises(ValueError, match="closed"):
-        opened.assets["tokenizer.json"]
-
-
 def test_a_damaged_asset_is_refused_when_it_is_looked_up(archive: Path) -> None:
     with onnxarchive.open(archive) as opened:
         flip_byte(archive, opened.entries["assets/tokenizer.json"].data_offset)
@@ -107,9 +94,11 @@ def test_an_exported_model_comes_without_them(
     assert normalised(onnx.load(folder / "m.onnx")) == runnable_model()
 
 
-def test_a_link_leaves_them_in_its_archive(archive: Path, tmp_path: Path) -> None:
+def test_links_and_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:
     onnxarchive.link(archive, tmp_path / "link.onnx")
     assert TOKENIZER not in (tmp_path / "link.onnx").read_bytes()
+    onnx.save(onnx.load(archive), tmp_path / "out.onnxa")
+    assert _assets(tmp_path / "out.onnxa") == {}
     assert _assets(archive) == ASSETS
 
 
@@ -155,11 +144,6 @@ def test_a_model_of_onnx_ir_is_saved_with_the_archive_s_assets(
     assert _assets(archive) == NEW
     onnxarchive.save(model, archive)  # the archive has no others by now
     assert _assets(archive) == NEW
-
-
-def test_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:
-    onnx.save(onnx.load(archive), tmp_path / "out.onnxa")
-    assert _assets(tmp_path / "out.onnxa") == {}
 
 
 def test_an_asset_whose_path_is_not_composed_is_refused_with_the_remedy(tmp_path: Path) -> None:
