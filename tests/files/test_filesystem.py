@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -54,9 +53,7 @@ def test_there_is_no_clone_on_a_system_without_ioctl(
 def test_a_device_without_clones_is_tried_once(
     source: MappedFile, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
+    refuse = Mock(side_effect=OSError(errno.EOPNOTSUPP, "no clones"))
     monkeypatch.setattr("onnxarchive.files.filesystem.fcntl.ioctl", refuse)
     assert may_clone(source)
     assert not clone(source, descriptor)
@@ -82,17 +79,12 @@ def test_the_free_space_is_that_of_the_target_of_a_link(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
-    asked: list[str] = []
-
-    def usage(path: str) -> Any:
-        asked.append(path)
-        return SimpleNamespace(total=10, free=5)
-
+    usage = Mock(return_value=SimpleNamespace(total=10, free=5))
     monkeypatch.setattr(shutil, "disk_usage", usage)
     require_space(tmp_path / "link", 5)
     with pytest.raises(OSError, match="6 bytes are needed, 5 are free"):
         require_space("the temporary file", 6, "temporary")
-    assert asked == [str(tmp_path / "elsewhere"), "temporary"]
+    assert usage.mock_calls == [call(str(tmp_path / "elsewhere")), call("temporary")]
 
 
 @pytest.mark.parametrize("usage", [SimpleNamespace(total=0, free=0), OSError(errno.ENOSYS, "none")])

@@ -25,29 +25,19 @@ class Refusing:
 
 sys.meta_path.insert(0, Refusing())
 """
+ORT, NETRON, TORCH = (f"onnxarchive.interop.{it}" for it in ("running", "netron", "torch"))
+SHTAB = "onnxarchive.cli.commands.running"
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),
     ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),
-    ("onnxruntime", "onnxarchive.interop.running", "onnxarchive.interop.running.run(path)"),
+    ("onnxruntime", ORT, f"{ORT}.run(path)"),
     ("onnx_ir", "onnxarchive.ir", "onnxarchive.ir.load(path)"),
     ("obstore", "onnxarchive", "onnxarchive.open('s3://bucket/m.onnxa')"),
     ("fsspec", "onnxarchive", "onnxarchive.open('hf://me/model/m.onnxa')"),
-    ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
-    (
-        "shtab",
-        "onnxarchive.cli.commands.running",
-        "onnxarchive.cli.commands.running.completion(None)",
-    ),
-    (
-        "torch",
-        "onnxarchive.interop.torch",
-        f"onnxarchive.interop.torch.tensor(onnxarchive.open(path), {WEIGHT!r})",
-    ),
-    (
-        "torch",
-        "onnxarchive.interop.torch",
-        f"onnxarchive.interop.torch.from_numpy(onnxarchive.open(path).tensors[{WEIGHT!r}])",
-    ),
+    ("netron", NETRON, f"{NETRON}.Server(path)"),
+    ("shtab", SHTAB, f"{SHTAB}.completion(None)"),
+    ("torch", TORCH, f"{TORCH}.tensor(onnxarchive.open(path), {WEIGHT!r})"),
+    ("torch", TORCH, f"{TORCH}.from_numpy(onnxarchive.open(path).tensors[{WEIGHT!r}])"),
 ]
 INSTALL = {
     "fsspec": "'onnxarchive[remote]'",

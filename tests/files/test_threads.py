@@ -6,6 +6,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,11 +20,18 @@ from onnxarchive.files import threads
 LARGE = 1 << 20
 
 
-@given(st.lists(st.integers(0, 5 * LARGE), max_size=30), st.integers(1, 9))
-def test_every_item_is_worked_on_once(sizes: list[int], jobs: int) -> None:
+SIZES = st.lists(st.integers(0, 5 * LARGE), max_size=30)
+
+
+@given(SIZES, st.integers(1, 9))
+def test_every_item_is_worked_on_once_and_what_is_made_comes_in_order(
+    sizes: list[int], jobs: int
+) -> None:
     done: list[int] = []
     threads.for_each(range(len(sizes)), sizes, done.append, jobs)
     assert sorted(done) == list(range(len(sizes)))
+    items = [f"item {number}" for number in range(len(sizes))]
+    assert list(threads.in_order(items, sizes, str.upper, jobs)) == [it.upper() for it in items]
 
 
 def test_large_items_are_shared_out_by_their_size() -> None:
@@ -66,32 +74,25 @@ def test_the_error_of_the_first_item_is_raised_and_the_others_are_given_up() -> 
     assert done == [0]
 
 
-@pytest.mark.parametrize("jobs", [0, -1])
-def test_less_than_one_job_is_refused(jobs: int) -> None:
-    with pytest.raises(ValueError, match="jobs must be 1 or more, got"):
-        threads.require_jobs(jobs)
-
-
-def test_there_is_a_job_for_each_core_by_default() -> None:
+def test_there_is_a_job_for_each_core_by_default_and_one_at_least() -> None:
     assert threads.require_jobs(None) >= 1
     assert threads.require_jobs(3) == 3
+    for jobs in (0, -1):
+        with pytest.raises(ValueError, match="jobs must be 1 or more, got"):
+            threads.require_jobs(jobs)
 
 
 @pytest.mark.parametrize("jobs", [None, 1, 2, 7])
-def test_an_archive_is_verified_alike_with_any_number_of_jobs(
-    tmp_path: Path, jobs: int | None
-) -> None:
-    path = tmp_path / "m.onnxa"
-    arrays = [np.full(LARGE // 4, number, np.float32) for number in range(8)]
-    onnxarchive.save(
-        model_of(*(numpy_helper.from_array(it, f"w{i}") for i, it in enumerate(arrays))), path
-    )
+def test_an_archive_is_verified_alike_with_any_number_of_jobs(path: Path, jobs: int | None) -> None:
+    arrays = (np.full(LARGE // 4, number, np.float32) for number in range(8))
+    tensors = (numpy_helper.from_array(it, f"w{number}") for number, it in enumerate(arrays))
+    onnxarchive.save(model_of(*tensors), path)
     with onnxarchive.open(path) as archive:
         told: list[tuple[int, int]] = []
         archive.verify(lambda done, total: told.append((done, total)), jobs=jobs)
         total = sum(entry.nbytes for entry in archive.entries.values())
         assert told[-1] == (total, total)
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert told == sorted(told)
         for name in ("w7", "w2"):
             flip_byte(path, archive.entries[name].data_offset + 5)
         with pytest.raises(onnxarchive.ChecksumError, match="'w2'"):
@@ -99,12 +100,6 @@ def test_an_archive_is_verified_alike_with_any_number_of_jobs(
 
 
 # One after another, made ahead
-
-
-@given(st.lists(st.integers(0, 5 * LARGE), max_size=30), st.integers(1, 9))
-def test_what_is_made_of_items_comes_in_their_order(sizes: list[int], jobs: int) -> None:
-    items = [f"item {number}" for number in range(len(sizes))]
-    assert list(threads.in_order(items, sizes, str.upper, jobs)) == [it.upper() for it in items]
 
 
 def test_the_items_that_come_next_are_worked_on_while_one_is_due() -> None:
@@ -206,10 +201,7 @@ def test_what_is_not_begun_is_given_up_and_the_threads_end() -> None:
 def test_where_no_thread_starts_the_callers_does_all(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
-    def refuse(*arguments: object) -> None:
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", Mock(side_effect=RuntimeError(message)))
     done: list[int] = []
     threads.for_each(range(4), [LARGE] * 4, done.append, 3)
     assert done == list(range(4))
@@ -249,21 +241,15 @@ def test_where_some_threads_start_they_do_the_work(
 
 
 def test_there_are_no_more_threads_than_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def start_and_note(thread: threading.Thread) -> None:
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_and_note)
+    start = Mock(side_effect=threading.Thread.start)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))
     threads.for_each(range(3), [LARGE] * 3, lambda item: None, 1000)
-    assert len(started) == 3
+    assert start.call_count == 3
     assert list(threads.in_order(range(3), [LARGE] * 3, str, 1000)) == ["0", "1", "2"]
-    assert len(started) == 6
+    assert start.call_count == 6
     sizes = [threads.AHEAD_SIZE // 2] * 9
     assert list(threads.in_order(range(9), sizes, str, 1000)) == [*map(str, range(9))]
-    assert len(started) == 8
+    assert start.call_count == 8
     threads.for_each([], [], lambda item: None, 1000)
     threads.for_each([1], [LARGE], lambda item: None, 1000)
-    assert len(started) == 8
+    assert start.call_count == 8
