@@ -231,7 +231,6 @@ def measure(path: Path, model: onnx.ModelProto) -> tuple[int, int]:
     model_path = path.with_suffix(".model")
     model_path.write_bytes(model.SerializeToString())
     anonymous, resident = map(int, run_python(MEASURED, path, model_path).split())
-    print(f"anonymous {anonymous / MIB:.1f} MiB, resident {resident / MIB:.1f} MiB")  # noqa: T201
     return anonymous, resident
 
 

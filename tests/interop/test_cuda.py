@@ -32,6 +32,7 @@ from models import (
     text_model,
 )
 from onnx import TensorProto, numpy_helper
+from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive.interop import torch as archived
@@ -259,14 +260,6 @@ print(json.dumps([growth(copy), [[it.numel(), it.min().item(), it.max().item()] 
 """
 
 
-def tells_anonymous_memory() -> bool:
-    try:
-        with open("/proc/self/status") as file:
-            return "RssAnon" in file.read()
-    except OSError:
-        return False
-
-
 def copy_parts(folder: Path, device: str) -> int:
     """By how much anonymous memory grows while an archive's tensors are copied to the device."""
     path = folder / "m.onnxa"
@@ -282,12 +275,9 @@ def copy_parts(folder: Path, device: str) -> int:
     return int(growth)
 
 
-@pytest.mark.skipif(
-    not tells_anonymous_memory(), reason="/proc/self/status does not say how much is anonymous"
-)
+@needs_smaps
 def test_a_copy_to_the_device_makes_none_in_the_memory_of_the_host(
     device: str, tmp_path: Path
 ) -> None:
     growth = copy_parts(tmp_path, device)
-    print(f"{growth / MIB:.1f} MiB")  # noqa: T201
     assert growth < PART // 2  # not even one tensor at a time

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from models import MEASURE_MEMORY, run_python, text_model
 from onnx import TensorProto
+from pages import needs_smaps
 from sparse_files import GIB, convert_sparsely, external, write_data
 from written import write_model
 
@@ -23,13 +24,7 @@ import onnxarchive
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
-pytestmark = [
-    pytest.mark.large,
-    pytest.mark.skipif(
-        not os.path.exists("/proc/self/status"),
-        reason="/proc/self/status says how much is allocated",
-    ),
-]
+pytestmark = [pytest.mark.large, needs_smaps]
 
 MIB = 1 << 20
 ROWS = 5 * GIB // (4 * 1024)
@@ -92,7 +87,6 @@ def test_a_session_of_5_gib_runs_in_a_few_mib(of_5_gib: Path, is_in_memory: bool
     session = onnxarchive.session(source, providers=["CPUExecutionProvider"], prepack=False)
     _require_rows(session)
     taken = _anonymous() - before
-    print(f"{taken / MIB:.1f} MiB")  # noqa: T201
     assert taken < 40 * MIB
 
 
@@ -140,9 +134,7 @@ import onnx
 from onnxarchive import check_model, infer_shapes, transform
 print(growth(lambda: {call}))
 """
-    taken = int(run_python(code, *paths))
-    print(f"{call}: {taken / MIB:.1f} MiB")  # noqa: T201
-    return taken
+    return int(run_python(code, *paths))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from models import (
     string_tensor,
 )
 from onnx import TensorProto, serialization
+from pages import needs_smaps
 from written import saved, write_model
 
 import onnxarchive
@@ -108,6 +109,7 @@ class Other:
     supported_format = "other"
     file_extensions = {".onnxa"}
 onnx.serialization.registry.register(Other())
+from pages import needs_smaps
 import onnxarchive
 print(onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
 """
@@ -245,9 +247,7 @@ def test_onnx_ir_loads_archives_through_onnx(archive: Path, tmp_path: Path) -> N
 # Memory
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
-)
+@needs_smaps
 def test_loading_and_saving_hold_the_file_and_the_model_once_each(tmp_path: Path) -> None:
     tensors = [raw_tensor(f"w{index}", TensorProto.UINT8, (8 * MIB,), index) for index in range(12)]
     onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa")
@@ -263,7 +263,6 @@ models.clear()
 print(growth(lambda: models.append(onnxarchive.load(path))))
 """
     onnx_load, onnx_save, load = map(int, run_python(code, tmp_path / "m.onnxa").split())
-    print(f"{size=} {onnx_load=} {onnx_save=} {load=}")  # noqa: T201
     one = 24 * MIB  # copies of one tensor
     assert onnx_load < 2 * size + one
     assert onnx_save < 1.25 * size + one  # a buffer that grows

@@ -33,6 +33,7 @@ from models import (
     text_model,
 )
 from onnx import TensorProto, helper, numpy_helper
+from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -207,7 +208,7 @@ def test_the_version_of_operators_is_converted(clumsy: Path) -> None:
     _require_equal_outputs(clumsy.with_name("out.onnxa"), clumsy)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+@needs_smaps
 @pytest.mark.parametrize("module", OPTIMIZERS)
 def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> None:
     _optimizer(module)
@@ -227,7 +228,6 @@ print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[mo
         code, tmp_path / "m.onnxa", tmp_path / "out.onnxa", PYTHONWARNINGS="default"
     )
     taken = int(printed.split()[-1])
-    print(f"{module}: {taken / MIB:.1f} MiB")  # noqa: T201
     assert taken < 100 * MIB
     with onnxarchive.open(tmp_path / "out.onnxa") as archive:
         assert "Identity" not in [node.op_type for node in archive.model.graph.node]

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from models import run_python, runnable_model, text_model
 from onnx import TensorProto, helper, numpy_helper
+from pages import needs_smaps
 from written import write_model
 
 import onnxarchive
@@ -305,7 +306,7 @@ def test_times_are_told_for_each_run(archive: Path) -> None:
     assert all(0 < seconds < 60 for seconds in (*outcome.run_seconds, outcome.session_seconds))
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+@needs_smaps
 def test_memory_is_told_in_parts(path: Path) -> None:
     mib = 1 << 20
     model = text_model(

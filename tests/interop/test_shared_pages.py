@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from models import runnable_model
+from pages import needs_smaps
 from processes import mapped
 
 import onnxarchive
@@ -21,9 +21,7 @@ ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 MIB = 1 << 20
 SIZE = 64 * MIB
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/smaps"), reason="/proc/PID/smaps says how much is shared"
-)
+pytestmark = needs_smaps
 
 # Runs a model once, says how many bytes of anonymous memory that took, and waits for a line.
 PROGRAM = """
@@ -101,16 +99,13 @@ def test_processes_share_the_pages_of_the_weights(archives: list[Path]) -> None:
             assert told(other)["y"] == alone["y"]
             for process in (one, other):
                 sums = mapped(process.pid, archives[1])
-                print(f"Rss {sums['Rss'] / MIB:.1f} MiB, Pss {sums['Pss'] / MIB:.1f} MiB")  # noqa: T201
                 assert sums["Rss"] > 0.9 * SIZE
                 assert 0.45 < sums["Pss"] / sums["Rss"] < 0.55
 
 
 def taken(archives: list[Path], how: str) -> float:
     with running(archives, how) as process:
-        anonymous = told(process)["anonymous"]
-    print(f"{how}: {anonymous / MIB:.1f} MiB")  # noqa: T201
-    return anonymous
+        return told(process)["anonymous"]
 
 
 def test_anonymous_memory_stays_flat_without_prepacking(archives: list[Path]) -> None:

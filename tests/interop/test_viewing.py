@@ -29,6 +29,7 @@ from models import (
     run_python,
     runnable_model,
 )
+from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive.interop import netron
@@ -194,7 +195,7 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
 
 
 @pytest.mark.large
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+@needs_smaps
 def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) -> None:
     onnxarchive.save(runnable_model(256 << 20), tmp_path / "m.onnxa")
     code = f"""

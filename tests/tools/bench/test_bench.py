@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from pages import needs_smaps
 from processes import completed, started
 
 import onnxarchive
@@ -357,7 +358,7 @@ def test_ways_take_turns_forwards_and_in_reverse(
     assert measured == [*names, *reversed(names), *turned, *reversed(turned)]
 
 
-@pytest.mark.skipif(not HAS_PROC, reason="/proc/self/status says what is anonymous")
+@needs_smaps
 def test_memory_that_is_given_back_meanwhile_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,9 +387,7 @@ def test_memory_that_is_given_back_meanwhile_is_seen(
 # Packed weights
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/smaps_rollup"), reason="/proc says how much memory is private"
-)
+@needs_smaps
 def test_the_table_shows_what_packed_copies_take(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     told = tmp_path / "told.json"

@@ -19,16 +19,12 @@ import numpy as np
 import pytest
 from models import text_model
 from onnx import numpy_helper
+from pages import needs_smaps
 from processes import mapped, started, wait_until
 
 import onnxarchive
 
-pytestmark = [
-    pytest.mark.tool,
-    pytest.mark.skipif(
-        not os.path.exists("/proc/self/smaps"), reason="/proc/PID/smaps says how much is shared"
-    ),
-]
+pytestmark = [pytest.mark.tool, needs_smaps]
 
 RECIPES = Path(__file__).resolve().parents[3] / "tools" / "recipes"
 WORKERS = 4
