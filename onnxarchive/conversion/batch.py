@@ -247,9 +247,6 @@ def find_models(
     Yields:
         The model's path, and the model's path relative to `source`. If `source` is the model, the
         second path is the name of `source`.
-
-    Raises:
-        OSError: `source` cannot be read.
     """
     root = os.fspath(source)
     if not os.path.isdir(root):
@@ -296,9 +293,6 @@ def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
 
     Yields:
         The URL of a model, and the path that the store lists, relative to `folder` and unchecked.
-
-    Raises:
-        OSError: A request failed.
     """
     if folder.name.lower().endswith(_MODEL_SUFFIXES):
         yield folder.address, os.path.basename(folder.name)

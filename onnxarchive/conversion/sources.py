@@ -40,15 +40,6 @@ def open_source(
         resources: Closes what is opened, when all data was read.
         options: The options. Temporary files hold the inflated files of a zip, a remote file other
             than an archive, and one large remote tensor at a time.
-
-    Raises:
-        ArchiveFormatError: The file is not a model, or its external data is missing or too short.
-        ChecksumError: Data does not match the SHA-1 `checksum` of a tensor, or an entry of a zip or
-            archive does not match its CRC-32.
-        LockedError: An edit changed the archive while it was opened.
-        UnfinishedEditError: An edit of the archive was interrupted.
-        ObjectChangedError: A remote file changed while it was read.
-        OSError: A file cannot be opened.
     """
     path = location.path
     reader = SourceReader(resources, options)
@@ -79,11 +70,7 @@ def open_source(
 
 
 def _copy(file: File, temporary: str | None) -> memoryview:
-    """A temporary copy of a remote file, if it may be a model or a zip.
-
-    Raises:
-        ArchiveFormatError: The file is too large for a model, and is not a zip.
-    """
+    """A temporary copy of a remote file, if it may be a model or a zip."""
     if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
         raise ArchiveFormatError(
             f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"

@@ -54,12 +54,7 @@ class DataFiles:
         self.opened: dict[str, DataFile] = {}
 
     def find(self, location: str) -> DataFile | None:
-        """The file of a location, or None.
-
-        Raises:
-            ArchiveFormatError: The location is too long or no plain relative path, a link leads
-                out of the directory, or the file cannot be read.
-        """
+        """The file of a location, or None."""
         if location not in self._by_location:
             path = _plain(location)
             file = self.opened.get(path) or self._open_file(path)
@@ -142,9 +137,6 @@ def paths_below(
         is_read: True for the path of a folder that is read; without it, hidden ones are not.
         max_folders: For a hint: at most this many folders are read, and those that cannot be read
             are left out.
-
-    Raises:
-        OSError: A folder cannot be read, and `max_folders` is None.
     """
     folders = [folder]
     skipped = () if max_folders is None else (OSError,)

@@ -78,17 +78,7 @@ class Finder:
         self._ranges: list[list[_Range]] = []  # for each model, those of its tensors
 
     def find(self, serialized: Serialized) -> Source:
-        """Finds the bytes of every external tensor, or reports what is missing.
-
-        Args:
-            serialized: The model.
-
-        Raises:
-            ArchiveFormatError: The data of a tensor is missing, of a wrong size, or outside the
-                place, or fields of the tensor contradict each other.
-            OutsideError: A link leads out of the place; only the first such link is reported.
-            ChecksumError: A file does not have the stated checksum.
-        """
+        """Finds the bytes of every external tensor of a model, or reports all that is missing."""
         self._ranges.append([])
         data: list[Data] = []
         faults = _Faults()
@@ -290,12 +280,7 @@ class _Faults:
             self._faults[key] = max(earlier, error, key=lambda fault: fault.end), refs
 
     def require_none(self) -> None:
-        """Raises all faults in one error.
-
-        Raises:
-            ChecksumError: All faults are about checksums.
-            ArchiveFormatError: There are faults of other kinds.
-        """
+        """Raises all faults in one error, a ChecksumError if they are all about checksums."""
         faults = list(self._faults.values())
         if not faults:
             return

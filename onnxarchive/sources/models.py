@@ -335,12 +335,7 @@ def models_of_repository(
 
 
 def _further_models(names: list[str], default: str) -> list[str]:
-    """The names of the further models of an unpacked archive; empty for other sources.
-
-    Raises:
-        ArchiveFormatError: A name is reserved for later versions of the format, or further models
-            exist without a default model.
-    """
+    """The names of the further models of an unpacked archive; empty for other sources."""
     if default != MODEL_PROTO:
         for name in names:
             if name.startswith(keys.FURTHER_MODEL_PREFIX):

@@ -175,11 +175,7 @@ def is_model_name(name: str) -> bool:
 
 
 def is_model_file(path: str) -> bool:
-    """True if a file's content is a model, or a zip with a model; the model is not checked.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """True if a file's content is a model, or a zip with a model; the model is not checked."""
     from onnxarchive.sources.zip_file import read_zip
 
     try:

@@ -64,13 +64,6 @@ def read_safetensors(
 
     Returns:
         The tensors by name, with data that is not yet read.
-
-    Raises:
-        ArchiveFormatError: The file is no safetensors file, or not of the size that its header
-            states.
-        TensorNotFoundError: The file lacks a tensor.
-        UnsupportedFeatureError: ONNX lacks the data type of a tensor, or stores it as other bytes.
-        OSError: The file cannot be read.
     """
     with with_path(path):
         whole = FileData.of(path)

@@ -66,9 +66,7 @@ class Serialized:
 def parse_files(files: Sequence[DataFile]) -> list[Serialized]:
     """Parses files as the models of one source; the data of large tensors stays in the files.
 
-    Raises:
-        ArchiveFormatError: A file is no model, or too large, or the models together have too many
-            messages (MODEL-3), which are counted before a model is parsed.
+    The messages of all models together are counted before a model is parsed (MODEL-3).
     """
     views = [_view(file) for file in files]
     stripped: list[Stripped] = []
