@@ -89,9 +89,7 @@ class Finder:
             tensor = ref.tensor
             pairs = tensor.external_data
             span = serialized.span(tensor)
-            if len(pairs) > 1 and span is not None:
-                idle.append(ref)
-            elif pairs and tensor.data_location != tensors.EXTERNAL and tensors.data_fields(tensor):
+            if pairs and tensor.data_location != tensors.EXTERNAL and tensors.data_fields(tensor):
                 idle.append(ref)
                 tensor.ClearField("external_data")
             elif len(pairs) > 3 and any(map(tensors.names_packed, pairs)):

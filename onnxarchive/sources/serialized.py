@@ -38,8 +38,9 @@ class Serialized:
 
     def span(self, tensor: onnx.TensorProto) -> Span | None:
         """The span of a tensor's data, or None if it has none."""
-        for pair in tensor.external_data if self.spans else ():
-            location = pair.value  # bytes, if it is not UTF-8
+        pairs = tensor.external_data
+        if self.spans and len(pairs) == 1:
+            location = pairs[0].value  # bytes, if it is not UTF-8
             if isinstance(location, str) and location.startswith(SPAN_LOCATION):
                 return self.spans[int(location.removeprefix(SPAN_LOCATION))]
         return None
