@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -275,30 +276,60 @@ def models(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-@pytest.mark.parametrize(
-    ("pairs", "found"),
-    [
-        ({"offset": 4090}, "offset 4090"),
-        ({"offset": 4096}, "offset 4096"),
-        ({"offset": 4081, "length": 16}, "offset 4081"),
-        ({"offset": (1 << 63) - 1}, "offset 9223372036854775807"),
-        ({"offset": 1 << 63, "length": 16}, "offset 9223372036854775808"),
-        ({"length": 15}, "found 15"),
-        ({"length": 17}, "found 17"),
-        ({"length": 4096}, "found 4096"),
-        ({"offset": "-1"}, "'-1'"),
-        ({"offset": "1_6"}, "'1_6'"),
-        ({"length": "sixteen"}, "'sixteen'"),
-        ({"compression": "zlib"}, "'compression'"),
-    ],
-    ids=str,
-)
-def test_numbers_that_do_not_fit_are_named(
-    tmp_path: Path, models: Path, pairs: dict[str, object], found: str
+def _outside(location: str = "data.bin", **pairs: object) -> TensorProto:
+    return external(raw_tensor("layer/w"), location, **pairs)
+
+
+def _changed(pair: bytes = b"", dims: Sequence[int] = (4,), **fields: Any) -> TensorProto:
+    """An external tensor with other fields, and with a serialized pair of external data."""
+    tensor = _outside()
+    if b"location" in pair:
+        tensor.ClearField("external_data")
+    if pair:
+        tensor.external_data.add().MergeFromString(pair)
+    tensor.dims[:] = dims
+    tensor.MergeFrom(TensorProto(**fields))
+    return tensor
+
+
+_BOTH = "expected no data beside data_location EXTERNAL, found raw_data; to store"
+# Tensors, and what is said of each.
+FAULTY: list[tuple[TensorProto, str]] = [
+    (_outside(offset=4090), "offset 4090"),
+    (_outside(offset=4096), "offset 4096"),
+    (_outside(offset=4081, length=16), "offset 4081"),
+    (_outside(offset=(1 << 63) - 1), "offset 9223372036854775807"),
+    (_outside(offset=1 << 63, length=16), "offset 9223372036854775808"),
+    (_outside(length=15), "found 15"),
+    (_outside(length=17), "found 17"),
+    (_outside(length=4096), "found 4096"),
+    (_outside(offset="-1"), "'-1'"),
+    (_outside(offset="1_6"), "'1_6'"),
+    (_outside(length="sixteen"), "'sixteen'"),
+    (_outside(compression="zlib"), "'compression'"),
+    # Python takes a time that grows with the square of the folders to make it a real path.
+    (_outside("a/" * 2500 + "data.bin"), "at most 4096 characters, found .*5008 characters"),
+    *((_changed(pair), "") for pair in (b"\x0a\x08location\x12\x02\xffx", b"\x0a\x02\xffx")),
+    (_changed(b"\x0a\x06offset\x12\x02\xffx"), ""),
+    *(
+        (_changed(data_type=number), f"data type {number}")
+        for number in (0, TensorProto.STRING, 99)
+    ),
+    (_changed(dims=[1 << 32, 1 << 32]), "dims"),
+    (_changed(raw_data=bytes(16)), _BOTH),
+    (TensorProto(name="layer/w", data_location=TensorProto.EXTERNAL, raw_data=b"1"), _BOTH),
+    (external(raw_tensor("layer/w", TensorProto.BOOL, (2000,)), "ones.bin"), "found 255"),
+]
+
+
+@pytest.mark.parametrize(("tensor", "found"), FAULTY)
+def test_a_tensor_whose_external_data_is_faulty_is_named(
+    tmp_path: Path, models: Path, tensor: TensorProto, found: str
 ) -> None:
-    message = _problem(tmp_path, external(raw_tensor("layer/w"), "data.bin", **pairs))
+    (models / "ones.bin").write_bytes(b"\xff" * 4096)
+    message = _problem(tmp_path, tensor)
     assert "'layer/w'" in message
-    assert found in message
+    assert re.search(found, message)
 
 
 def test_a_file_as_long_as_the_last_tensor_needs_is_long_enough(models: Path) -> None:
@@ -346,14 +377,6 @@ def test_data_outside_the_directory_of_the_model_is_refused(
     assert repr(location) in message
 
 
-def test_a_location_longer_than_any_path_is_refused(tmp_path: Path) -> None:
-    # Python takes a time that grows with the square of the folders to make it a real path.
-    message = _problem(tmp_path, external(raw_tensor("layer/w"), "a/" * 2500 + "data.bin"))
-    assert "'layer/w'" in message
-    assert "at most 4096 characters" in message
-    assert "(5008 characters)" in message
-
-
 @pytest.mark.parametrize(
     "target", ["../secret/data.bin", "../models2/data.bin", "/etc/hostname", "../secret"]
 )
@@ -384,41 +407,6 @@ def test_what_is_no_file_is_no_data(tmp_path: Path, models: Path, location: str)
     assert tmp_path.exists()
 
 
-@pytest.mark.parametrize(
-    "pair", [b"\x0a\x08location\x12\x02\xffx", b"\x0a\x06offset\x12\x02\xffx", b"\x0a\x02\xffx"]
-)
-def test_external_data_that_is_no_text_is_refused(tmp_path: Path, pair: bytes) -> None:
-    tensor = external(raw_tensor("layer/w"), "data.bin")
-    if b"location" in pair:
-        tensor.ClearField("external_data")
-    tensor.external_data.add().MergeFromString(pair)
-    assert "'layer/w'" in _problem(tmp_path, tensor)
-
-
-def test_an_external_tensor_of_strings_or_of_no_type_is_refused(
-    tmp_path: Path, models: Path
-) -> None:
-    for data_type in (0, TensorProto.STRING, 99):
-        tensor = external(raw_tensor("layer/w"), "data.bin")
-        tensor.data_type = data_type
-        assert f"data type {data_type}" in _problem(tmp_path, tensor)
-    tensor = external(raw_tensor("layer/w"), "data.bin")
-    tensor.dims[:] = [1 << 32, 1 << 32]
-    assert "'layer/w'" in _problem(tmp_path, tensor)
-
-
-def test_a_tensor_both_in_the_model_and_outside_is_refused_by_its_fields(
-    tmp_path: Path, models: Path
-) -> None:
-    tensor = external(raw_tensor("layer/w"), "data.bin")
-    tensor.raw_data = bytes(16)
-    message = _problem(tmp_path, tensor)
-    assert "expected no data beside data_location EXTERNAL, found raw_data; to store" in message
-    tensor.ClearField("external_data")
-    message = _problem(tmp_path, tensor)
-    assert "expected no data beside data_location EXTERNAL, found raw_data; to store" in message
-
-
 def test_faults_of_a_thousand_tensors_are_counted(tmp_path: Path, models: Path) -> None:
     tensors = [external(raw_tensor(f"w{index}"), "data.bin", length=15) for index in range(1000)]
     message = _problem(tmp_path, *tensors)
@@ -430,12 +418,6 @@ def test_faults_of_a_thousand_tensors_are_counted(tmp_path: Path, models: Path) 
     assert "998 tensors have faulty data" in lines[0]
     assert len(lines) == 22
     assert lines[-1] == "  and 978 more faults"
-
-
-def test_data_of_the_wrong_content_is_refused_with_its_tensor(tmp_path: Path, models: Path) -> None:
-    (models / "ones.bin").write_bytes(b"\xff" * 4096)
-    mask = raw_tensor("layer/mask", TensorProto.BOOL, (2000,))
-    assert "'layer/mask'" in _problem(tmp_path, external(mask, "ones.bin"))
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
