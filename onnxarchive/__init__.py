@@ -39,13 +39,9 @@ if _TYPE_CHECKING:
     from onnxarchive.comparing.archives import Difference as Difference, diff as diff
     from onnxarchive.comparing.changes import Change as Change
     from onnxarchive.conversion.batch import convert_many as convert_many
-    from onnxarchive.conversion.converting import (
-        Conversion as Conversion,
-        convert as convert,
-        export as export,
-        extract as extract,
-    )
+    from onnxarchive.conversion.converting import Conversion as Conversion, convert as convert
     from onnxarchive.conversion.downloading import download as download
+    from onnxarchive.conversion.exporting import export as export, extract as extract
     from onnxarchive.editing.recovery import Recovery as Recovery, recover as recover
     from onnxarchive.editing.transaction import Edit as Edit, edit as edit
     from onnxarchive.errors import (
@@ -87,10 +83,11 @@ _NAMES = {
     "writing.saving": "save",
     "writing.writer": "Writer",
     "conversion.batch": "convert_many",
-    "conversion.converting": "Conversion convert export extract",
+    "conversion.converting": "Conversion convert",
     "comparing.archives": "Difference diff",
     "comparing.changes": "Change",
     "conversion.downloading": "download",
+    "conversion.exporting": "export extract",
     "editing.transaction": "Edit edit",
     "editing.recovery": "Recovery recover",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "

@@ -25,7 +25,7 @@ from processes import started
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
-from onnxarchive.conversion.sources import open_source
+from onnxarchive.conversion.converting import open_source
 from onnxarchive.files import beneath
 from onnxarchive.files.beneath import OutsideError, Root, open_own
 from onnxarchive.remote.location import Location

@@ -18,7 +18,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
-from onnxarchive.conversion.sources import open_source
+from onnxarchive.conversion.converting import open_source
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceOptions
 from onnxarchive.sources.other_files import levels_in_cache

@@ -1,0 +1,268 @@
+"""`export` and `extract`: models and all files from archives; weights are copied in pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from itertools import accumulate, chain
+from typing import Unpack
+
+from onnxarchive.errors import Strict, UnsupportedFeatureError, with_path
+from onnxarchive.files import locking
+from onnxarchive.files.data import crc32, pieces
+from onnxarchive.files.file_data import spool
+from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
+from onnxarchive.files.local_file import PositionalWriter, make_file
+from onnxarchive.files.locking import Work
+from onnxarchive.files.progress import Progress, ProgressCounter
+from onnxarchive.files.replacement import Replacement, new_directory, replacing
+from onnxarchive.model import proto, weights
+from onnxarchive.model.keys import model_entry
+from onnxarchive.reading.archive import Archive, complete_model
+from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.contents import check_crc32
+from onnxarchive.reading.linked_models import linked_model, stays_outside
+from onnxarchive.remote.location import Access, Location, require_local_target
+
+# ONNX's document on external data: offsets should be multiples of the page size.
+_PAGE_SIZE = 4096
+
+
+def export(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    model: str = "",
+    external_data: str | None = None,
+    progress: Progress | None = None,
+    timeout: float | None = locking.TIMEOUT,
+    **access: Unpack[Access],
+) -> None:
+    """Writes a model of an archive as a `.onnx`; weights are streamed.
+
+    Args:
+        path: The archive, or its URL.
+        destination: The `.onnx`.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        external_data: Name of a file beside `destination` for the large tensors; each begins at a
+            multiple of 4096 bytes. The `.onnx` holds the tensors that `link` copies to a link, such
+            as the shape of a Reshape. None stores all in the `.onnx`, which must stay under 2 GiB.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+            Tensors of a single `.onnx` count twice, since they are verified and then written.
+        timeout: Seconds to wait if another process has locked a file to replace; None waits without
+            limit.
+        access: Options for a remote archive; see `open`. Without a copy in a cache, tensors for a
+            single `.onnx` are copied to a temporary file first.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ModelNotFoundError: There is no model of this id.
+        ChecksumError: The bytes of a model or tensor do not match their CRC-32.
+        UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
+        LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
+            while it was opened.
+        ValueError: `external_data` is not a file name, or names `destination`; or a written file
+            would replace the archive.
+        OSError: The archive cannot be read, or a file cannot be written.
+
+    Example:
+        onnxarchive.export("model.onnxa", "single.onnx")
+        onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
+    """
+    locking.require_timeout(timeout)
+    require_local_target(destination)
+    source = Location.of(path, **access)
+    require_no_input(destination, [source.path])
+    if external_data is None:
+        with _opened(source, model) as (archive, models):
+            _export_single(archive, models[model_entry(model)], destination, progress, timeout)
+        return
+    beside = _beside(destination, external_data)
+    require_no_input(beside, [source.path])
+    if os.path.realpath(beside) == os.path.realpath(destination):
+        raise ValueError(
+            f"expected external_data to be another file than {os.fspath(destination)}, found "
+            f"{beside}, which is the same file"
+        )
+    with _opened(source, model) as (archive, _):
+        _export_external(archive, destination, external_data, progress, timeout)
+
+
+@contextlib.contextmanager
+def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
+    """Opens an archive, and reads one or all models before the block runs.
+
+    While the block runs, an edit may overwrite the models in the file.
+
+    Args:
+        source: The archive.
+        model: Id of the model; None for all.
+
+    Yields:
+        The archive, and the models' bytes by entry name.
+    """
+    with opened(source) as file:
+        archive = Archive(file, model=model or "")
+        ids = archive.models if model is None else (model,)
+        models = {name: archive.read(name) for name in map(model_entry, ids)}
+    with archive, with_path(archive.path):
+        yield archive, models
+
+
+def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
+    directory, name = os.path.split(os.fspath(destination))
+    is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
+    if not is_plain or external_data in ("", ".", "..", name):
+        raise ValueError(
+            f"expected external_data=NAME (--external-data) to be another file beside {name!r}, "
+            f"found {external_data!r}"
+        )
+    return os.path.join(directory, external_data)
+
+
+def _export_single(
+    archive: Archive,
+    model_proto: memoryview,
+    destination: str | os.PathLike[str],
+    progress: Progress | None,
+    timeout: float | None,
+) -> None:
+    names = (model_entry(archive.model_id), *archive.tensors.refs)
+    total = sum(archive.entries[name].nbytes for name in names)
+    if total >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
+            f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
+        )
+    is_mapped = archive.contents.file.is_mapped
+    read = archive.read if is_mapped else _copied(archive, directory_of(destination))
+    filled: set[str] = set()
+
+    def fill_in(key: str) -> memoryview:
+        filled.add(key)
+        return read(key)
+
+    parts = weights.fill(model_proto, fill_in)
+    if filled != set(archive.tensors.refs):
+        # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
+        # tensors in them.
+        parts = [proto.serialize(complete_model(archive))]
+    # Tensors are read twice: for their CRC-32, and to be written.
+    verified = sum(archive.entries[key].nbytes for key in archive.tensors.refs)
+    counter = ProgressCounter(progress, verified + sum(map(len, parts)))
+    for key in archive.tensors.refs:
+        data = read(key)
+        check_crc32(archive.entries[key], data.nbytes, crc32(data), Strict())
+        counter.add(data.nbytes)
+    with replacing(destination, timeout=timeout) as replacement:
+        require_space(destination, sum(map(len, parts)))
+        for part in parts:
+            for piece in counter(pieces(part)):
+                replacement.file.write(piece)
+
+
+def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
+    """Copies a model's tensors to a temporary file; returns a function that reads them by key."""
+    keys = list(archive.tensors.refs)
+    sizes = [archive.entries[key].nbytes for key in keys]
+    verified = chain.from_iterable(archive.contents.pieces(key) for key in keys)
+    copy = spool(verified, sum(sizes), directory)
+    begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
+    return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
+
+
+def _export_external(
+    archive: Archive,
+    destination: str | os.PathLike[str],
+    external_data: str,
+    progress: Progress | None,
+    timeout: float | None,
+) -> None:
+    offsets, nbytes = _offsets(archive)
+    serialized = proto.serialize(
+        linked_model(archive, external_data, offsets=offsets, in_place=True)
+    )
+    beside = _beside(destination, external_data)
+    data_replacement = Replacement(beside, timeout=timeout)
+    try:
+        require_space(beside, nbytes + len(serialized))
+        counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
+        for key, offset in offsets.items():
+            data_replacement.file.offset = offset
+            for piece in counter(archive.contents.pieces(key)):
+                data_replacement.file.write(piece)
+        # The data is renamed just before the model. In between, the old model has new data, so the
+        # model is locked before.
+        with replacing(
+            destination, require=lambda _: data_replacement.commit(), timeout=timeout
+        ) as replacement:
+            replacement.file.write(serialized)
+    except BaseException:
+        data_replacement.discard()
+        raise
+
+
+def _offsets(archive: Archive) -> tuple[dict[str, int], int]:
+    """Offsets by key of the tensors in a file of external data, and the file's size in bytes."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for entry in archive.entries.values():
+        ref = archive.tensors.refs.get(entry.name)
+        if ref is not None and stays_outside(ref, entry.nbytes):
+            offsets[entry.name] = end + -end % _PAGE_SIZE
+            end = offsets[entry.name] + entry.nbytes
+    return offsets, end
+
+
+def extract(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **access: Unpack[Access],
+) -> None:
+    """Unzips an archive to a directory of ONNX external data.
+
+    Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
+    such as `__MODEL_PROTO_decoder`. ONNX Runtime refuses a model that has the values of a shape
+    outside, such as the sizes of a Split in 128 or more parts, or nearly any model of an archive
+    with `size_threshold=0`; it reads what `export` and `link` write.
+
+    A new directory appears when it is complete. An empty one, such as the working directory, is
+    filled at the end. After an error the directory is missing or empty, as before.
+
+    Args:
+        path: The archive, or its URL.
+        directory: The directory to create or, if it exists and is empty, to fill.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+        access: Options for a remote archive; see `open`.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: The bytes of an entry do not match their CRC-32.
+        UnsupportedFeatureError: `directory` is a URL.
+        OSError: The archive cannot be read, the directory is not empty, or a file or directory
+            cannot be written.
+
+    Example:
+        onnxarchive.extract("model.onnxa", "unzipped")
+        model = onnx.load("unzipped/__MODEL_PROTO")
+    """
+    require_local_target(directory)
+    source = Location.of(path, **access)
+    with _opened(source, None) as (archive, models), new_directory(directory) as made:
+        total = sum(entry.nbytes for entry in archive.entries.values())
+        require_space(directory, total, made)
+        counter = ProgressCounter(progress, total)
+        work = Work()
+        for name in archive.entries:
+            work.require_own()  # a forked process would write into the same directory
+            target = os.path.join(made, *name.split("/"))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with make_file(target) as file:
+                target_writer = PositionalWriter(file)
+                content = pieces(models[name]) if name in models else archive.contents.pieces(name)
+                for piece in counter(content):
+                    target_writer.write(piece)
+                file.flush()
