@@ -237,7 +237,7 @@ def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
     data[entry.data_offset + entry.nbytes - 1] ^= 0xF0
     (tmp_path / "m.onnxa").write_bytes(data)
     for size_threshold in (0, 1 << 20):
-        with pytest.raises(ChecksumError, match="its source is damaged"):
+        with pytest.raises(ChecksumError, match=r"entry 'w': expected .* CRC-32"):
             onnxarchive.convert(
                 tmp_path / "m.onnxa", tmp_path / "new.onnxa", size_threshold=size_threshold
             )
