@@ -236,13 +236,6 @@ def test_a_url_without_an_archive_is_an_error(write: Call, targets: Path, web: W
     assert files_below(targets) == set()
 
 
-def test_an_archive_of_a_later_version_is_not_converted(targets: Path, web: WebServer) -> None:
-    web.files[PATH] = ARCHIVE.replace(b"assets/labels.txt", b"__labels/next.txt")
-    with pytest.raises(ArchiveFormatError, match="later version") as caught:
-        onnxarchive.convert(web.url(PATH), targets / "target")
-    assert caught.value.rule == "VERSION-1"
-
-
 # Models of other tools
 
 

@@ -49,15 +49,12 @@ def require_files(file: bytes, expected: Mapping[str, bytes]) -> None:
 
 
 @needs("zip")
-@pytest.mark.parametrize("options", [[], ["-fz-"], ["-fz"]])
-def test_zip_from_a_pipe_to_a_file(tmp_path: Path, options: list[str]) -> None:
-    run(["zip", "-q", *options, "made.zip", "-"], tmp_path, data=TEXT)
-    require_files((tmp_path / "made.zip").read_bytes(), {"-": TEXT})
-
-
-@needs("zip")
-def test_zip_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:
-    require_files(run(["zip", "-q", "-", "-"], tmp_path, data=TEXT), {"-": TEXT})
+@pytest.mark.parametrize(
+    "command", [["made.zip", "-"], ["-fz-", "made.zip", "-"], ["-fz", "made.zip", "-"], ["-", "-"]]
+)
+def test_zip_from_a_pipe(tmp_path: Path, command: list[str]) -> None:
+    printed = run(["zip", "-q", *command], tmp_path, data=TEXT)
+    require_files(printed or (tmp_path / "made.zip").read_bytes(), {"-": TEXT})
 
 
 @needs("zip")
@@ -120,18 +117,6 @@ def test_bsdtar_to_a_pipe_is_refused_since_it_pads_as_for_a_tape(tmp_path: Path)
     with pytest.raises(ArchiveFormatError, match="expected a comment of 0 bytes"):
         read(printed)
     require_files(printed[: printed.rindex(EndRecord.SIGNATURE) + EndRecord.SIZE], {"file": TEXT})
-
-
-# Java
-
-
-@needs("jar")
-def test_jar_adds_a_manifest(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(TEXT)
-    run(["jar", "cf", "made.jar", "file"], tmp_path)
-    file = (tmp_path / "made.jar").read_bytes()
-    manifest = zipfile.ZipFile(io.BytesIO(file)).read("META-INF/MANIFEST.MF")
-    require_files(file, {"file": TEXT, "META-INF/MANIFEST.MF": manifest})
 
 
 # Many entries
