@@ -331,7 +331,9 @@ def _check_reference(
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
     """Checks an external tensor; `nbytes` is the size of the tensor's entry, None if unknown."""
     tensor = ref.tensor
-    fields = tensors.held_fields(tensor)
+    raw, *repeated = tensors.DATA_FIELDS
+    fields = [raw] if tensor.HasField(raw) else []  # even if it is empty
+    fields += [name for name in repeated if getattr(tensor, name)]
     if tensor.HasField("segment"):
         fields.append("segment")
     if fields:

@@ -171,11 +171,7 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     """The bytes of a tensor in the model, in the layout of `raw_data`.
 
     The bytes are a copy, since protobuf gives no views. Elements of type-specific fields are
-    converted.
-
-    Args:
-        ref: The tensor.
-        nbytes: The size in bytes that its shape and type need, if it is known.
+    converted. `nbytes` is the size that shape and type need, if it is known.
 
     Raises:
         ArchiveFormatError: The size of the tensor's data does not fit its shape and type.
@@ -267,13 +263,6 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
         raise ValueError("not a tensor of strings")
     elements = [element.decode() for element in tensor.string_data]
     return np.array(elements, dtype=object).reshape(tuple(tensor.dims))
-
-
-def held_fields(tensor: onnx.TensorProto) -> list[str]:
-    """The data fields that a tensor has; their values are not read."""
-    raw, *repeated = DATA_FIELDS
-    lists = [field for field in repeated if len(getattr(tensor, field)) > 0]
-    return [raw, *lists] if tensor.HasField(raw) else lists
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:
