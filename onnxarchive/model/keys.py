@@ -185,7 +185,9 @@ def check_names(
         are_all: True if these are the names of all entries.
     """
     reserved = [name for name in names if name is not None and name.startswith(RESERVED_PREFIX)]
-    _check_versions(reserved, report)
+    has_others = reserved != [MODEL_PROTO]
+    if has_others:
+        _check_versions(reserved, report)
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
@@ -194,8 +196,8 @@ def check_names(
         report.broken(
             "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
         )
-    further = [name for name in reserved if name.startswith(FURTHER_MODEL_PREFIX)]
-    _check_models(names, further, report, are_all=are_all)
+    if has_others:
+        _check_models(names, reserved, report, are_all=are_all)
     found_keys: list[str] = []
     seen: dict[str, str] = {}
     assets: list[tuple[str, str]] = []
@@ -225,7 +227,8 @@ def check_names(
                 entry=name,
             )
         seen[folded] = name
-    _check_folders(assets, report)
+    if assets:
+        _check_folders(assets, report)
     return found_keys
 
 
@@ -247,9 +250,10 @@ def _check_versions(reserved: Sequence[str], report: Report) -> None:
 
 
 def _check_models(
-    names: Sequence[str | None], further: Sequence[str], report: Report, *, are_all: bool
+    names: Sequence[str | None], reserved: Sequence[str], report: Report, *, are_all: bool
 ) -> None:
     """Checks ids and order of the further models (MODEL-4)."""
+    further = [name for name in reserved if name.startswith(FURTHER_MODEL_PREFIX)]
     for name in further:
         if not is_model_id(name.removeprefix(FURTHER_MODEL_PREFIX)):
             report.broken(

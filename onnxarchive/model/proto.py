@@ -104,7 +104,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
         if wire.have_more_messages([data], MAX_MESSAGES):
             fault = f"expected at most {MAX_MESSAGES} messages, found more"
         else:
-            graphs = wire.occurrences(data, "graph")
+            graphs = wire.count_graphs(data)
             model = onnx.ModelProto.FromString(data)
             fault = _incomplete(model)
             if graphs > 1:
@@ -137,9 +137,9 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
 
 def _incomplete(model: onnx.ModelProto) -> str | None:
     """The message for a model without ir_version or graph, or None."""
-    missing = [field for field in ("ir_version", "graph") if not model.HasField(field)]
-    if not missing:
+    if model.HasField("ir_version") and model.HasField("graph"):
         return None
+    missing = [field for field in ("ir_version", "graph") if not model.HasField(field)]
     return f"expected a model with ir_version and graph, found no {' and no '.join(missing)}"
 
 

@@ -51,8 +51,7 @@ def below(
     """
     fields = schema.fields_to(kind)
     steps = list(path)
-    entered = [field for field in fields[message.DESCRIPTOR] if field[0] != without]
-    stack = [_children(message, _present(message, entered))]
+    stack = [_children(message, _present(message, fields[message.DESCRIPTOR], without))]
     while stack:
         for step, child in stack[-1]:
             if child.DESCRIPTOR is kind:
@@ -68,13 +67,16 @@ def below(
                 steps.pop()
 
 
-def _present(message: Message, fields: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Those of `fields` that a message has."""
-    return [
-        (name, is_repeated)
-        for name, is_repeated in fields
-        if (len(getattr(message, name)) if is_repeated else message.HasField(name))
-    ]
+def _present(
+    message: Message, fields: list[tuple[str, bool]], without: str = ""
+) -> list[tuple[str, bool]]:
+    """Those of `fields` that a message has, but for one."""
+    present = []
+    for field in fields:
+        name, is_repeated = field
+        if name != without and (getattr(message, name) if is_repeated else message.HasField(name)):
+            present.append(field)
+    return present
 
 
 def _children(

@@ -169,12 +169,11 @@ def fields_of(data: Buffer) -> Iterator[Field]:
     return fields_in(wire, 0, len(wire), 0)
 
 
-def occurrences(data: Buffer, field: str) -> int:
-    """The number of occurrences of a field that holds a message, in the ModelProto itself."""
-    wanted = tag_of(onnx.ModelProto.DESCRIPTOR, field, LEN)
+def count_graphs(data: Buffer) -> int:
+    """The number of fields with a graph in a serialized ModelProto; protobuf merges several."""
     count = 0
     for tag, *_ in fields_of(data):
-        count += tag == wanted
+        count += tag == _GRAPH
     return count
 
 
@@ -183,12 +182,11 @@ def is_model(data: Buffer) -> bool:
 
     Fields of submessages are not read.
     """
-    model = onnx.ModelProto.DESCRIPTOR
     try:
         tags = {tag for tag, *_ in fields_of(data)}
     except ArchiveFormatError:
         return False
-    return {_IR_VERSION, tag_of(model, "graph", LEN)} <= tags
+    return {_IR_VERSION, _GRAPH} <= tags
 
 
 def missing_nbytes(data: Buffer) -> int:
@@ -219,6 +217,8 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     """
     count = 0
     unseen = sum(map(len, models))  # bytes
+    if unseen // _SMALLEST_MESSAGE_FIELD <= limit:
+        return False
     for data in models:
         wire = as_bytes(data)
         unseen -= len(wire)
@@ -250,6 +250,7 @@ _MESSAGES: Final = {
     for message in schema.messages()
 }
 _IR_VERSION: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "ir_version", VARINT)
+_GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
 _MODEL_TAGS: Final = {
     tag_of(field.containing_type, field.name, VARINT if field.type == field.TYPE_INT64 else LEN)
     for field in onnx.ModelProto.DESCRIPTOR.fields

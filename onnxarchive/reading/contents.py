@@ -389,7 +389,9 @@ def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_
     data = _read_models(file, entries, report, max_model_nbytes)
     size_of = dict(zip(directory.names, directory.sizes, strict=True))
     sizes = {key: size_of[key] for key in named}
-    return Contents(file, directory, check_models(data, sizes, report, are_all=directory.is_whole))
+    checked = check_models(data, sizes, report, are_all=directory.is_whole)
+    models = {keys.model_id(name): model for name, model in checked.items()}
+    return Contents(file, directory, models)
 
 
 def _read_models(
@@ -421,6 +423,9 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 
     Returns True if all sizes, by the names of entries, are within both limits.
     """
+    total = sum(sizes.values())
+    if max(sizes.values(), default=0) <= MAX_MODEL_NBYTES and total <= max_model_nbytes:
+        return True
     too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
     for name in too_large:
         report.broken(
@@ -428,15 +433,13 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
             f"expected at most {MAX_MODEL_NBYTES} bytes, found {sizes[name]} bytes",
             entry=name,
         )
-    total = sum(sizes.values())
-    if total <= max_model_nbytes or too_large:
-        return not too_large
-    report.broken(
-        "MODEL-2",
-        f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
-        f"{total} bytes",
-        entry=MODEL_PROTO,
-    )
+    if not too_large:
+        report.broken(
+            "MODEL-2",
+            f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
+            f"{total} bytes",
+            entry=MODEL_PROTO,
+        )
     return False
 
 
@@ -456,7 +459,7 @@ def check_models(
         are_all: True if `sizes` has all keys of the archive.
 
     Returns:
-        The models by id, up to the first one that is not valid.
+        The models by entry name, up to the first one that is not valid.
     """
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
@@ -468,10 +471,9 @@ def check_models(
             # messages. So the later models are not parsed: they may have too many messages.
             break
         models[name] = model
-    checked = proto.check_all_references(
+    return proto.check_all_references(
         models, sizes, report, are_all=are_all, are_all_models=len(models) == len(data) > 0
     )
-    return {keys.model_id(name): model for name, model in checked.items()}
 
 
 def checked_pieces(

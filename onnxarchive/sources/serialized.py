@@ -100,7 +100,7 @@ def _view(file: DataFile) -> memoryview:
 
 
 def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
-    if wire.occurrences(data, "graph") > 1:
+    if wire.count_graphs(data) > 1:
         raise ArchiveFormatError(
             "expected one graph, found several, which protobuf would merge; the file is two models "
             "in one"

@@ -172,7 +172,7 @@ def run_wire(data: bytes) -> bool:
     """
     model = _parsed(data)
     try:
-        graphs: int | None = wire.occurrences(data, "graph")
+        graphs: int | None = wire.count_graphs(data)
     except ArchiveError as error:
         graphs = None
         _require_refused(model, error)
