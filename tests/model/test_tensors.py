@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from findings import Findings
-from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings, strategies as st
 from models import (
     attribute,
@@ -122,49 +121,6 @@ def test_only_the_tensors_with_locations_change_in_a_copy(
         located.CopyFrom(walking.at(model, path))
     assert copy == model
     assert copy.SerializeToString(deterministic=True) == before
-
-
-# Fields that no ONNX has: a varint, 8 bytes, a string, a group with a varint in it, 4 bytes.
-UNKNOWN = (
-    b"\x80\xfa\x01\x96\x01"  # field 4000
-    b"\x89\xfa\x01abcdefgh"  # field 4001
-    b"\x92\xfa\x01\x03\xff\x00\x80"  # field 4002
-    b"\x9b\xfa\x01\x80\xfa\x01\x05\x9c\xfa\x01"  # field 4003
-    b"\xa5\xfa\x01wxyz"  # field 4004
-    b"\x80\xfa\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # field 4000 again
-)
-
-
-def test_unknown_fields_of_every_message_are_kept() -> None:
-    model = model_of(raw_tensor("w"))
-    graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
-    model.graph.node.append(node(attribute("g", g=graph)))
-    model.graph.sparse_initializer.add(values=raw_tensor("s"))
-    subgraph_attribute = model.graph.node[0].attribute[0]
-    messages = [
-        model,
-        model.graph,
-        model.graph.initializer[0],
-        model.graph.node[0],
-        subgraph_attribute,
-        subgraph_attribute.g,
-        subgraph_attribute.g.initializer[0],
-        model.graph.sparse_initializer[0],
-        model.graph.sparse_initializer[0].values,
-        model.opset_import[0],
-    ]
-    for message in messages:
-        message.MergeFromString(UNKNOWN)
-        assert len(UnknownFieldSet(message)) == 6
-    expected = model.SerializeToString(deterministic=True)
-    assert expected.count(b"abcdefgh") == len(messages)
-
-    copy = with_locations(model, {ref.path: "key" for ref in tensors.walk(model)})
-    assert copy.SerializeToString().count(UNKNOWN) == len(messages)
-    for ref in tensors.walk(model):
-        located = walking.at(copy, ref.path)
-        tensors.set_raw_data(located, ref.tensor.raw_data)
-    assert copy.SerializeToString(deterministic=True) == expected
 
 
 def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
