@@ -34,11 +34,7 @@ _work: Work | None = None  # the thread of `_loop`, which a fork lacks
 
 
 def run(name: str, request: Request[_Made]) -> _Made:
-    """Runs one request and returns its result. Ctrl-C cancels the request.
-
-    Args:
-        name: The object's name for messages.
-        request: The request.
+    """Runs a request for the object of this name, and returns its result; Ctrl-C cancels it.
 
     Raises:
         OSError: This process is a fork of a process that made requests, or can start no thread.

@@ -213,12 +213,7 @@ class CachedArchive:
 
 
 def cached_archives(directory: str, prefix: str = "") -> list[CachedArchive]:
-    """Lists the archives of a cache whose names begin with `prefix`, the last used ones first.
-
-    Raises:
-        PermissionError: As for `open_cached`.
-        OSError: The directory or a file cannot be read.
-    """
+    """Lists the archives of a cache whose names begin with `prefix`, the last used ones first."""
     if not os.path.lexists(directory):
         return []
     _require_private(directory)
@@ -275,7 +270,7 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
 
     Raises:
         ValueError: A URL has no archive in the cache.
-        OSError: As for `cached_archives`; or a file cannot be removed, as on Windows while open.
+        OSError: A file cannot be removed, as on Windows while it is open.
     """
     archives = cached_archives(directory)
     shown_urls = {shown_url(url)[:_MOST_URL] for url in urls}

@@ -30,11 +30,7 @@ class ListedObject(NamedTuple):
 
 
 def list_objects(address: Address) -> Iterator[ListedObject]:
-    """Lists all objects below a URL, or below a prefix in a store, in the order of the store.
-
-    Raises:
-        UnsupportedFeatureError: The URL is a web address.
-    """
+    """Lists all objects below a URL, or below a prefix in a store, in the order of the store."""
     name, base = address.name, address.url.removesuffix("/")
     folder = address.at(base)
     if address.is_of_store:

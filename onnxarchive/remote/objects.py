@@ -116,7 +116,6 @@ class RemoteFile(File):
 
     Attributes:
         version: The version of the object that is read.
-        validator: The object's strong ETag, or else its version; None if it has neither.
     """
 
     _streaming: ClassVar[list[ref[RemoteFile]]] = []  # the files that began to read ahead last
@@ -134,7 +133,6 @@ class RemoteFile(File):
         self.path = origin.name
         self.size = version.size
         self.version = version
-        self.validator = version.strong_etag or version.version
         self.identity = (origin.identity, version)
         self._origin = origin
         self._most_kept = KEPT_SIZE if keeps_end else 0
@@ -158,9 +156,10 @@ class RemoteFile(File):
 
         None without a validator, or if it is unknown which server gives the object.
         """
-        if self.validator is None or not self._origin.is_lasting:
+        validator = self.version.validator
+        if validator is None or not self._origin.is_lasting:
             return None
-        text = "\n".join((self._origin.identity, self.validator, str(self.size)))
+        text = "\n".join((self._origin.identity, validator, str(self.size)))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def read(self, offset: int, size: int) -> bytes:

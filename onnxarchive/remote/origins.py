@@ -74,10 +74,15 @@ class Version:
         """The ETag, if equal ETags mean equal bytes (RFC 9110, section 8.8.1); else None."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
+    @property
+    def validator(self) -> str | None:
+        """What identifies the bytes: the strong ETag, or else the version id."""
+        return self.strong_etag or self.version
+
 
 @dataclass(repr=False)
 class Origin:
-    """The address of an object; makes the requests for the object's bytes.
+    """An object in a library, which makes the requests for its bytes.
 
     Attributes:
         name: The object's name for messages.
@@ -282,11 +287,7 @@ class FileSystemOrigin(Origin):
 
 
 def origin_of(address: Address) -> Origin:
-    """The origin of an object.
-
-    Raises:
-        UnsupportedFeatureError: The URL or key would be that of another object.
-    """
+    """The origin of an object; an address that would be that of another object is refused."""
     address.require_key()
     if address.is_of_store:
         store, key = open_store(address)
@@ -360,16 +361,14 @@ def _proxies() -> dict[str, str]:
 
 def _hash(*parts: object) -> tuple[str, bool]:
     """A hash of values, and whether it has the same meaning in all processes."""
-    unknown: list[object] = []
-
-    def shown_other(value: object) -> str:
-        if not isinstance(value, bytes | timedelta):
-            unknown.append(value)
-        return repr(value)
-
     try:
-        text = json.dumps(parts, default=shown_other, sort_keys=True)
-    except (TypeError, ValueError):  # keys that are no strings, or a cycle
-        text = repr(parts)
-        unknown.append(parts)
-    return hashlib.sha256(text.encode()).hexdigest(), not unknown
+        text, is_lasting = json.dumps(parts, default=_shown, sort_keys=True), True
+    except (TypeError, ValueError):  # other objects, keys that are no strings, or a cycle
+        text, is_lasting = repr(parts), False
+    return hashlib.sha256(text.encode()).hexdigest(), is_lasting
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bytes | timedelta):
+        return repr(value)
+    raise TypeError

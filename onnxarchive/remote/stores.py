@@ -70,8 +70,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     Args:
         address: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the
             key in a store of the caller.
-        is_read: False for a store to write to. A request that reads ends after `stall_timeout`
-            without a byte.
+        is_read: False to write. A request that reads ends after `stall_timeout` without a byte.
 
     Raises:
         ImportError: obstore is missing.
@@ -137,11 +136,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
 
 
 def _require_threads(name: str) -> None:
-    """Refuses a fork of a process that has used obstore, whose threads are missing in the fork.
-
-    Raises:
-        OSError: obstore does not answer.
-    """
+    """Refuses a fork of a process that has used obstore, whose threads are missing in the fork."""
     global _answered
     if _answered is not None and _answered.is_own:
         return
@@ -168,11 +163,7 @@ def _require_threads(name: str) -> None:
 
 
 def require_size(size: object, name: str) -> int:
-    """The size of a file of fsspec.
-
-    Raises:
-        OSError: The server states no size.
-    """
+    """The size of a file of fsspec; an OSError if the server states none."""
     if not isinstance(size, int) or size < 0:
         raise OSError(errno.EIO, NO_SIZE, name)
     return size

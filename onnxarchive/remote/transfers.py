@@ -63,8 +63,6 @@ def download_object(
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
-        ObjectChangedError: The object has changed since it was opened.
-        OSError: A request failed, or the file cannot be written.
     """
     file = replacement.written
     try:

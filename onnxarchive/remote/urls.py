@@ -139,9 +139,6 @@ class Address:
         """Refuses a URL or key that the libraries would take for that of another object.
 
         obstore drops a slash at the beginning and at the end of a key, fsspec those at the end.
-
-        Raises:
-            UnsupportedFeatureError: There is such a slash, or obstore does not take the key.
         """
         has_store = self.store is not None
         path = self.url if has_store else self.url.partition("://")[2].partition("/")[2]

@@ -64,7 +64,7 @@ def test_a_range_is_one_request_for_the_version_that_was_opened(server: WebServe
         assert file.read(100, 5000) == CONTENT[100:5100]
         assert file.read(100, 0) == b""
     assert server.ranges()[1:] == ["bytes=100-5099"]
-    assert server.requests[1].headers["if-match"] == file.validator
+    assert server.requests[1].headers["if-match"] == file.version.validator
 
 
 def test_bytes_that_lead_to_the_end_stay_in_memory(server: WebServer) -> None:
