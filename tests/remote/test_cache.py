@@ -133,18 +133,12 @@ def test_a_newer_object_takes_the_place_of_the_copy(web: WebServer, directory: P
     url = web.url(PATH)
     with onnxarchive.open(url, cache=directory) as old:
         (first,) = directory.glob("*.onnxa")
-        web.files[PATH] = onnxarchive_of(b"new")
+        web.files[PATH] = saved(a_model(), assets={"text": b"new"})
         with onnxarchive.open(url, cache=directory) as new:
             assert dict(new.assets) == {"text": b"new"}
         assert old.tensors["large1"].nbytes > 0
         assert copy_in(directory) != first
     assert len([*directory.iterdir()]) == 2
-
-
-def onnxarchive_of(text: bytes) -> bytes:
-    from written import saved
-
-    return saved(a_model(), assets={"text": text})
 
 
 def test_an_interrupted_download_of_an_older_object_is_removed(directory: Path) -> None:
@@ -175,7 +169,7 @@ def test_an_object_without_a_validator_is_not_cached(directory: Path) -> None:
 
 
 def test_an_object_in_memory_is_not_cached(directory: Path) -> None:
-    for data in (ARCHIVE, onnxarchive_of(b"other")):  # both have the ETag "0"
+    for data in (ARCHIVE, saved(a_model())):  # both have the ETag "0"
         store = MemoryStore()
         store.put("model.onnxa", data)
         with onnxarchive.open("model.onnxa", store=store, cache=directory) as archive:
@@ -389,24 +383,24 @@ def test_a_damaged_description_is_written_anew(
     assert cached_archives(str(directory))[0].url in (URL, None)
 
 
-def test_a_pipe_in_its_place_is_refused(directory: Path) -> None:
-    path = complete(directory)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(FileExistsError, match="found a pipe; remove it") as caught:
-        opened(directory)
-    assert caught.value.filename == str(path)
-
-
 @posix
-def test_a_link_in_its_place_is_refused_and_not_followed(directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe"),
+        (lambda path: path.symlink_to(path.parent / "missing"), "a symbolic link"),
+    ],
+)
+def test_what_is_no_file_in_its_place_is_refused_and_not_followed(
+    directory: Path, make: Callable[[Path], None], kind: str
+) -> None:
     path = complete(directory)
     path.unlink()
-    path.symlink_to(tmp_path / "missing")
-    with pytest.raises(FileExistsError, match="found a symbolic link; remove it") as caught:
+    make(path)
+    with pytest.raises(FileExistsError, match=f"found {kind}; remove it") as caught:
         opened(directory)
     assert caught.value.filename == str(path)
-    assert not (tmp_path / "missing").exists()
+    assert not (directory / "missing").exists()
 
 
 # Several at once

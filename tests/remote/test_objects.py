@@ -80,13 +80,6 @@ def test_bytes_that_lead_to_the_end_stay_in_memory(server: WebServer) -> None:
         assert len(server.requests) == 4
 
 
-def test_of_many_files_the_ends_are_not_kept(server: WebServer) -> None:
-    with open_object(server.url("/m.onnxa"), keeps_end=False) as file:
-        for _ in range(2):
-            assert file.read(SIZE - 10, 10) == CONTENT[-10:]
-        assert len(server.requests) == 3
-
-
 @pytest.fixture
 def short_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_FIRST_AHEAD", 20_000)

@@ -152,19 +152,6 @@ def test_a_fork_does_not_go_on_with_an_object() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_objects_are_copied_from_store_to_store() -> None:
-    one, other = MemoryStore(), MemoryStore()
-    one.put("m", CONTENT)
-    with (
-        open_object("m", store=one) as file,
-        create_object("copy", file.size, store=other) as writer,
-    ):
-        for piece in file.pieces(0, file.size):
-            writer.write(piece)
-        writer.commit()
-    assert bytes(other.get("copy").bytes()) == CONTENT
-
-
 @pytest.mark.parametrize(
     ("path", "place"),
     [
