@@ -123,6 +123,19 @@ def test_only_the_tensors_with_locations_change_in_a_copy(
     assert copy.SerializeToString(deterministic=True) == before
 
 
+def test_unknown_fields_of_messages_on_the_way_to_a_tensor_are_kept() -> None:
+    model = model_of()
+    graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
+    model.graph.node.append(node(attribute("g", g=graph)))
+    model.graph.sparse_initializer.add(values=raw_tensor("s"))
+    unknown = b"\x92\xfa\x01\x03\xff\x00\x80"  # field 4000
+    inner = model.graph.node[0].attribute[0]
+    for message in (model.graph.node[0], inner, inner.g, model.graph.sparse_initializer[0]):
+        message.MergeFromString(unknown)
+    copy = with_locations(model, {ref.path: "key" for ref in tensors.walk(model)})
+    assert copy.SerializeToString().count(unknown) == 4
+
+
 def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
     tensor = raw_tensor("w")
     tensor.doc_string = "what it is"
