@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import combinations_with_replacement, permutations
+from itertools import combinations, combinations_with_replacement, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -15,7 +15,7 @@ import edits
 import numpy as np
 import onnx
 import pytest
-from edits import changed, documented, fails_at, referring, weights
+from edits import changed, documented, fails_at, referring, require, weights
 from models import raw_tensor, runnable_model
 
 import onnxarchive
@@ -37,17 +37,12 @@ class State(NamedTuple):
 
 
 def state_of(path: Path) -> State:
-    assert onnxarchive.check(path, full=True) == []
-    assert os.listdir(path.parent) == [path.name]
+    require(path, path.read_bytes())
     model = onnxarchive.load(path)
     with onnxarchive.open(path) as archive:
-        assets = frozenset(archive.assets)
-    return State(
-        model.doc_string,
-        frozenset(pair.key for pair in model.metadata_props),
-        tuple(tensor.raw_data for tensor in model.graph.initializer),
-        assets,
-    )
+        assets, metadata = frozenset(archive.assets), frozenset(archive.metadata)
+    tensors = tuple(tensor.raw_data for tensor in model.graph.initializer)
+    return State(model.doc_string, metadata, tensors, assets)
 
 
 class Editor(NamedTuple):
@@ -143,16 +138,12 @@ def serial_states(start: State, run: Run, editors: dict[str, Editor]) -> Iterabl
     """
     done = [name for name, outcome in run.outcomes.items() if outcome.error is None]
     for order in permutations(done):
-        ends = [run.outcomes[name].end for name in order]
-        begins = [run.outcomes[name].begin for name in order]
-        if any(
-            ends[later] < begins[i] for i in range(len(order)) for later in range(i, len(order))
-        ):
-            continue
-        state = start
-        for name in order:
-            state = editors[name].apply(state, name)
-        yield state
+        pairs = combinations([run.outcomes[name] for name in order], 2)
+        if all(other.end > one.begin for one, other in pairs):
+            state = start
+            for name in order:
+                state = editors[name].apply(state, name)
+            yield state
 
 
 @pytest.mark.sweep
@@ -192,15 +183,6 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
 # Reading an archive and replacing it later
 
 
-def set_doc_string(path: Path) -> None:
-    edits.document(path, "by another")
-
-
-def save_again(path: Path) -> None:
-    model = changed(runnable_model(), documented("by another"))
-    onnxarchive.save(model, path)
-
-
 def transform_onto_itself(path: Path, meanwhile: Callable[[Path], None]) -> None:
     def function(model: onnx.ModelProto) -> onnx.ModelProto:
         meanwhile(path)
@@ -232,42 +214,48 @@ def save_an_ir_model_where_it_comes_from(path: Path, meanwhile: Callable[[Path],
 REPLACING = [transform_onto_itself, infer_shapes_onto_itself, save_an_ir_model_where_it_comes_from]
 
 
-@pytest.mark.parametrize("edit", [set_doc_string, save_again])
+BY_ANOTHER = changed(runnable_model(), documented("by another"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda path: edits.document(path, "by another"),
+        lambda path: onnxarchive.save(BY_ANOTHER, path),
+    ],
+)
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("replace", REPLACING)
-@pytest.mark.parametrize("way", ["the same path", "a symbolic link"])
+@pytest.mark.parametrize("is_link", [False, True])
 def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edited_meanwhile(
-    path: Path,
+    archive: Path,
     tmp_path: Path,
     replace: Callable[[Path, Callable[[Path], None]], None],
     edit: Callable[[Path], None],
-    way: str,
+    is_link: bool,
 ) -> None:
-    onnxarchive.save(runnable_model(), path)
-    given = path
-    if way == "a symbolic link":
+    given = archive
+    if is_link:
         given = tmp_path / "link"
-        given.symlink_to(path)
+        given.symlink_to(archive)
     replace(given, lambda _: None)  # without other editors
     edited: list[bytes] = []
 
     def meanwhile(_: Path) -> None:
-        edit(path)
-        edited.append(path.read_bytes())
+        edit(archive)
+        edited.append(archive.read_bytes())
 
     with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened") as caught:
         replace(given, meanwhile)
     assert caught.value.path == str(given)
-    assert [path.read_bytes()] == edited
-    assert os.listdir(path.parent) == [path.name]
-    assert referring(path).doc_string == "by another"
+    require(archive, *edited)
+    assert referring(archive).doc_string == "by another"
 
 
 @pytest.mark.parametrize("replace", REPLACING)
 def test_what_replaces_an_archive_that_is_gone_meanwhile_says_so(
-    path: Path, replace: Callable[[Path, Callable[[Path], None]], None]
+    archive: Path, replace: Callable[[Path, Callable[[Path], None]], None]
 ) -> None:
-    onnxarchive.save(runnable_model(), path)
-    with fails_at(path, FileNotFoundError):
-        replace(path, Path.unlink)
-    assert os.listdir(path.parent) == []
+    with fails_at(archive, FileNotFoundError):
+        replace(archive, Path.unlink)
+    assert os.listdir(archive.parent) == []
