@@ -136,27 +136,26 @@ def test_the_alignment_is_that_of_the_archive_as_it_was_opened(path: Path) -> No
 
 @pytest.mark.usefixtures("no_clones")
 def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    model, other = referring(path), changed(referring(path), documented("other" * 500))
+    model, other = referring(two), changed(referring(two), documented("other" * 500))
     opened = local_file.opened
     steps = ["edit", "edit back"]
 
     def edit_before_the_end(done: int, total: int) -> None:
         if done == 2400 and steps[0] == "edit":
-            replace_model(path, other)
+            replace_model(two, other)
             del steps[0]
 
     def edit_back_and_open(*arguments: Any, **options: Any) -> Any:
         if steps == ["edit back"]:
             steps.clear()
-            assert b"other" * 500 in path.read_bytes()
-            replace_model(path, model)
+            assert b"other" * 500 in two.read_bytes()
+            replace_model(two, model)
         return opened(*arguments, **options)
 
     monkeypatch.setattr(local_file, "opened", edit_back_and_open)
-    with onnxarchive.open(path) as archive:
+    with onnxarchive.open(two) as archive:
         archive.verify(edit_before_the_end, jobs=1)
     assert not steps
 

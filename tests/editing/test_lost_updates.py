@@ -150,23 +150,22 @@ def serial_states(start: State, run: Run, editors: dict[str, Editor]) -> Iterabl
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize(("one", "other"), [*combinations_with_replacement(EDITORS, 2)], ids=str)
 def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
-    path: Path, one: str, other: str, record_property: Callable[[str, Any], None]
+    two: Path, one: str, other: str, record_property: Callable[[str, Any], None]
 ) -> None:
-    onnxarchive.save(weights(2), path)
-    content, start, model = path.read_bytes(), state_of(path), referring(path)
+    content, start, model = two.read_bytes(), state_of(two), referring(two)
     editors = {"A": EDITORS[one], "B": EDITORS[other]}
 
     def edit(name: str) -> None:
         stop()  # an edit holds its lock from its begin to its end: the others wait before it
-        editors[name].edit(path, name, model)
+        editors[name].edit(two, name, model)
 
     def prepare() -> dict[str, Callable[[], object]]:
-        path.unlink()
-        path.write_bytes(content)
+        two.unlink()
+        two.write_bytes(content)
         return {name: partial(edit, name) for name in editors}
 
     count = both = 0
-    for run in all_runs(path, prepare):
+    for run in all_runs(two, prepare):
         count += 1
         errors = [outcome.error for outcome in run.outcomes.values() if outcome.error is not None]
         for error in errors:
@@ -174,7 +173,7 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
             assert "has been changed since it was opened; open it again" in str(error), run
         assert len(errors) < 2, run
         both += not errors
-        assert state_of(path) in list(serial_states(start, run, editors)), run
+        assert state_of(two) in list(serial_states(start, run, editors)), run
     record_property("schedules of two editors", count)
     assert count > 20
     assert both > 20

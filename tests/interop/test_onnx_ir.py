@@ -125,9 +125,8 @@ def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(archive: 
     assert view.ctypes.data % 64 == 0
 
 
-def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(path: Path) -> None:
-    onnxarchive.save(runnable_model(), path)
-    tensor = _tensor(onnxarchive.ir.load(path), "layer.0/weight")
+def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(archive: Path) -> None:
+    tensor = _tensor(onnxarchive.ir.load(archive), "layer.0/weight")
     tensor.metadata_props["key"] = "value"
     other = copy.deepcopy(tensor)
     other.name = "other"
@@ -169,10 +168,9 @@ def test_tensors_outlive_the_model_and_let_go_of_the_file_in_the_end(tmp_path: P
     assert open_below(tmp_path) == []
 
 
-def test_a_local_header_is_compared_when_its_tensor_is_first_read(path: Path) -> None:
-    onnxarchive.save(runnable_model(), path)
-    break_local_header(path, entry_of(path, "layer_0_weight"))
-    model = onnxarchive.ir.load(path)
+def test_a_local_header_is_compared_when_its_tensor_is_first_read(archive: Path) -> None:
+    break_local_header(archive, entry_of(archive, "layer_0_weight"))
+    model = onnxarchive.ir.load(archive)
     tensor = _tensor(model, "layer.0/weight")
     assert tensor.nbytes == 1 << 16
     for read in (tensor.numpy, tensor.tobytes, lambda: tensor.raw):

@@ -156,15 +156,14 @@ def test_each_model_is_packed_or_the_one_that_is_named(path: Path) -> None:
     np.testing.assert_array_equal(run(path, model="second"), expected(further_model()))
 
 
-def test_sets_of_other_versions_and_machines_are_kept_and_not_used(path: Path) -> None:
-    onnxarchive.save(runnable_model(), path)
+def test_sets_of_other_versions_and_machines_are_kept_and_not_used(archive: Path) -> None:
     other = PackedSet("1.40.0", "riscv64", {"": {}}, {})
-    with onnxarchive.edit(path) as edit:
+    with onnxarchive.edit(archive) as edit:
         edit.assets[asset("index.json", other.folder)] = other.to_json()
-    assert pairs_of(path) == {}
-    onnxarchive.prepack(path)
-    assert f"{other.folder}index.json" in packed_entries(path)
-    assert [*pairs_of(path)] == [WEIGHT]
+    assert pairs_of(archive) == {}
+    onnxarchive.prepack(archive)
+    assert f"{other.folder}index.json" in packed_entries(archive)
+    assert [*pairs_of(archive)] == [WEIGHT]
 
 
 def test_the_set_of_another_version_is_used_if_there_is_none_of_this_one(packed: Path) -> None:
@@ -256,21 +255,20 @@ def test_an_archive_that_cannot_be_edited_is_refused_before_anything_is_packed(
 
 
 def test_an_edit_while_weights_are_packed_is_noticed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnxarchive.save(runnable_model(), path)
     make = ort.InferenceSession
 
     def edited(*arguments: Any, **options: Any) -> Any:
         session = make(*arguments, **options)
-        with onnxarchive.edit(path) as edit:
+        with onnxarchive.edit(archive) as edit:
             edit.metadata["author"] = "Ada"
         return session
 
     monkeypatch.setattr(ort, "InferenceSession", edited)
     with pytest.raises(ArchiveError, match="edited while its weights were packed"):
-        onnxarchive.prepack(path)
-    assert packed_entries(path) == []
+        onnxarchive.prepack(archive)
+    assert packed_entries(archive) == []
 
 
 # Sessions
@@ -631,24 +629,23 @@ def test_packed_weights_whose_weight_has_changed_are_not_counted(
     assert " 0 packed weights, " in capsys.readouterr().out
 
 
-def test_the_commands_say_what_is_packed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    onnxarchive.save(runnable_model(), path)
-    assert main(["run", str(path)]) == 0
+def test_the_commands_say_what_is_packed(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(archive)]) == 0
     assert "packed" not in capsys.readouterr().out
-    assert main(["prepack", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(f"{path}: 1 packed weight, 65,536 bytes")
-    assert main(["info", str(path), "--json"]) == 0
+    assert main(["prepack", str(archive)]) == 0
+    assert capsys.readouterr().out.startswith(f"{archive}: 1 packed weight, 65,536 bytes")
+    assert main(["info", str(archive), "--json"]) == 0
     (described,) = json.loads(capsys.readouterr().out)["packed"]
     assert described["machine"] == machine()
     assert described["is_usable"]
-    assert main(["info", str(path)]) == 0
+    assert main(["info", str(archive)]) == 0
     assert f"of ONNX Runtime {ort.__version__} on {machine()}" in capsys.readouterr().out
-    assert main(["run", str(path)]) == 0
+    assert main(["run", str(archive)]) == 0
     assert "\npacked    1 weight\n" in capsys.readouterr().out
-    assert main(["prepack", str(path), "--remove", "--model", "other"]) == 2
+    assert main(["prepack", str(archive), "--remove", "--model", "other"]) == 2
     assert "found both" in capsys.readouterr().err
-    assert main(["run", str(path), "--no-prepack"]) == 0
+    assert main(["run", str(archive), "--no-prepack"]) == 0
     assert "packed" not in capsys.readouterr().out
-    assert main(["prepack", str(path), "--remove"]) == 0
-    assert capsys.readouterr().out == f"{path}: no packed weights\n"
-    assert packed_entries(path) == []
+    assert main(["prepack", str(archive), "--remove"]) == 0
+    assert capsys.readouterr().out == f"{archive}: no packed weights\n"
+    assert packed_entries(archive) == []
