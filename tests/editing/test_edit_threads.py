@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from edits import (
     MODEL,
-    change_model,
     changed,
+    document,
     documented,
     no_clone,
     replace_model,
@@ -209,83 +209,36 @@ def test_a_model_is_assigned_while_another_thread_opens_an_archive(
 pytest.importorskip("fcntl", reason="calls of POSIX are watched")
 
 
-class WatchedLocks:
-    """Says when a thread is about to wait for the lock of a file, or has let go of one."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.before: dict[int, Callable[[str], object]] = {}  # by thread
-        self.after: dict[int, Callable[[str], object]] = {}
-        lock_calls.watch(monkeypatch, self._call)
-
-    def _call(self, _: int, kind: str, call: Callable[[], object]) -> None:
-        thread = threading.get_ident()
-        if thread in self.before:
-            self.before[thread](kind)
-        call()
-        if thread in self.after:
-            self.after[thread](kind)
-
-
-@pytest.mark.usefixtures("no_clones")
-def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnxarchive.save(weights(COUNT), path)
-    locks = WatchedLocks(monkeypatch)
-    is_due = threading.Event()
-    verifying: list[Any] = []
-
-    def verify() -> None:
-        locks.before[threading.get_ident()] = lambda kind: is_due.set()
-        try:
-            archive.verify()
-        finally:
-            is_due.set()
-
-    def progress(done: int, total: int) -> None:
-        if not verifying:
-            verifying.append(executor.submit(verify))
-            assert is_due.wait(WAIT)
-
-    with onnxarchive.open(path) as archive, ThreadPoolExecutor(1) as executor:
-        # A model of this size is written before its progress is reported.
-        replace_model(path, changed(weights(COUNT), documented("x" * 100_000)), progress=progress)
-        with pytest.raises(ArchiveError, match="opened; open it again") as caught:
-            verifying[0].result()
-        assert not isinstance(caught.value, onnxarchive.ArchiveFormatError)
-
-
 @pytest.mark.usefixtures("no_clones")
 def test_the_end_of_an_edit_leaves_the_lock_of_the_next_one_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that has the lock is told from threads that wait for it."""
     onnxarchive.save(weights(COUNT), path)
-    locks = WatchedLocks(monkeypatch)
     has_lock, is_over = threading.Event(), threading.Event()
+    first: list[int] = []
     following: list[Any] = []
 
-    def let_the_next_begin(kind: str) -> None:
-        if kind == "unlock" and not following:
+    def let_the_next_begin(_: int, kind: str, call: Callable[[], object]) -> None:
+        call()
+        if kind == "unlock" and threading.get_ident() in first and not following:
             following.append(executor.submit(edit_next))
             assert has_lock.wait(WAIT)
 
     def edit_first() -> None:
-        locks.after[threading.get_ident()] = let_the_next_begin
-        replace_model(path, changed(weights(COUNT), documented("first")))
+        first.append(threading.get_ident())
+        document(path, "first")
         is_over.set()
 
     def edit_next() -> None:
-        def change(model: Any) -> Any:
+        with onnxarchive.edit(path) as edit:
             has_lock.set()
             assert is_over.wait(WAIT)
             with pytest.raises(LockedError, match="finish the edit first"):
                 onnxarchive.open(path, timeout=0)
-            model.domain = "next"
-            return model
+            edit.model.domain = "next"
 
-        change_model(path, change)
-
+    lock_calls.watch(monkeypatch, let_the_next_begin)
     with ThreadPoolExecutor(2) as executor:
         executor.submit(edit_first).result()
         following[0].result()
