@@ -105,61 +105,58 @@ def failure(error: BaseException, name: str) -> Exception:
 
     Raise it after the `except` block, so that it has neither cause nor context.
     """
+    if type(error).__name__ == "PreconditionError":
+        return changed(name)
+    return OSError(*_reason(error), name)
+
+
+def _reason(error: BaseException) -> tuple[int, str]:
+    """The number of the error to raise, and its text."""
     chain = [error]  # fsspec may report any error as a missing file
     while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
     if any(isinstance(each, RefusedRedirectError) for each in chain):
-        return OSError(errno.EIO, f"the server redirects{REMEDY}", name)
-    kind, status = type(error).__name__, status_of(error)
-    if kind == "PreconditionError":
-        return changed(name)
-    text = _text(error)
+        return errno.EIO, f"the server redirects{REMEDY}"
+    text, kind, status = _text(error), type(error).__name__, status_of(error)
     code = _CODE.search(text)
     answer = "" if status is None else f"HTTP status {status}" + (f", {code[1]}" if code else "")
     # obstore takes 405, too, for a missing file.
     if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
-        return FileNotFoundError(errno.ENOENT, "No such object", name)
+        return errno.ENOENT, "No such object"
     if _CREDENTIAL_SERVER.search(text):
-        return PermissionError(
-            errno.EACCES,
-            "expected credentials from the environment or in storage_options, found none; "
-            "set skip_signature in storage_options for a public bucket",
-            name,
+        return errno.EACCES, (
+            "expected credentials from the environment or in storage_options, found none; set "
+            "skip_signature in storage_options for a public bucket"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
-        return PermissionError(
-            errno.EACCES,
+        return errno.EACCES, (
             f"the server refuses access{answer and f' ({answer})'}; expected credentials that "
             "allow it and have not expired, from the environment, in storage_options, or in the "
-            "signature of the URL",
-            name,
+            "signature of the URL"
         )
     if kind == "InvalidPathError":
         rest = str(error).partition('Path "')[2]
         end = max(map(rest.rfind, _KEY_ENDS))
         key = "of an object" if end < 0 else shown(rest[:end])
-        return OSError(
-            errno.EIO,
+        return errno.EIO, (
             f"obstore cannot list a folder because of the key {key}: the key has control "
-            "characters, or a component that is empty, '.' or '..'; rename the object",
-            name,
+            "characters, or a component that is empty, '.' or '..'; rename the object"
         )
     # A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks
     # the object's name.
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):
-            return OSError(errno.EIO, reason, name)
+            return errno.EIO, reason
     if status is not None:
         remedy = _CAUSES.get(code[1], "") if code else ""
-        problem = f"the server answered with {answer}{remedy and f'; {remedy}'}"
-        return OSError(errno.EIO, problem, name)
+        return errno.EIO, f"the server answered with {answer}{remedy and f'; {remedy}'}"
     import ssl  # slow to import
 
     # Errors of TLS and of names of hosts have numbers of their own.
     number: Any = getattr(error, "errno", None)
     if number in errno.errorcode and not isinstance(error, ssl.SSLError):
-        return OSError(number, os.strerror(number), name)
-    return OSError(errno.EIO, f"the request failed ({kind})", name)
+        return number, os.strerror(number)
+    return errno.EIO, f"the request failed ({kind})"
 
 
 def _is_of_library(error: BaseException) -> bool:
