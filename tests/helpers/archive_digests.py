@@ -46,6 +46,7 @@ from digest_sources import (
 )
 from models import NUMBERS, model_of, raw_tensor
 from onnx import ModelProto, TensorProto
+from sparse_files import write_data
 
 import onnxarchive
 
@@ -330,20 +331,10 @@ def _save_with_onnx(folder: Path, target: Path, jobs: int) -> None:
 # Large files
 
 
-def _sparse(path: Path, size: int, *marks: int) -> Path:
-    """A file of zeros but for some bytes at these offsets."""
-    with open(path, "wb") as file:
-        file.truncate(size)
-        for offset in marks:
-            file.seek(offset)
-            file.write(b"mark")
-    return path
-
-
 def _convert_sparse(folder: Path, target: Any, jobs: int, *, parts: list[tuple[int, int]]) -> None:
     """Converts a model whose tensors are parts of a sparse file: offset and size of each."""
     end = max(map(sum, parts))
-    _sparse(folder / "data", end, 0, end // 2, end - 4)
+    write_data(folder / "data", end, dict.fromkeys((0, end // 2, end - 4), b"mark"))
     tensors = [
         TensorProto(name=f"w{number}", data_type=TensorProto.INT8, dims=[size])
         for number, (_, size) in enumerate(parts)
@@ -358,7 +349,8 @@ def _convert_sparse(folder: Path, target: Any, jobs: int, *, parts: list[tuple[i
 def _save_up_to(folder: Path, target: Any, jobs: int, *, offset: int) -> None:
     """Saves an asset that would end at an offset with the bytes of a signature; none may end so."""
     data_offset = 64
-    path = _sparse(folder / "asset", offset - data_offset, offset - data_offset - 4)
+    path, end = folder / "asset", offset - data_offset
+    write_data(path, end, {end - 4: b"mark"})
     onnxarchive.save(
         model_named("tiny"), target, assets={"a": path}, size_threshold=2000, jobs=jobs
     )

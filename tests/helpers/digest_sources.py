@@ -15,6 +15,7 @@ from typing import Any, Final
 from digest_models import decoder_of, encoder_of
 from models import every_tensor
 from onnx import ModelProto, TensorProto
+from sparse_files import GRAPH, INITIALIZER, header
 
 import onnxarchive
 
@@ -96,14 +97,6 @@ def together(model: ModelProto, *locations: str) -> dict[str, bytes]:
 
 def _backwards(model: ModelProto) -> bytes:
     """A serialized model with the fields of its tensors backwards, and the graph first."""
-
-    def field(tag: bytes, body: bytes) -> bytes:
-        size, digits = len(body), bytearray()
-        while size > 127:
-            digits.append(size & 127 | 128)
-            size >>= 7
-        return tag + digits + bytes([size]) + body
-
     rest = ModelProto()
     rest.CopyFrom(model)
     graph = b""
@@ -116,11 +109,11 @@ def _backwards(model: ModelProto) -> bytes:
             for other in set(fields) - {name}:
                 alone.ClearField(other)
             body += alone.SerializeToString(deterministic=True)
-        graph += field(b"\x2a", body)  # field 5 of a GraphProto
+        graph += header(INITIALIZER, len(body)) + body
     del rest.graph.initializer[:]
     graph += rest.graph.SerializeToString(deterministic=True)
     rest.ClearField("graph")
-    return field(b"\x3a", graph) + serialized(rest)  # field 7 of a ModelProto
+    return header(GRAPH, len(graph)) + graph + serialized(rest)
 
 
 class _Unseekable(io.RawIOBase):

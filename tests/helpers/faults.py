@@ -25,6 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -34,13 +35,12 @@ import numpy as np
 import onnx
 from edits import remove_model, replace_model, replace_tensor
 from interruptions import interrupt
-from models import model_of, raw_tensor
+from models import copying_clone, model_of, raw_tensor
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.files import filesystem
-from onnxarchive.files.local_file import MappedFile, write_at
 
 NAME = "model.onnxa"
 WEIGHTS = 3
@@ -65,10 +65,6 @@ def _generation(generation: int, *, weights: int = WEIGHTS, padding: int = 0) ->
     return model
 
 
-def _nothing(path: Path) -> None:
-    """Makes no archive."""
-
-
 def _old(path: Path) -> None:
     onnxarchive.save(_generation(1, padding=10_000), path, assets={"labels": bytes(3000)})
 
@@ -85,20 +81,8 @@ def _two(path: Path) -> None:
 
 def _cloned(edit: Edit) -> Edit:
     """The edit as on a file system with clones; a clone is a copy here."""
-
-    def edit_clone(path: Path) -> None:
-        def clone(source: MappedFile, target: int) -> bool:
-            write_at(target, 0, source.read(0, source.size))
-            return True
-
-        devices: set[int] = set()
-        with (
-            patch.object(filesystem, "clone", clone),
-            patch.object(filesystem, "devices_without_clones", devices),
-        ):
-            edit(path)
-
-    return edit_clone
+    on_new_device = patch.object(filesystem, "devices_without_clones", set[int]())(edit)
+    return patch.object(filesystem, "clone", copying_clone)(on_new_device)
 
 
 def _replaced(*, compact: bool = False, copy: bool = False, name: str = "", **model: int) -> Edit:
@@ -133,27 +117,23 @@ def _tensor(path: Path) -> None:
     replace_tensor(path, "w1", np.arange(1500, dtype=np.float32))
 
 
-def _assets(path: Path) -> None:
-    edits.change_assets(path, {"a": bytes(2000), "b": b"new"}, ["labels"])
-
-
-def _new_assets(path: Path) -> None:
-    edits.change_assets(path, {"a": bytes(2000), "b": b"new"})
-
-
-def _removed(path: Path) -> None:
-    remove_model(path, "decoder")
-
-
 def _saved(path: Path) -> None:
     onnxarchive.save(_generation(2), path)
+
+
+def _assets(path: Path, removed: Collection[str] = ()) -> None:
+    edits.change_assets(path, {"a": bytes(2000), "b": b"new"}, removed)
+
+
+_replaced_assets = partial(_assets, removed=["labels"])
+_removed = partial(remove_model, name="decoder")
 
 
 _further = _replaced(weights=WEIGHTS + 1, padding=8000, name="decoder")
 
 # By name: makes the archive, then edits it.
 EDITS: dict[str, tuple[Edit, Edit]] = {
-    "save": (_nothing, _saved),
+    "save": (lambda path: None, _saved),
     "save over an archive": (_old, _saved),
     "replace_model with a shorter end": (_old, _replaced()),
     "replace_model with an equal end": (_old, _replaced(padding=10_000)),
@@ -177,10 +157,10 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
-    "new assets": (_old, _new_assets),
-    "new assets on a clone": (_old, _cloned(_new_assets)),
-    "change_assets": (_old, _assets),
-    "change_assets on a clone": (_old, _cloned(_assets)),
+    "new assets": (_old, _assets),
+    "new assets on a clone": (_old, _cloned(_assets)),
+    "change_assets": (_old, _replaced_assets),
+    "change_assets on a clone": (_old, _cloned(_replaced_assets)),
 }
 
 

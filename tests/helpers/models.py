@@ -10,24 +10,21 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import Message
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from processes import completed
 
 import onnxarchive
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from onnxarchive.files.local_file import MappedFile
-    from onnxarchive.reading.archive import Archive
-    from onnxarchive.zipformat.directory import Entry
+from onnxarchive.files.local_file import MappedFile, write_at
+from onnxarchive.reading.archive import Archive
+from onnxarchive.zipformat.directory import Entry
 
 # All data types of fixed width: number by onnx's name.
 NUMBERS: dict[str, int] = {
@@ -424,7 +421,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 def copying_clone(source: MappedFile, target: int) -> bool:
     """Replaces `filesystem.clone`: a copy instead of shared blocks."""
-    os.pwrite(target, source.read(0, source.size), 0)
+    write_at(target, 0, source.read(0, source.size))
     return True
 
 
