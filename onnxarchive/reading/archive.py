@@ -58,6 +58,10 @@ class Archive(Closing):
     truncates the file, reading a view ends the process with SIGBUS. Several threads may use an
     archive at once.
 
+    Whatever reads an entry raises ArchiveFormatError if its local header does not match the
+    directory, ChecksumError if bytes of a remote archive or file object do not match their CRC-32,
+    OSError if they cannot be read, and ValueError if the archive is closed.
+
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model_id` and `max_model_nbytes`.
 
@@ -143,10 +147,7 @@ class Archive(Closing):
 
         Raises:
             TensorNotFoundError: There is no such entry.
-            ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
             ArchiveError: The entry is a model that was edited after the archive was opened.
-            ValueError: The archive is closed.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:
@@ -171,9 +172,6 @@ class Archive(Closing):
 
         Raises:
             TensorNotFoundError: No tensor of the model has this key.
-            ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
-            ValueError: The archive is closed.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:
@@ -196,10 +194,6 @@ class Archive(Closing):
 
         Raises:
             TensorNotFoundError: A name belongs to no initializer, or to several.
-            ArchiveFormatError: A local header does not match the directory.
-            ChecksumError: Remote bytes do not match their CRC-32.
-            ValueError: The archive is closed.
-            OSError: The data cannot be read.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:

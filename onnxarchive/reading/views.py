@@ -105,17 +105,10 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         return stored if isinstance(stored, str) else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The initializer of this name.
+        """The initializer of this name; a TensorNotFoundError for a name of none or several.
 
-        Returns:
-            A view of the file; a copy if the file is not mapped, the type has less than 8 bits, or
-            the model itself holds the data.
-
-        Raises:
-            ArchiveFormatError: Data in the model does not fit type and shape, or the local header
-                of an entry does not match the directory.
-            ChecksumError: Bytes from a file object or a remote archive do not match their CRC-32.
-            TensorNotFoundError: No initializer has this name, or several have it.
+        It is a view of the file; a copy if the file is not mapped, the type has less than 8 bits,
+        or the model itself holds the data, which may not fit type and shape (ArchiveFormatError).
         """
         stored = self._find(name)
         if isinstance(stored, str):
@@ -198,10 +191,7 @@ class Assets(NamedMapping[bytes]):
     def pieces(self, path: str) -> Iterator[memoryview]:
         """An asset in pieces; as one copy if the file is not mapped.
 
-        Raises:
-            ChecksumError: Its bytes do not match their CRC-32; raised before the first or after the
-                last piece.
-            TensorNotFoundError: There is no such asset.
+        Errors are those of a look-up; a ChecksumError comes before the first or after the last one.
         """
         if path not in self._index:
             raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
