@@ -256,13 +256,6 @@ def _beside(path: str | os.PathLike[str], location: str) -> str | None:
     return file if is_below(os.path.realpath(file), os.path.realpath(directory)) else None
 
 
-def _not_beside(location: str) -> str:
-    return (
-        f"expected a location in the link's directory or below it, without '..' or backslashes in "
-        f"the location, found {shown(location)}"
-    )
-
-
 def _faults(
     link: str | os.PathLike[str], model: onnx.ModelProto, given: str | os.PathLike[str] | None
 ) -> Iterator[str]:
@@ -277,9 +270,15 @@ def _faults(
         several = f"{len(locations)}, such as {shown(locations[0])} and {shown(locations[1])}"
         yield f"expected all external data in one file, found it in {several}"
         return
-    path = _beside(link, locations[0]) if given is None else given
+    files = [_beside(link, location) for location in locations]
+    for location, file in zip(locations, files, strict=True):
+        if file is None:
+            yield (
+                "expected a location in the link's directory or below it, without '..' or "
+                f"backslashes in the location, found {shown(location)}"
+            )
+    path = files[0] if given is None else given
     if path is None:
-        yield _not_beside(locations[0])
         return
     mark = proto.take_link_fingerprint(model)
     try:
@@ -293,11 +292,8 @@ def _faults(
         yield f"expected the archive {path}, found no such file"
         return
     with archive:
-        for location in locations:
-            file = _beside(link, location)
-            if file is None:
-                yield _not_beside(location)
-            elif not archive.contents.local_file.is_at(file):
+        for file in filter(None, files):
+            if not archive.contents.local_file.is_at(file):
                 yield f"expected external data in {archive.path}, found it in {file}"
         if mark is None:
             yield (
