@@ -356,8 +356,9 @@ def open(
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
             credentials, region, `timeout` in seconds, ... Reading ends after `stall_timeout`
-            seconds (30) without a byte. A web address with a user, a query or headers is
-            refused if it redirects to another server, unless `allow_redirects` is True.
+            seconds (30) without a byte, an upload if moreover none of its parts arrives in eight
+            times their usual time. A web address with a user, a query or headers is refused if it
+            redirects to another server, unless `allow_redirects` is True.
             `cache`: A directory for copies of remote archives, or True for the user's cache
             directory. `open`, `load`, `session` and `link` download the whole archive once, verify
             it, and map the copy, which processes share; a download goes on where it was

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import errno
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,7 @@ def keep_secrets(
     name: str,
     store: Any,
     key: str,
-    make: Callable[[dict[str, Any]], Any] | None = None,
-    hosts: Iterable[str] = (),
+    restrict: Callable[[], Any] | None = None,
     *,
     has_token: bool = False,
 ) -> Any:
@@ -62,12 +61,12 @@ def keep_secrets(
         name: The object's name for messages.
         store: A store of obstore.
         key: The key of the object in it.
-        make: Makes the same store with more options of the client; None for a store of the caller.
-        hosts: The hosts that the store may reach, besides its own.
+        restrict: Makes the same store with `NOWHERE` as the proxy for all hosts but its own; None
+            for a store of the caller.
         has_token: Whether the store itself sends a secret; through a proxy, redirects may get it.
 
     Returns:
-        The store, or one that can reach no other hosts.
+        The store, or the restricted one.
 
     Raises:
         OSError: The server redirects, or it is unknown whether it does.
@@ -83,14 +82,11 @@ def keep_secrets(
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
         problem = _problem_in_time(name, parts._replace(path=path).geturl(), client)
-    elif has_secret and (make is None or has_proxy):
+    elif has_secret and (restrict is None or has_proxy):
         problem = "it is unknown whether the store's server redirects"
     if problem is not None:
         raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
-    if make is None or has_proxy:
-        return store
-    excludes = ",".join((*hosts, *filter(None, [parts.hostname])))
-    return make({"proxy_url": f"http://{NOWHERE}", "proxy_excludes": excludes})
+    return store if restrict is None or has_proxy else restrict()
 
 
 class RefusedRedirectError(OSError):

@@ -17,7 +17,7 @@ from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
 from onnxarchive.remote.failures import NO_SIZE, attempt, failure, without_values
-from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
+from onnxarchive.remote.redirects import NOWHERE, authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
 Options: TypeAlias = Mapping[str, Any]
@@ -118,16 +118,13 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     else:
         if allows_redirects:
             return opened, key
-        hosts = [] if scheme in WEB else _hosts(scheme, options)
-        opened = keep_secrets(
-            name,
-            opened,
-            key,
-            lambda options: make(client_options=client | options),
-            hosts,
-            has_token=has_token,
-        )
-        return opened, key
+
+        def restricted() -> Store:
+            hosts = [urlsplit(url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
+            proxy = {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(hosts)}
+            return make(client_options=client | proxy)
+
+        return keep_secrets(name, opened, key, restricted, has_token=has_token), key
     keys = ", ".join(sorted(dict(_flat(options)))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
