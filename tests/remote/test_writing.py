@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from obstore.store import HTTPStore, LocalStore, MemoryStore
 from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ArchiveError, UnsupportedFeatureError
+from onnxarchive.remote import writing
 from onnxarchive.remote.listing import ListedObject
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
@@ -133,6 +136,36 @@ def test_a_panic_of_obstore_is_an_error(count: int, monkeypatch: pytest.MonkeyPa
         with pytest.raises(OSError, match="the request failed") as caught:
             write()
     assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_upload_that_stalls_ends_and_says_how_far_it_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_aborted = []
+
+    def put(_store: object, _key: str, parts: Iterator[object], **_: object) -> None:
+        next(parts)  # arrives at once
+        try:
+            list(parts)  # keeps the others
+        except BaseException:
+            is_aborted.append(True)
+            raise
+
+    monkeypatch.setattr("obstore.put", put)
+    monkeypatch.setattr(writing, "_SLOWEST", 100 << 20)
+    part = 8 << 20
+    place = {"store": LocalStore(tmp_path), "storage_options": {"stall_timeout": 0.2}}
+
+    def write() -> None:
+        with create_object("m", 3 * part, **place) as writer:
+            writer.write(bytes(3 * part))
+            writer.commit()
+
+    arrived = f"stalls: {part} of {3 * part} bytes have arrived, and of {2 * part} under way none"
+    with pytest.raises(OSError, match=f"{arrived} .*; stall_timeout in storage_options") as caught:
+        write()
+    assert (caught.value.errno, caught.value.filename) == (errno.ETIMEDOUT, "m")
+    assert is_aborted == [True]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
