@@ -242,7 +242,7 @@ def find_models(
 
     Args:
         source: A file or the root of a tree.
-        on_error: Called with the error if a folder cannot be read; None raises it.
+        on_error: Called with the error if a folder cannot be read; None skips the folder.
 
     Yields:
         The model's path, and the model's path relative to `source`. If `source` is the model, the
@@ -253,7 +253,7 @@ def find_models(
         os.stat(root)  # raises for a file that is missing
         yield root, os.path.basename(root)
         return
-    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
+    for directory, folders, names in os.walk(root, onerror=on_error):
         relative = os.path.relpath(directory, root)
         if MODEL_PROTO in names:
             name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
@@ -276,13 +276,6 @@ def _is_candidate(path: str) -> bool:
         return is_model_file(path)
     except OSError:
         return False
-
-
-def _raise(error: OSError) -> None:
-    try:
-        raise error
-    finally:
-        del error  # else error, traceback and frame would refer to each other
 
 
 def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:

@@ -127,7 +127,7 @@ def recognised(
         elif isinstance(source, memoryview):
             kind = kind_of_head(bytes(source[:HEAD_SIZE]), len(source)) or _cut_model(source)
         elif source is not None:
-            kind = kind_of(source)
+            kind = kind_of_path(source)
         if kind is None or (kind.is_source and expected == "a model"):
             raise
         raise OtherKindError(
@@ -138,7 +138,7 @@ def recognised(
         ) from without_traceback(error)
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind | None:
+def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
     """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
     # Imported here, since opening an archive needs neither of them.
     import shlex

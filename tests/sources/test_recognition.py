@@ -255,7 +255,7 @@ def test_faults_of_archives_are_told_as_before(archive: Path, tmp_path: Path) ->
 def test_without_an_error_nothing_is_looked_at(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(recognition, "kind_of")
+    monkeypatch.delattr(recognition, "kind_of_path")
     _onnx(tmp_path / "m.onnx")
     onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
     with onnxarchive.open(archive):
