@@ -60,13 +60,15 @@ class Tensors(NamedMapping["NDArray[Any]"]):
             names.append(ref.name)
             stored.append(inner_key or ref)
         index: dict[str, str | TensorRef] = {}
+        ambiguous: dict[str, list[str | TensorRef]] = {}
         for number, (name, one) in enumerate(zip(names, stored, strict=True)):
             one = one or tensors.main_initializer(initializers[number], number)
             if name in index:
-                self._ambiguous.setdefault(name, [index[name]]).append(one)
+                ambiguous.setdefault(name, [index[name]]).append(one)
             index[name] = one
-        for name in self._ambiguous:
+        for name in ambiguous:
             del index[name]
+        self._ambiguous = ambiguous  # whole, since several threads may come here
         return index
 
     def _find(self, name: str) -> str | TensorRef:

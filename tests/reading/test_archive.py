@@ -686,6 +686,22 @@ def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:
 # Threads
 
 
+def test_threads_agree_on_names_that_several_initializers_have(path: Path) -> None:
+    names = [f"w{index % 2000}" for index in range(4000)]
+    onnxarchive.save(model_of(*(raw_tensor(name, dims=()) for name in names)), path)
+    found: list[str] = []
+    with onnxarchive.open(path) as archive:
+
+        def look_up() -> None:
+            with pytest.raises(TensorNotFoundError, match=r"'w1'; take .*\[2001\]$") as caught:
+                archive.tensors["w1"]
+            found.append(str(caught.value))
+
+        at_once(look_up for _ in range(8))
+    assert len(set(found)) == 1
+    assert len(found) == 8
+
+
 def test_threads_may_read_at_once_and_agree_on_a_broken_header(path: Path) -> None:
     model = model_of(*(raw_tensor(f"w{index}", dims=(300,), seed=index) for index in range(200)))
     onnxarchive.save(model, path)
