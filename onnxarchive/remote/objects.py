@@ -73,7 +73,7 @@ def open_origin(
     If it still has the strong ETag of a `known` version, the server sends no bytes.
     """
     begin = monotonic()
-    version, end = run(origin.name, partial(_open, origin, known))
+    version, end = run(origin.name, partial(origin.open, END_SIZE, known))
     # A small rate is that of the line; a larger one is mostly the line's latency.
     rate = len(end) / max(monotonic() - begin, 1e-6)
     rate = rate if rate < _SLOW else inf
@@ -88,18 +88,6 @@ def has_object(address: Address) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-async def _open(origin: Origin, known: Version | None) -> tuple[Version, bytes]:
-    answer = await origin.end(END_SIZE, known)
-    if answer is not None:
-        return answer
-    version = await origin.version()
-    size = min(version.size, END_SIZE)
-    if not size or version == known:
-        return version, b""
-    stream = origin.stream(version.size - size, size, version, size)
-    return version, b"".join([bytes(piece) async for piece in stream])
 
 
 class RemoteFile(File):

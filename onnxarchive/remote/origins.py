@@ -99,12 +99,14 @@ class Origin:
         """Requests the present version of the object."""
         raise NotImplementedError
 
-    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
-        """The version and the last `size` bytes, by one request; None if unsupported.
-
-        If the object still has the strong ETag of `known`, `known` is returned, and no bytes.
-        """
-        return None
+    async def open(self, size: int, known: Version | None) -> tuple[Version, bytes]:
+        """The version and the last `size` bytes; no bytes if the version is `known`."""
+        version = await self.version()
+        size = min(size, version.size)
+        if not size or version == known:
+            return version, b""
+        stream = self.stream(version.size - size, size, version, size)
+        return version, b"".join([bytes(piece) async for piece in stream])
 
     def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range; yields pieces of at least `least` bytes as they arrive.
@@ -171,22 +173,24 @@ class StoreOrigin(Origin):
             self.name,
         )
 
-    async def end(self, size: int, known: Version | None) -> tuple[Version, bytes] | None:
-        """The version and the last bytes, by a range without a start."""
+    async def open(self, size: int, known: Version | None) -> tuple[Version, bytes]:
+        """As `Origin.open`, by one request for a range without a start, if the server takes it."""
+        result, problems = None, []
         try:
             result = await self._get({"suffix": size}, known=known)
         except Exception as error:
             if known is not None and type(error).__name__ == "NotModifiedError":
                 return known, b""
             # obstore's AzureStore refuses this range. For an empty object, servers answer 416.
-            if refuses_suffix(error):
-                return None
-            problems = [failure(error, self.name)]
-        else:
-            size = min(size, result.meta["size"])
-            pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
-            return self._version(result), b"".join([bytes(piece) async for piece in pieces])
-        raise problems.pop()  # as in `attempt`
+            if not refuses_suffix(error):
+                problems.append(failure(error, self.name))
+        if problems:
+            raise problems.pop()  # as in `attempt`
+        if result is None:
+            return await super().open(size, known)
+        size = min(size, result.meta["size"])
+        pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
+        return self._version(result), b"".join([bytes(piece) async for piece in pieces])
 
     async def _get(
         self, range: Any, expected: Version | None = None, known: Version | None = None
