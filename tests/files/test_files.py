@@ -17,6 +17,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from lock_calls import is_free
 from models import open_below
 from processes import at_once
 
@@ -371,11 +372,6 @@ def test_what_is_refused_is_not_left_open_while_the_error_is_kept(tmp_path: Path
 
 
 # Locking
-
-
-def is_free(path: Path) -> bool:
-    with MappedFile(path, is_writable=True) as file:
-        return locking.try_exclusive(file.fileno())
 
 
 def test_a_locked_file_knows_the_size_that_it_has_then(source: Path) -> None:

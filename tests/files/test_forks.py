@@ -20,10 +20,10 @@ from typing import Any
 from unittest.mock import patch
 
 import edits
-import lock_calls
 import numpy as np
 import onnx
 import pytest
+from lock_calls import is_free
 from models import copying_clone, model_of, raw_tensor, run_python
 from onnx import TensorProto
 from written import contents
@@ -216,19 +216,10 @@ class Forks:
     def _found(self) -> dict[str, tuple[bytes, bool]]:
         """The bytes of every file, and whether it is locked."""
         return {
-            str(path.relative_to(self._directory)): (path.read_bytes(), is_locked(path))
+            str(path.relative_to(self._directory)): (path.read_bytes(), not is_free(path))
             for path in sorted(self._directory.rglob("*"))
             if path.is_file()
         }
-
-
-def is_locked(path: Path) -> bool:
-    with open(path, "r+b") as file:
-        try:
-            lock_calls.lock(file.fileno(), "exclusive")
-        except BlockingIOError:
-            return True
-    return False
 
 
 CALLS = ("open", "pwrite", "ftruncate", "fsync", "fchown", "replace", "rename", "unlink", "mkdir")

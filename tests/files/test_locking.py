@@ -324,21 +324,6 @@ def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: flo
     assert os.listdir(archive.parent) == [archive.name]
 
 
-def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(
-    archive: Path, threads: ThreadPoolExecutor
-) -> None:
-    kept = archive.with_name("kept")
-    with held("exclusive", archive) as holder:
-        waiting = threads.submit(replace, archive)
-        require_waiting(waiting)
-        os.rename(archive, kept)
-        onnxarchive.save(documented_model("of another"), archive)
-        holder.let_go()
-        waiting.result(30)
-    assert read_model(kept) == "old"
-    assert read_model(archive) == "new"
-
-
 WRITER = """
     import sys
     import onnxarchive
@@ -483,13 +468,6 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     code = int(request.param)
     lock_calls.refuse(monkeypatch, code)
     return code
-
-
-def test_readers_go_on_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
-    assert read_model(archive) == "old"
-    assert list(onnxarchive.check(archive, full=True)) == []
-    with MappedFile(archive) as file, file.locked(is_exclusive=False):
-        pass
 
 
 def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks: int) -> None:

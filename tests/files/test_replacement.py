@@ -19,6 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 from limits import limited, umask
+from lock_calls import is_free
 from models import model_of, open_below, raw_tensor
 from processes import completed, started
 from written import contents
@@ -328,11 +329,6 @@ def test_two_at_once_do_not_meet_and_the_last_one_stays(target: Path) -> None:
 
 
 # Locks
-
-
-def is_free(path: Path) -> bool:
-    with open(path, "r+b") as file:
-        return locking.try_exclusive(file.fileno())
 
 
 def test_a_file_is_locked_as_long_as_it_has_no_other_name(tmp_path: Path) -> None:

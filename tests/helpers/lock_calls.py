@@ -38,12 +38,18 @@ def lock(descriptor: int, kind: Kind) -> None:
 @contextlib.contextmanager
 def locked(path: os.PathLike[str], kind: Kind) -> Iterator[None]:
     """Keeps a file locked during a block, as another program does."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        lock(descriptor, kind)
+    with open(path, "r+b") as file:
+        lock(file.fileno(), kind)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def is_free(path: os.PathLike[str]) -> bool:
+    """True if no other open file has locked a file."""
+    try:
+        with locked(path, "exclusive"):
+            return True
+    except BlockingIOError:
+        return False
 
 
 def watch(
