@@ -46,10 +46,10 @@ class Pieces:
         """The number of bytes in the pieces."""
         return sum(len(data) for _, data in self.parts)
 
-    def offsets(self) -> Iterator[int]:
-        """Yields the offset of every stored byte."""
+    def each_byte(self) -> Iterator[tuple[int, int]]:
+        """Yields the offset and the value of every stored byte."""
         for offset, data in self.parts:
-            yield from range(offset, offset + len(data))
+            yield from enumerate(data, offset)
 
     def replaced(self, offset: int, data: bytes, *, instead_of: int) -> Pieces:
         """Replaces `instead_of` bytes by `data`; the rest of the file moves."""
