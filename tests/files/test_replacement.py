@@ -790,26 +790,6 @@ def test_a_file_of_somebody_stays_whatever_its_name(archive: Path, content: byte
 
 
 @posix
-def test_what_is_no_file_stays_also_where_it_leads_to_one(archive: Path) -> None:
-    other = archive.with_name("other.onnxa")
-    other.write_bytes(archive.read_bytes())
-    leftover(archive, 1).symlink_to(other)
-    leftover(archive, 2).mkdir()
-    os.mkfifo(leftover(archive, 3))
-    before = names(archive.parent)
-    assert recovered(archive) == []
-    assert names(archive.parent) == before
-
-
-def test_what_is_locked_stays_also_where_it_begins_as_an_archive(archive: Path) -> None:
-    leftover(archive).write_bytes(archive.read_bytes())
-    with MappedFile(leftover(archive), is_writable=True) as file:
-        with file.locked(is_exclusive=True):
-            assert recovered(archive) == []
-        assert recovered(archive) == [leftover(archive).name]
-
-
-@posix
 def test_another_file_that_took_the_name_of_what_was_abandoned_stays(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

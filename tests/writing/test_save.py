@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import os
 import re
 import resource
@@ -352,25 +351,6 @@ def test_what_was_written_before_in_an_open_file_is_not_counted() -> None:
     onnxarchive.save(model_of(raw_tensor("w")), file)
     half = len(file.getvalue()) // 2
     assert file.getvalue()[:half] == file.getvalue()[half:]
-
-
-# Progress
-
-
-def test_progress_goes_up_to_all_bytes(target: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    model = model_of(raw_tensor("a", dims=(300,)), raw_tensor("b", TensorProto.UINT8, (20 * MIB,)))
-    onnxarchive.save(
-        model, target, assets={"x": bytes(9 * MIB)}, progress=lambda *call: calls.append(call)
-    )
-    with onnxarchive.open(target) as archive:
-        total = sum(entry.nbytes for entry in archive.entries.values())
-    done = [call[0] for call in calls]
-    assert {call[1] for call in calls} == {total}
-    assert done == sorted(done)
-    assert done[-1] == total
-    assert len(done) >= 7
-    assert max(after - before for before, after in itertools.pairwise(done)) <= 8 * MIB
 
 
 # Failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import shutil
 import threading
@@ -123,10 +124,12 @@ def test_progress_is_told_in_the_callers_thread_up_to_all_bytes(
         told.append((done, total))
         callers.add(threading.get_ident())
 
-    saved(model, jobs=jobs, progress=progress)
-    done = [done for done, _ in told]
-    assert done == sorted(done)
-    assert {total for _, total in told} == {done[-1]}
+    archive = saved(model, jobs=jobs, progress=progress, assets={"x": bytes(2 * PIECE)})
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        total = sum(info.file_size for info in file.infolist())
+    done = [0, *(done for done, _ in told)]
+    assert {total for _, total in told} == {total, done[-1]}
+    assert all(0 <= after - before <= PIECE for before, after in itertools.pairwise(done))
     assert callers == {threading.get_ident()}
 
 
