@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,7 +21,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.data import Data, SupportsWrite
+from onnxarchive.files.data import SupportsWrite
 from onnxarchive.files.file import File
 from onnxarchive.files.file_data import FileData, RandomAccessData, spool
 from onnxarchive.files.filesystem import directory_of, require_no_input
@@ -251,28 +251,22 @@ def convert_silently(
     with contextlib.ExitStack() as resources, with_path(sources[""].name):
         models: dict[str, Source] = {}
         for identifier, location in sources.items():
-            is_alone = not identifier and repository is None
             with with_path(location.name):
                 models[identifier] = open_source(
-                    location, resources, reading if is_alone else without_others
+                    location, resources, without_others if identifier else reading
                 )
         default = models[""]
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
-        if reading.other_files and repository is not None:
-            SourceReader(resources, reading).add_others(default, repository)
-            converted = {os.path.realpath(file) for file in files}
-            default.left_out = tuple(
-                name
-                for name in default.left_out
-                if os.path.realpath(os.path.join(repository, name)) not in converted
-            )
+        directory = default.directory if repository is None else repository
+        if reading.other_files and directory is not None:
+            SourceReader(resources, reading).add_others(default, directory, files)
+            files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
-        taken = _without_data_files(default.others, models.values())
         assets = [
             Item(ASSET_PREFIX + name, data)
-            for name, data in chain(default.assets.items(), taken.items())
+            for name, data in chain(default.assets.items(), default.others.items())
         ]
         plan = plan_archive(models, options, assets=assets, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
@@ -283,24 +277,11 @@ def convert_silently(
             nbytes=nbytes,
             tensors=count,
             assets=len(plan.items) - count,
-            taken=tuple(name for name in taken if name not in (options.assets or {})),
+            taken=tuple(name for name in default.others if name not in (options.assets or {})),
             left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
             warnings=tuple(note for model in models.values() for note in model.notes()),
         )
-
-
-def _without_data_files(files: Mapping[str, Data], models: Iterable[Source]) -> dict[str, Data]:
-    """The files that hold no tensor of the models."""
-    if not files:
-        return {}
-    data_of_models = chain.from_iterable(model.data for model in models)
-    used = {data.identity for data in data_of_models if isinstance(data, FileData)}
-    return {
-        name: data
-        for name, data in files.items()
-        if not (isinstance(data, FileData) and data.identity in used)
-    }
 
 
 def open_source(

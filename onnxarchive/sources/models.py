@@ -71,7 +71,8 @@ class SourceOptions:
     Attributes:
         verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
             tensors in the file.
-        other_files: True to include the other files of the directory or zip.
+        other_files: True to include the other files of a zip, and not to warn about those of a
+            directory, which `SourceReader.add_others` includes.
         follow_links: A further directory into which symbolic links may lead; True for the model's
             folder `models--*` of a Hugging Face cache; False for none.
         temporary: The directory for temporary files; None for the system's.
@@ -117,8 +118,7 @@ class SourceReader:
             )
         files = DataFiles(partial(open_beneath, root))
         (source,) = self._models([model], files)
-        if self.options.other_files:
-            _add_others(source, files, paths_below(root), {name, *files.opened})
+        source.directory = root.path
         source.files = (model.path, *_paths(root, files))
         return source
 
@@ -134,7 +134,8 @@ class SourceReader:
         files = DataFiles(partial(open_beneath, root))
         names = [name for name in models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
-        source = self._whole(files, model, names, paths_below(root))
+        source = self._whole(files, model, names)
+        source.directory = root.path
         source.files = _paths(root, files)
         return source
 
@@ -146,22 +147,30 @@ class SourceReader:
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
-        source = self._whole(
-            DataFiles(found.get), model.removeprefix(folder), sorted(found), sorted(found)
-        )
+        files = DataFiles(found.get)
+        source = self._whole(files, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.options.other_files:
+            _add_others(source, files, found.keys() - files.opened)
             source.left_out += (*outside,)
         else:
             notes += _left_out(outside)
         source.warnings = (*notes, *source.warnings)
         return source
 
-    def add_others(self, source: Source, directory: str) -> None:
-        """Adds the other files of a directory that is not the source's to the source."""
+    def add_others(self, source: Source, directory: str, used: Iterable[str]) -> None:
+        """Adds the other files of a directory to a source: all but those at the paths `used`."""
         with with_path(directory):
             root = self._root(directory)
-            _add_others(source, DataFiles(partial(open_beneath, root)), paths_below(root), ())
+            used = {os.path.realpath(path) for path in used}
+            others = [
+                name
+                for name in paths_below(root)
+                if os.path.realpath(os.path.join(root.path, name)) not in used
+            ]
+            files = DataFiles(partial(open_beneath, root))
+            _add_others(source, files, others)
+            source.files += _paths(root, files)
 
     def _root(self, directory: str) -> Root:
         root, follow_links = Root(directory), self.options.follow_links
@@ -180,17 +189,8 @@ class SourceReader:
         root.remedy = remedy
         return root
 
-    def _whole(
-        self, files: DataFiles, name: str, names: list[str], all_names: Iterable[str]
-    ) -> Source:
-        """The source of the model `name`.
-
-        Args:
-            files: The files of the source.
-            name: The name of the model.
-            names: The names of the files that may be further models or assets.
-            all_names: The names of all files and, ending with a slash, of folders not read.
-        """
+    def _whole(self, files: DataFiles, name: str, names: list[str]) -> Source:
+        """The source of the model `name`; further models and assets are found in `names`."""
         further_names = _further_models(names, name)
         models: list[DataFile] = []
         for model in (name, *further_names):
@@ -204,9 +204,7 @@ class SourceReader:
         assets = [path for path in assets if path not in files.opened]
         keys.check_names([*assets, MODEL_PROTO], Strict())
         source.assets = {path.removeprefix(ASSET_PREFIX): files.whole(path) for path in assets}
-        if self.options.other_files:
-            _add_others(source, files, all_names, set(files.opened))
-        else:
+        if not self.options.other_files:
             unused = [path for path in names if path not in files.opened]
             source.warnings += _left_out(unused, _REMEDY)
         return source
@@ -222,18 +220,9 @@ def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:
     return tuple([os.path.join(root.path, path) for path in files.opened])
 
 
-def _add_others(
-    source: Source, files: DataFiles, names: Iterable[str], used: Collection[str]
-) -> None:
-    """Adds other files to a source: those to include, and the names of those to leave out.
-
-    Args:
-        source: The source, with its assets.
-        files: The files.
-        names: The names of all files and, ending with a slash, of folders not read.
-        used: The names of files that are models, data files or assets of the source.
-    """
-    names, source.left_out = divided(sorted(name for name in names if name not in used))
+def _add_others(source: Source, files: DataFiles, names: Iterable[str]) -> None:
+    """Adds other files to a source: those to include, and the names of those to leave out."""
+    names, source.left_out = divided(sorted(names))
     others: dict[str, Data] = {}
     for name in names:
         path = name.removeprefix(ASSET_PREFIX)

@@ -25,6 +25,7 @@ class Source:
         is_own: True if the plan of an archive may change the model, and take it away.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files from which the source is read.
+        directory: The directory of the model, without links in its path; None if it is in none.
         others: The bytes of other files in the directory or zip, by path without a prefix
             `assets/`; empty without `other_files`.
         left_out: The paths of other files that become no assets, such as litter, hidden files,
@@ -41,6 +42,7 @@ class Source:
     is_own: bool = False
     assets: Mapping[str, Data] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    directory: str | None = None
     others: Mapping[str, Data] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -128,9 +128,11 @@ def test_data_of_further_models_is_no_asset(directory: Path, tmp_path: Path) -> 
     decoder = directory / "decoder.onnx"
     onnx.save(further(), decoder, save_as_external_data=True, location="decoder.weights")
     target = tmp_path / "m.onnxa"
-    onnxarchive.convert(
-        directory / "model.onnx", target, models={"decoder": decoder}, other_files=True
-    )
+    source, models = directory / "model.onnx", {"decoder": decoder}
+    done = onnxarchive.convert(source, target, models=models, other_files=True)
+    assert "decoder.onnx" not in done.left_out
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(source, directory / "config.json", models=models, other_files=True)
     assert target.read_bytes() == saved(model(), models={"decoder": further()}, assets=FILES)
 
 
