@@ -35,13 +35,13 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked, replacing
 from onnxarchive.remote.objects import RemoteFile, open_origin
 from onnxarchive.remote.origins import Version, origin_of
+from onnxarchive.remote.stores import STALL
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
 from onnxarchive.remote.urls import Address, shown_url
 
-STALL: Final = 30.0  # seconds without a new byte after which another process's download is refused
-_WAIT: Final = 0.1  # seconds between two looks at it
+_WAIT: Final = 0.1  # seconds between two looks at the download of another process
 _HASH_LENGTH: Final = 32  # hexadecimal digits of a hash in the name of a file
-_NAME: Final = re.compile(r"([0-9a-f]{32})-[0-9a-f]{32}\.json")
+_NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.json")
 _MOST_JSON: Final = 64 << 10  # bytes
 _MOST_URL: Final = 1024  # characters in a description
 _OWN_MODE: Final = 0o700

@@ -19,6 +19,7 @@ from web_server import MODIFIED, Answer, Request, WebServer, serving
 
 import onnxarchive
 from onnxarchive import ObjectChangedError
+from onnxarchive.remote.failures import failure
 from onnxarchive.remote.objects import END_SIZE, RemoteFile
 
 SIZE = len(CONTENT)
@@ -446,3 +447,21 @@ def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(
     refused(OSError, r"the request failed \(RuntimeError\)", open_object, FAILING)
     options = {"nonsense": "SECRET", "skip_instance_cache": True}
     refused(ValueError, "storage_options", open_object, FAILING, storage_options=options)
+
+
+class InvalidPathError(Exception):
+    """Stands for obstore's."""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('Path "a//b" contained empty path segment', "'a//b'"),
+        ('Path "a\x01" b": Encountered illegal character', "'a\\x01\" b'"),
+        ("something else", "of an object"),
+        ('Path "' * 100_000, "of an object"),  # takes linear time
+    ],
+)
+def test_a_key_that_obstore_cannot_list_is_named(text: str, key: str) -> None:
+    error = failure(InvalidPathError(text), "s3://bucket/folder")
+    assert f"because of the key {key}: the key has control" in str(error)
