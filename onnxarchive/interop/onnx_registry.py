@@ -23,7 +23,6 @@ Importing `onnxarchive` imports this module; for speed, other modules are import
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Collection
 from typing import Any
@@ -31,25 +30,19 @@ from typing import Any
 import onnx
 from onnx import serialization
 
-FORMAT = "onnxa"
 EXTENSION = ".onnxa"
 
 
 class ArchiveSerializer:
     """A serializer of onnx's registry (`onnx.serialization.ProtoSerializer`)."""
 
-    supported_format: str = FORMAT
+    supported_format: str = "onnxa"
     file_extensions: Collection[str] = frozenset({EXTENSION})
 
     def serialize_proto(self, proto: Any) -> bytes:
-        """Serializes a ModelProto to an archive, as `onnxarchive.save` does.
-
-        Raises:
-            TypeError: `proto` is not a ModelProto.
-            ArchiveFormatError: The data of a tensor is external, or the model breaks a rule.
-        """
+        """Serializes a ModelProto without external data, as `onnxarchive.save` does."""
         if not isinstance(proto, onnx.ModelProto):
-            raise _not_a_model(type(proto))
+            raise _not_a_model(proto)
         from onnxarchive.errors import ArchiveFormatError
         from onnxarchive.model import tensors
         from onnxarchive.writing.saving import save
@@ -66,20 +59,14 @@ class ArchiveSerializer:
         return target.getvalue()
 
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
-        """Parses the complete default model of an archive into a ModelProto, which it returns.
-
-        Raises:
-            TypeError: `serialized` is not bytes, or `proto` is not a ModelProto.
-            ArchiveFormatError: The bytes are not an archive, or break a rule.
-            ChecksumError: The bytes of a model or tensor do not match their CRC-32.
-        """
+        """Parses the complete default model of an archive into a ModelProto, which it returns."""
         if not isinstance(serialized, bytes | bytearray | memoryview):
             raise TypeError(
                 f"expected the bytes of an archive, found {type(serialized).__name__}; an archive "
                 "is binary"
             )
         if not isinstance(proto, onnx.ModelProto):
-            raise _not_a_model(type(proto))
+            raise _not_a_model(proto)
         from onnxarchive.errors import ArchiveError
         from onnxarchive.files.data import as_bytes
         from onnxarchive.files.file import MemoryFile
@@ -98,20 +85,11 @@ class ArchiveSerializer:
         return proto
 
 
-def register() -> bool:
-    """Registers the serializer with onnx, as importing `onnxarchive` does.
-
-    Does nothing and returns False if another package has the format or the extension.
-    """
+def register() -> None:
+    """Registers the serializer with onnx, unless there is one for the extension."""
     registry = serialization.registry
-    if registry.get_format_from_file_extension(EXTENSION) not in (None, FORMAT):
-        return False
-    with contextlib.suppress(ValueError):  # there is none
-        kind = type(registry.get(FORMAT))  # compared by name, since the module may be reloaded
-        if (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__):
-            return False
-    registry.register(ArchiveSerializer())
-    return True
+    if registry.get_format_from_file_extension(EXTENSION) is None:
+        registry.register(ArchiveSerializer())
 
 
 def _remedy(producer_name: str, location: str) -> str:
@@ -132,7 +110,6 @@ def _remedy(producer_name: str, location: str) -> str:
     )
 
 
-def _not_a_model(kind: type) -> TypeError:
-    return TypeError(
-        f"expected an onnx.ModelProto, found {kind.__name__}: an archive holds a model"
-    )
+def _not_a_model(proto: object) -> TypeError:
+    kind = type(proto).__name__
+    return TypeError(f"expected an onnx.ModelProto, found {kind}: an archive holds a model")

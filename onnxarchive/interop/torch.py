@@ -24,21 +24,23 @@ the file: **writing into the tensor ends the process** with SIGSEGV. Reading is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 
 from onnxarchive.errors import UnsupportedFeatureError, needing, with_path
 from onnxarchive.model import dtypes
 from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.contents import NamedMapping
 from onnxarchive.writing.elements import TORCH_TYPES
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["TorchTensors", "from_numpy", "tensor", "tensors"]
+__all__ = ["from_numpy", "tensor", "tensors"]
 
 _FLOAT4 = "FLOAT4E2M1"
 # Names of PyTorch types, by name of the ONNX type.
@@ -47,8 +49,6 @@ _TYPES = {
     **dict.fromkeys(("INT4", "INT2"), "int8"),
     **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
 }
-# Types, by size, that carry the bytes of ml_dtypes types from numpy to PyTorch.
-_BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
 
 
 def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
@@ -75,13 +75,15 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
             weight = onnxarchive.interop.torch.tensor(archive, "layer.0/weight")
     """
     with with_path(archive.path):
-        packed = _packed_float4(archive, name)
-        if packed is not None:
-            return _as_torch(packed, _FLOAT4, copy=copy)
-        return _convert(archive.tensors[name], f"tensor {name!r}", copy=copy)
+        subject, key = f"tensor {name!r}", archive.tensors.key(name)
+        if key is not None:
+            stored = archive.tensors.refs[key].tensor
+            if stored.data_type == onnx.TensorProto.FLOAT4E2M1:
+                return _from_float4(archive.read(key), tuple(stored.dims), subject, copy=copy)
+        return _convert(archive.tensors[name], subject, copy=copy)
 
 
-def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
+def tensors(archive: Archive, *, copy: bool = False) -> Mapping[str, torch.Tensor]:
     """The initializers of an archive by name, as PyTorch tensors that are made on lookup.
 
     Args:
@@ -95,33 +97,15 @@ def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
         with onnxarchive.open("model.onnxa") as archive:
             state = dict(onnxarchive.interop.torch.tensors(archive, copy=True))
     """
-    return TorchTensors(archive, copy=copy)
+    return _Tensors(archive, copy)
 
 
-class TorchTensors(Mapping[str, "torch.Tensor"]):
-    """Initializers by name as PyTorch tensors; returned by `tensors`.
-
-    Example:
-        with onnxarchive.open("model.onnxa") as archive:
-            tensors = onnxarchive.interop.torch.tensors(archive)
-            weight = tensors["layer.0/weight"]
-    """
-
-    def __init__(self, archive: Archive, *, copy: bool = False) -> None:
-        self._archive = archive
-        self._copy = copy
+class _Tensors(NamedMapping["torch.Tensor"]):
+    def __init__(self, archive: Archive, copy: bool) -> None:
+        self._archive, self._index, self._copy = archive, archive.tensors, copy
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return tensor(self._archive, name, copy=self._copy)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._archive.tensors)
-
-    def __len__(self) -> int:
-        return len(self._archive.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._archive.tensors
 
 
 def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
@@ -151,43 +135,25 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
 
 
 def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
-    data_type = None if array.dtype.hasobject else dtypes.of_array(array)
-    if data_type is None:
+    name = "STRING" if array.dtype.hasobject else dtypes.of_array(array).name
+    if name not in _TYPES:
         raise UnsupportedFeatureError(
-            f"{subject}: expected a type that PyTorch has, found STRING; use it as a numpy array: "
-            "archive.tensors[name]"
+            f"{subject}: expected a type that PyTorch has, found {name}; use it as a numpy array, "
+            "archive.tensors[name], whose astype(numpy.float32) converts numbers"
         )
-    if data_type.name not in _TYPES:
-        raise UnsupportedFeatureError(
-            f"{subject}: expected a type that PyTorch has, found {data_type.name}; use it as a "
-            "numpy array, or as another type: archive.tensors[name].astype(numpy.float32)"
-        )
-    if data_type.name == _FLOAT4:
-        return _as_torch(_pack_float4(array, subject), _FLOAT4, copy=copy)
-    if data_type.is_packed:
-        array, copy = array.astype(_TYPES[data_type.name]), False  # it is a copy already
-    return _as_torch(array, data_type.name, copy=copy)
+    if name == _FLOAT4:
+        return _from_float4(dtypes.as_raw_data(array), array.shape, subject, copy=copy)
+    if dtypes.of_array(array).is_packed:
+        array, copy = array.astype(_TYPES[name]), False  # it is a copy already
+    return _as_torch(array, name, copy=copy)
 
 
-def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
-    """The bytes of an external FLOAT4E2M1 tensor in PyTorch's shape; None for any other tensor."""
-    key = archive.tensors.key(name)
-    if key is None or dtypes.BY_NUMBER[archive.tensors.refs[key].tensor.data_type].name != _FLOAT4:
-        return None
-    shape = _halved(tuple(archive.tensors.refs[key].tensor.dims), f"tensor {name!r}")
-    return np.frombuffer(archive.read(key), np.uint8).reshape(shape)
+def _from_float4(
+    data: memoryview, shape: tuple[int, ...], subject: str, *, copy: bool
+) -> torch.Tensor:
+    """Converts raw data of FLOAT4E2M1, which PyTorch has only in pairs.
 
-
-def _pack_float4(array: NDArray[Any], subject: str) -> NDArray[np.uint8]:
-    shape = _halved(array.shape, subject)
-    return np.frombuffer(dtypes.as_raw_data(array), np.uint8).reshape(shape)
-
-
-def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
-    """The shape in PyTorch: an element has two numbers, the first in the low bits as in ONNX.
-
-    Raises:
-        UnsupportedFeatureError: The last dimension is odd, or there is none.
+    An element has two numbers, the first in the low bits as in ONNX.
     """
     if not shape or shape[-1] % 2:
         raise UnsupportedFeatureError(
@@ -195,7 +161,8 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
             f"pairs, found shape {list(shape)}; use it as another type: "
             "archive.tensors[name].astype(numpy.float32)"
         )
-    return (*shape[:-1], shape[-1] // 2)
+    pairs = np.frombuffer(data, np.uint8).reshape(*shape[:-1], shape[-1] // 2)
+    return _as_torch(pairs, _FLOAT4, copy=copy)
 
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
@@ -212,7 +179,7 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
     if any(stride < 0 for stride in array.strides):  # PyTorch has no negative strides
         array = np.ascontiguousarray(array)
     if dtypes.is_extension(array.dtype) or name == _FLOAT4:
-        array = array.view(_BITS[array.dtype.itemsize])
+        array = array.view(f"i{array.dtype.itemsize}")  # numpy has no such type
     else:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
     result = torch.from_numpy(np.asarray(_DeclaredWritable(array)))
