@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Literal, Unpack
 
 from onnxarchive.errors import (
@@ -264,10 +263,7 @@ def convert_silently(
             files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
-        assets = [
-            Item(ASSET_PREFIX + name, data)
-            for name, data in chain(default.assets.items(), default.others.items())
-        ]
+        assets = [Item(ASSET_PREFIX + name, data) for name, data in default.assets.items()]
         plan = plan_archive(models, options, assets=assets, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         count = len([None for name, _ in plan.items if not name.startswith(ASSET_PREFIX)])
@@ -373,12 +369,11 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
         data = [with_cleared_tail(stored(key), ref, cleared) for key, ref in refs]
         return Source(archive.models[identifier], data, is_own=True, cleared=cleared)
 
-    assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
     default, *further = archive.models
-    files = (archive.path,) if isinstance(archive.contents.file, MappedFile) else ()
-    return replace(
-        source(default),
-        assets=assets,
-        files=files,
-        further={identifier: source(identifier) for identifier in further},
-    )
+    whole = source(default)
+    for path in archive.assets:
+        whole.assets[path] = stored(ASSET_PREFIX + path)
+    if isinstance(archive.contents.file, MappedFile):
+        whole.files = (archive.path,)
+    whole.further = {identifier: source(identifier) for identifier in further}
+    return whole

@@ -221,20 +221,19 @@ def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:
 
 
 def _add_others(source: Source, files: DataFiles, names: Iterable[str]) -> None:
-    """Adds other files to a source: those to include, and the names of those to leave out."""
+    """Adds other files to a source, as assets or to those that are left out."""
     names, source.left_out = divided(sorted(names))
-    others: dict[str, Data] = {}
     for name in names:
         path = name.removeprefix(ASSET_PREFIX)
-        if path in source.assets or path in others:
+        if path in source.assets:
             raise ArchiveFormatError(
                 f"expected one file for the asset {path!r}, found {path!r} and "
                 f"{ASSET_PREFIX + path!r}; remove one of them"
             )
-        others[path] = files.whole(name)
-    asset_names = [ASSET_PREFIX + path for path in (*source.assets, *others)]
+        source.assets[path] = files.whole(name)
+        source.others += (path,)
+    asset_names = [ASSET_PREFIX + path for path in source.assets]
     keys.check_names([*asset_names, MODEL_PROTO], Strict())
-    source.others = others
 
 
 def _only(names: list[str], root: Root | None = None) -> str:

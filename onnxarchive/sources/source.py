@@ -26,8 +26,8 @@ class Source:
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files from which the source is read.
         directory: The directory of the model, without links in its path; None if it is in none.
-        others: The bytes of other files in the directory or zip, by path without a prefix
-            `assets/`; empty without `other_files`.
+        others: The paths of assets that are other files of the directory or zip; empty without
+            `other_files`.
         left_out: The paths of other files that become no assets, such as litter, hidden files,
             other models and weights; empty without `other_files`.
         warnings: Sentences about unused bytes of a zip, and about files that are left out or were
@@ -40,10 +40,10 @@ class Source:
     model: onnx.ModelProto
     data: Iterable[Data] = ()
     is_own: bool = False
-    assets: Mapping[str, Data] = field(default_factory=dict)
+    assets: dict[str, Data] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     directory: str | None = None
-    others: Mapping[str, Data] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
