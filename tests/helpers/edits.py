@@ -57,10 +57,7 @@ def removed(index: int) -> Change:
 
 
 def renamed(index: int, name: str) -> Change:
-    def change(model: onnx.ModelProto) -> None:
-        model.graph.initializer[index].name = name
-
-    return change
+    return lambda model: setattr(model.graph.initializer[index], "name", name)
 
 
 def reversed_tensors(model: onnx.ModelProto) -> None:
@@ -74,10 +71,7 @@ def other_bytes(model: onnx.ModelProto) -> None:
 
 
 def documented(text: str) -> Change:
-    def change(model: onnx.ModelProto) -> None:
-        model.doc_string = text
-
-    return change
+    return lambda model: setattr(model, "doc_string", text)
 
 
 def with_array(model: onnx.ModelProto, index: int, array: np.ndarray[Any, Any]) -> onnx.ModelProto:

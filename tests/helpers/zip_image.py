@@ -142,24 +142,23 @@ class Image:
         """Changes a local header."""
         self.headers[index] = self.headers[index]._replace(**changes)
 
+    def _state(self, field: str, by: int) -> None:
+        """Lets the end records state a number that is larger by so much."""
+        if self.zip64_record is None or self.locator is None:
+            self.end = self.end._replace(**{field: getattr(self.end, field) + by})
+            return
+        value = getattr(self.zip64_record, field) + by
+        self.zip64_record = self.zip64_record._replace(**{field: value})
+        self.locator = self.locator._replace(record_offset=self.locator.record_offset + by)
+
     def grow_directory(self, by: int) -> None:
         """Lets the end records state a larger directory."""
-        if self.zip64_record is None or self.locator is None:
-            self.end = self.end._replace(directory_size=self.end.directory_size + by)
-            return
-        size = self.zip64_record.directory_size + by
-        self.zip64_record = self.zip64_record._replace(directory_size=size)
-        self.locator = self.locator._replace(record_offset=self.locator.record_offset + by)
+        self._state("directory_size", by)
 
     def move_directory(self, by: int) -> None:
         """Moves the directory and end records."""
         self.directory_offset += by
-        if self.zip64_record is None or self.locator is None:
-            self.end = self.end._replace(directory_offset=self.end.directory_offset + by)
-            return
-        offset = self.zip64_record.directory_offset + by
-        self.zip64_record = self.zip64_record._replace(directory_offset=offset)
-        self.locator = self.locator._replace(record_offset=self.locator.record_offset + by)
+        self._state("directory_offset", by)
 
     def move_from(self, index: int, by: int) -> None:
         """Moves an entry and all that follows; what states an offset of less than 4 GiB, too."""
@@ -215,33 +214,27 @@ def in_both(index: int, **changes: Any) -> Change:
     return together(in_record(index, **changes), in_header(index, **changes))
 
 
-def in_end(**changes: Any) -> Change:
-    """Changes the end record."""
-
+def _in_part(part: str, changes: Mapping[str, Any]) -> Change:
     def change(image: Image) -> None:
-        image.end = image.end._replace(**_evaluated(image.end, changes))
+        record = getattr(image, part)
+        setattr(image, part, record._replace(**_evaluated(record, changes)))
 
     return change
+
+
+def in_end(**changes: Any) -> Change:
+    """Changes the end record."""
+    return _in_part("end", changes)
 
 
 def in_zip64_record(**changes: Any) -> Change:
     """Changes the Zip64 end record."""
-
-    def change(image: Image) -> None:
-        assert image.zip64_record is not None
-        image.zip64_record = image.zip64_record._replace(**_evaluated(image.zip64_record, changes))
-
-    return change
+    return _in_part("zip64_record", changes)
 
 
 def in_locator(**changes: Any) -> Change:
     """Changes the Zip64 locator."""
-
-    def change(image: Image) -> None:
-        assert image.locator is not None
-        image.locator = image.locator._replace(**_evaluated(image.locator, changes))
-
-    return change
+    return _in_part("locator", changes)
 
 
 def insert(field: str, data: bytes) -> Change:

@@ -205,33 +205,27 @@ def test_a_record_with_nothing_after_its_fixed_part_is_a_record(kind: type[Recor
 
 
 @golden
-def test_a_truncated_record_is_none(record: Record, packed: bytes) -> None:
+def test_a_truncated_record_and_one_with_another_signature_is_none(
+    record: Record, packed: bytes
+) -> None:
+    unpack = UNPACK[type(record)]
     for size in range(len(packed)):
-        assert UNPACK[type(record)](packed[:size]) is None
-        assert UNPACK[type(record)](b"before" + packed[:size], len(b"before")) is None
-
-
-@golden
-def test_a_record_with_another_signature_is_none(record: Record, packed: bytes) -> None:
+        assert unpack(packed[:size]) is None
+        assert unpack(b"before" + packed[:size], len(b"before")) is None
     for position in range(4):
         changed = bytearray(packed)
         changed[position] ^= 1
-        assert UNPACK[type(record)](bytes(changed)) is None
-        assert UNPACK[type(record)](packed, position + 1) is None
+        assert unpack(bytes(changed)) is None
+        assert unpack(packed, position + 1) is None
 
 
 @golden
-def test_no_record_is_taken_for_one_of_another_kind(record: Record, packed: bytes) -> None:
+def test_a_record_is_of_one_kind_and_cannot_be_changed(record: Record, packed: bytes) -> None:
     long_enough = packed + bytes(64)
     taken = [kind for kind, unpack in UNPACK.items() if unpack(long_enough) is not None]
     assert taken == [type(record)]
-
-
-@golden
-def test_a_record_cannot_be_changed(record: Record, packed: bytes) -> None:
-    first = record._fields[0]
     with pytest.raises(AttributeError):
-        setattr(record, first, 0)
+        setattr(record, record._fields[0], 0)
 
 
 @given(RECORDS, TAIL, TAIL)
