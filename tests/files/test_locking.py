@@ -7,7 +7,6 @@ import errno
 import itertools
 import mmap
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -50,46 +49,25 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 locks = pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
 _Result = TypeVar("_Result")
 
-# Takes a lock, says so, and lets go of it when it is told to.
+# Takes a lock, says so, and keeps it.
 HOLDER = """
-    import os, sys
-    from onnxarchive.files import locking
+import os, sys, time
+from onnxarchive.files import locking
 
-    kind, path = sys.argv[1:]
-    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-    with getattr(locking, kind)(descriptor):
-        print("held", flush=True)
-        sys.stdin.readline()
-    print("let go", flush=True)
-    sys.stdin.readline()
+kind, path = sys.argv[1:]
+descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+with getattr(locking, kind)(descriptor):
+    print("held", flush=True)
+    time.sleep(600)
 """
 
 
-class Holder:
-    """A process that holds a lock on a file until it is asked to release it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self._expect("held")
-
-    def let_go(self) -> None:
-        """Lets go of the lock, and waits until it has."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        self._expect("let go")
-
-    def _expect(self, line: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == f"{line}\n"
-
-
 @contextlib.contextmanager
-def held(kind: str, path: Path) -> Iterator[Holder]:
-    """The lock of another process."""
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, path]
-    with started(command, stdin=subprocess.PIPE) as process:
-        yield Holder(process)
+def held(kind: str, path: Path) -> Iterator[Callable[[], None]]:
+    """The lock of another thread, which is as that of another process; gives what lets it go."""
+    with another(path) as descriptor, ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as it:
+        thread.submit(it.enter_context, getattr(locking, kind)(descriptor)).result()
+        yield lambda: thread.submit(it.close).result()
 
 
 @pytest.fixture
@@ -153,7 +131,7 @@ def require_waiting(waiting: Future[Any]) -> None:
         waiting.result(0.2)
 
 
-# Two processes
+# Two who lock
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
@@ -161,10 +139,10 @@ def require_waiting(waiting: Future[Any]) -> None:
 def test_an_exclusive_lock_is_not_had_beside_another_lock(
     path: Path, descriptor: int, kind: str, timeout: float
 ) -> None:
-    with held(kind, path) as holder:
+    with held(kind, path) as let_go:
         require_locked(lambda: take(descriptor, timeout))
         assert not locking.try_exclusive(descriptor)
-        holder.let_go()
+        let_go()
         take(descriptor, timeout)
         assert locking.try_exclusive(descriptor)
 
@@ -190,10 +168,10 @@ def test_a_lock_waits_for_one_that_excludes_it(
     kind: str,
     take_once: Callable[[int], object],
 ) -> None:
-    with held(kind, path) as holder:
+    with held(kind, path) as let_go:
         waiting = threads.submit(take_once, descriptor)
         require_waiting(waiting)
-        holder.let_go()
+        let_go()
         waiting.result(30)
     assert is_free(path)
 
@@ -202,11 +180,13 @@ def test_a_lock_waits_for_one_that_excludes_it(
 def test_the_lock_of_a_process_that_is_killed_is_free(
     path: Path, descriptor: int, threads: ThreadPoolExecutor, kind: str
 ) -> None:
-    with held(kind, path) as holder:
+    with started([sys.executable, "-c", HOLDER, kind, path]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         require_locked(lambda: take(descriptor, 0))
         waiting = threads.submit(take, descriptor, None)
         require_waiting(waiting)
-        holder.process.kill()
+        process.kill()
         waiting.result(30)
 
 
@@ -286,12 +266,12 @@ def replace(path: Path, **options: Any) -> None:
 def test_a_reader_waits_for_a_writer_and_sees_what_it_made(
     archive: Path, threads: ThreadPoolExecutor
 ) -> None:
-    with held("exclusive", archive) as holder:
+    with held("exclusive", archive) as let_go:
         waiting = threads.submit(read_model, archive)
         require_waiting(waiting)
         with open(archive, "r+b") as file:  # what the holder of the lock would do
             file.write(saved(documented_model("newer and longer")))
-        holder.let_go()
+        let_go()
         assert waiting.result(30) == "newer and longer"
 
 
@@ -310,7 +290,7 @@ def test_readers_open_an_archive_at_once_and_keep_no_lock(archive: Path) -> None
 @kinds
 def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: float) -> None:
     before = archive.read_bytes()
-    with held(kind, archive) as holder:
+    with held(kind, archive) as let_go:
         for act in (
             lambda: replace(archive, timeout=timeout),
             lambda: replace(archive, timeout=timeout, copy=True),
@@ -318,7 +298,7 @@ def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: flo
         ):
             assert require_locked(act).path == str(archive)
         assert archive.read_bytes() == before
-        holder.let_go()
+        let_go()
         replace(archive, timeout=timeout)
     assert read_model(archive) == "new"
     assert os.listdir(archive.parent) == [archive.name]
