@@ -159,17 +159,14 @@ class Finder:
         """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
+        end = offset + nbytes
         file = self._files.find(location)
         if file is None:
             if self._elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
                     return self._elsewhere(ref)
-            raise _FileError(
-                f"expected {offset + nbytes} bytes in {location!r}, found no such file; copy this "
-                "file along with the model",
-                location,
-                offset + nbytes,
-            )
+            message = f"expected {end} bytes in {location!r}, found no such file; copy this file "
+            raise _FileError(f"{message}along with the model", location, end)
         # Some writers state a length of 0 for "unknown".
         if reference.length and reference.length != nbytes:
             raise ArchiveFormatError(
@@ -189,12 +186,14 @@ class Finder:
 
     def _limit_sharing(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        if sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges]) <= _SHARED_NBYTES:
+        total = sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges])
+        if total <= _SHARED_NBYTES:
             return
-        nbytes_in_files = sum(
-            file.nbytes for file in {file for ranges in self._ranges for file, _, _ in ranges}
-        )
+        files = {file for ranges in self._ranges for file, _, _ in ranges}
+        nbytes_in_files = sum(file.nbytes for file in files)
         limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
+        if total <= limit:
+            return
         # Models share equal tensors with each other, but a model needs each of its own.
         counts: Counter[_Range] = Counter()
         for ranges in self._ranges:
@@ -208,9 +207,7 @@ class Finder:
                 "DeduplicateHashedInitializersPass merges equal ones; then use onnxarchive.save"
             )
 
-    def _require_data(
-        self, file: DataFile, location: str, offset: int = 0, nbytes: int = 0
-    ) -> None:
+    def _require_data(self, file: DataFile, location: str, offset: int, nbytes: int) -> None:
         """Refuses a file that ends before a tensor's data does, or that only stands for the data.
 
         The first bytes of a file are read only if it is too short, as small as a Git LFS pointer,
