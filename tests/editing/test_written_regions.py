@@ -5,6 +5,7 @@ The calls are those that strace lists. A map that could be written through would
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -36,47 +37,38 @@ CALLS = (
 )
 
 # Each change is made to an archive of its own, which has its name.
+# Each change is made to an archive of its own, which has its name.
 CHANGES = """
     import sys
-    import numpy as np, onnx, onnxarchive
-    from onnx import numpy_helper
-
-    def larger(path):
-        with onnxarchive.edit(path) as edit:
-            edit.model.doc_string = "x" * 100_000
-
-    def smaller(path):
-        with onnxarchive.edit(path) as edit:
-            edit.model.doc_string = ""
+    import onnxarchive
+    from edits import EDITS, added, document
 
     def metadata(path):
         with onnxarchive.edit(path) as edit:
             edit.metadata["author"] = "Ada"
 
-    def asset(path):
+    def new_tensor(path):
         with onnxarchive.edit(path) as edit:
-            edit.assets["labels"] = b"cat"
-
-    def added(path):
-        array = np.arange(5000, dtype=np.float32)
-        with onnxarchive.edit(path) as edit:
-            edit.model.graph.initializer.append(numpy_helper.from_array(array, "wz"))
+            added("wz", 20_000)(edit.model)
 
     def taken_back(path):
         def fail(done, total):
             raise ZeroDivisionError
 
         try:
-            with onnxarchive.edit(path, progress=fail) as edit:
-                edit.model.doc_string = "x" * 100_000
+            document(path, "x" * 100_000, progress=fail)
         except ZeroDivisionError:
             pass
 
-    for change in (larger, smaller, metadata, asset, added, taken_back):
-        change(sys.argv[1] + "/" + change.__name__)
+    directory = sys.argv[1]
+    document(f"{directory}/larger", "x" * 100_000)
+    document(f"{directory}/smaller", "")
+    EDITS["assets"](f"{directory}/asset")
+    for change in (metadata, new_tensor, taken_back):
+        change(f"{directory}/{change.__name__}")
 """
 # The changes whose weights all stay.
-BEHIND = ("larger", "smaller", "metadata", "asset", "added", "taken_back")
+BEHIND = ("larger", "smaller", "metadata", "asset", "new_tensor", "taken_back")
 
 
 Call: TypeAlias = tuple[str, str]  # its name, and its arguments as strace shows them
@@ -162,7 +154,8 @@ def calls(original: Path, changed: Path) -> Calls:
     if probe.returncode:
         pytest.skip(f"nothing can be traced: {probe.stderr.strip()}")
     program = [sys.executable, "-c", textwrap.dedent(CHANGES), str(changed)]
-    completed([*strace, f"trace={CALLS}", *program], status=0)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    completed([*strace, f"trace={CALLS}", *program], status=0, env=variables)
     return parse(trace.read_text(), changed)
 
 

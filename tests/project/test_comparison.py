@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from models import text_model
+from onnx import numpy_helper
 
 import onnxarchive
 
@@ -29,14 +30,8 @@ FORMATS = ["ONNX archive", "ONNX external data", "safetensors", "GGUF", "`torch.
 
 
 def _model() -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["b"], ["y"])],
-        "graph",
-        [],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1001])],
-        [numpy_helper.from_array(array, name) for name, array in TENSORS.items()],
-    )
-    return helper.make_model(graph)
+    tensors = (numpy_helper.from_array(array, name) for name, array in TENSORS.items())
+    return text_model("g () => (float[1001] y) { y = Identity(b) }", *tensors)
 
 
 def _write_gguf(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import run_python
+from models import run_python, text_model
 from onnx import numpy_helper
 from processes import completed
 
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "tools" / "recipes" / "hugging_face"
 WORDS = ["[PAD]", "[UNK]", "the", "cat", "sat"]
 CLASSIFIER = """
-<ir_version: 8, opset_import: ["": 17]>
 classifier (int64[n, l] input_ids, int64[n, l] attention_mask, int64[n, l] token_type_ids)
     => (float[n, 2] logits) {
   vectors = Gather(table, input_ids)
@@ -48,12 +47,11 @@ def source(tmp_path: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = {"model_type": "bert", "num_labels": 2, "transformers.js_config": {"dtype": "fp32"}}
     (folder / "config.json").write_text(json.dumps(config))
-    model = onnx.parser.parse_model(CLASSIFIER)
     random = np.random.default_rng(0)
-    for name, shape in {"table": (len(WORDS), 256), "head": (256, 2)}.items():
-        weight = random.standard_normal(shape, np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    onnx.save(model, folder / "model.onnx")
+    weights = {"table": (len(WORDS), 256), "head": (256, 2)}
+    arrays = {name: random.standard_normal(shape, np.float32) for name, shape in weights.items()}
+    tensors = (numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(text_model(CLASSIFIER, *tensors, opset=17), folder / "model.onnx")
     return folder
 
 
