@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +212,9 @@ def edit(request: pytest.FixtureRequest, seeds: tuple[int, ...], tmp_path: Path)
     return found
 
 
-def put(case: Case, content: bytes) -> None:
-    case.path.parent.mkdir(parents=True)
-    case.path.write_bytes(content)
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
 
 
 def require_right(case: Case, edit: Interrupted) -> None:
@@ -230,28 +231,20 @@ def require_right(case: Case, edit: Interrupted) -> None:
         error = raised
     found = case.path.read_bytes()
     if case.next == "save":
-        assert error is None
-        assert onnxarchive.load(case.path) == SAVED
+        assert error is None, case
+        assert onnxarchive.load(case.path) == SAVED, case
     elif error is not None:
-        assert not is_whole
-        assert found == content
+        assert not is_whole, case
+        assert found == content, case
     elif case.next == "replace_model":
-        assert found.startswith(base[: base.index(b"__MODEL_PROTO") - 30])
-        assert onnxarchive.check(case.path, full=True) == []
+        assert found.startswith(base[: base.index(b"__MODEL_PROTO") - 30]), case
+        assert onnxarchive.check(case.path, full=True) == [], case
         with onnxarchive.open(case.path) as archive:
-            assert archive.model.doc_string == "replaced"
+            assert archive.model.doc_string == "replaced", case
     else:
-        assert found == base
-        assert case.next != "open" or is_whole
-    assert os.listdir(case.path.parent) == [NAME]
-
-
-def require_all_right(cases: list[Case], edit: Interrupted, way: str) -> None:
-    for case in cases:
-        try:
-            require_right(case, edit)
-        except Exception as error:
-            raise AssertionError(f"{way}, {case}") from error
+        assert found == base, case
+        assert case.next != "open" or is_whole, case
+    assert os.listdir(case.path.parent) == [NAME], case
 
 
 @edits.posix
@@ -267,27 +260,21 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
     if way in COMMANDS and shutil.which(way.split()[0]) is None:
         pytest.skip(f"{way.split()[0]} is not installed")
     cases: list[Case] = []
-    for made in OTHERS.values():
-        other = saved(made(*seeds))
-        for phase, state in edit.states.items():
-            for following in NEXT:
-                number = f"{len(cases)}"
-                case = Case(tmp_path / "targets" / number / NAME, phase, other, following)
-                put(case, state)
-                source = tmp_path / "others" / number / NAME
-                source.parent.mkdir(parents=True)
-                source.write_bytes(other)
-                cases.append(case)
-                if way == "onnx.save":
-                    onnx.save(made(*seeds), case.path)
+    for made, phase, following in product(OTHERS.values(), edit.states, NEXT):
+        other, number = saved(made(*seeds)), f"{len(cases)}"
+        case = Case(tmp_path / "targets" / number / NAME, phase, other, following)
+        put(case.path, edit.states[phase])
+        put(tmp_path / "others" / number / NAME, other)
+        cases.append(case)
+        if way == "onnx.save":
+            onnx.save(made(*seeds), case.path)
     if way in COMMANDS:
         subprocess.run(["sh", "-ec", COMMANDS[way]], cwd=tmp_path, check=True, timeout=120)
     for case in cases:
-        content, state = case.path.read_bytes(), edit.states[case.phase]
         assert case.other is not None
-        rest = state[len(case.other) :] if way == "dd" else b""
-        assert content == case.other + rest
-    require_all_right(cases, edit, way)
+        rest = edit.states[case.phase][len(case.other) :] if way == "dd" else b""
+        assert case.path.read_bytes() == case.other + rest
+        require_right(case, edit)
     record_property("interrupted edits recovered", len(cases))
     assert len(cases) == 4 * 6 * 5
 
@@ -297,22 +284,14 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
 def test_a_file_whose_edit_was_interrupted_gives_the_old_archive_or_is_left_as_it_is(
     tmp_path: Path, edit: Interrupted, record_property: Callable[[str, Any], None]
 ) -> None:
-    count = 0
-    for way, act in ACTS.items():
-        cases = [
-            Case(tmp_path / way / f"{phase}, {number}" / NAME, phase, None, following)
-            for phase in edit.states
-            for number, following in enumerate(NEXT)
-        ]
-        for case in cases:
-            put(case, edit.states[case.phase])
-            act(case.path, edit)
-        if way == "nothing":
-            for case in cases:
-                if case.next == "recover":
-                    recover(case.path)
-                    assert case.path.read_bytes() == edit.old
-        require_all_right(cases, edit, way)
-        count += len(cases)
-    record_property("interrupted edits recovered", count)
-    assert count == 10 * 6 * 5
+    cases = list(product(ACTS, edit.states, NEXT))
+    for way, phase, following in cases:
+        case = Case(tmp_path / way / f"{phase}, {following}" / NAME, phase, None, following)
+        put(case.path, edit.states[phase])
+        ACTS[way](case.path, edit)
+        if (way, following) == ("nothing", "recover"):
+            recover(case.path)
+            assert case.path.read_bytes() == edit.old
+        require_right(case, edit)
+    record_property("interrupted edits recovered", len(cases))
+    assert len(cases) == 10 * 6 * 5
