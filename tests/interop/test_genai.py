@@ -17,6 +17,7 @@ import onnx
 import pytest
 from models import run_python, text_model
 from onnx import numpy_helper
+from processes import completed
 
 import onnxarchive
 
@@ -212,6 +213,12 @@ def generated(model: Any, inputs: Mapping[str, np.ndarray] | None = None) -> str
     return text
 
 
+def run_recipe(
+    archive: Path, *options: object, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    return completed([sys.executable, RECIPE, archive, PROMPT, *options], status=status)
+
+
 def test_genai_generates_from_an_archive_what_it_does_from_the_directory(
     directory: Path, archive: Path
 ) -> None:
@@ -219,9 +226,7 @@ def test_genai_generates_from_an_archive_what_it_does_from_the_directory(
     assert expected.startswith(PROMPT)
     assert len(expected) > len(PROMPT)
     shutil.rmtree(directory)
-    arguments = [str(RECIPE), str(archive), PROMPT, "--max-length", str(LENGTH)]
-    found = subprocess.check_output([sys.executable, *arguments], encoding="utf-8")
-    assert found.rstrip("\n") == expected
+    assert run_recipe(archive, "--max-length", LENGTH).stdout.rstrip("\n") == expected
 
 
 def test_all_models_of_the_settings_come_from_one_archive(multimodal: Path, tmp_path: Path) -> None:
@@ -244,17 +249,14 @@ def test_all_models_of_the_settings_come_from_one_archive(multimodal: Path, tmp_
     shutil.rmtree(multimodal)
     with runpy.run_path(str(RECIPE))["open_model"](str(path)) as model:
         assert [generated(model, case) for case in cases] == expected
-    command = [sys.executable, str(RECIPE), str(path), PROMPT, "--max-length", str(LENGTH)]
-    assert subprocess.check_output(command, encoding="utf-8").rstrip("\n") == expected[0]
+    assert run_recipe(path, "--max-length", LENGTH).stdout.rstrip("\n") == expected[0]
 
 
 def test_a_model_that_the_archive_lacks_is_named(multimodal: Path, tmp_path: Path) -> None:
     path = tmp_path / "some.onnxa"
     models = {"speech": multimodal / "speech.onnx"}
     onnxarchive.convert(multimodal / "text.onnx", path, models=models, other_files=True)
-    command = [sys.executable, str(RECIPE), str(path), PROMPT]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 1
+    done = run_recipe(path, status=1)
     assert "no ids for" in done.stderr
     assert "Vision-model.onnx" in done.stderr
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from models import runnable_model
 from pages import needs_smaps
-from processes import mapped
+from processes import mapped, started
 
 import onnxarchive
 
@@ -70,16 +70,10 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
         path.unlink()
 
 
-@contextlib.contextmanager
-def running(archives: list[Path], how: str = "mapped") -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROGRAM, *map(str, archives), how]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def running(
+    archives: list[Path], how: str = "mapped"
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return started([sys.executable, "-c", PROGRAM, *archives, how], stdin=subprocess.PIPE)
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, float]:
