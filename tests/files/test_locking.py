@@ -22,7 +22,8 @@ import onnx
 import pytest
 from byte_locks import LOCKED_BYTE, lock_bytes_alone
 from edits import replace_model
-from models import documented_model, run_python
+from interruptions import interrupt
+from models import documented_model
 from processes import started
 from written import saved
 
@@ -553,15 +554,7 @@ def convert_other(path: Path) -> None:
 
 
 def recover_an_edit(path: Path) -> None:
-    """Rolls an edit back that was killed when it had written half of the new end."""
-    code = """
-import os, sys
-import onnxarchive
-
-with onnxarchive.edit(sys.argv[1], progress=lambda *_: os._exit(0)) as edit:
-    edit.model.doc_string = "cut" * 9999
-"""
-    run_python(code, path)
+    path.write_bytes(interrupt(path, edits.document).states["new end begun"])
     assert recover(path).is_rolled_back
 
 

@@ -23,7 +23,7 @@ from edits import (
     replace_tensor,
     weights,
 )
-from models import run_python
+from interruptions import interrupt
 from mounts import mounted
 from public_calls import WRITES
 from written import saved
@@ -59,13 +59,6 @@ def source(tmp_path: Path) -> Path:
     folder.mkdir()
     onnxarchive.save(weights(2), folder / NAME)
     return folder / NAME
-
-
-INTERRUPTED = """
-import os, sys
-from edits import new_model, replace_model
-replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit(0))
-"""
 
 
 def mounted_file(source: Path, options: str) -> Iterator[Path]:
@@ -136,9 +129,9 @@ def test_an_interrupted_edit_of_a_mount_point_is_rolled_back_from_either_side(
     mount_point: Path, source: Path
 ) -> None:
     before = source.read_bytes()
-
+    interrupted = interrupt(mount_point, edits.document).states["new end begun"]
     for path in (mount_point, source):
-        run_python(INTERRUPTED, mount_point)
+        mount_point.write_bytes(interrupted)
         for unfinished in (mount_point, source):
             with pytest.raises(onnxarchive.UnfinishedEditError):
                 onnxarchive.open(unfinished)
@@ -166,8 +159,8 @@ def test_a_read_only_mount_is_read_and_every_edit_is_refused_by_name(
 
 def test_an_interrupted_edit_on_a_read_only_mount_is_left_and_named(source: Path) -> None:
 
-    run_python(INTERRUPTED, source)
-    unfinished = source.read_bytes()
+    unfinished = interrupt(source, edits.document).states["new end begun"]
+    source.write_bytes(unfinished)
     folder = source.parent.with_name("folder")
     folder.mkdir()
     path = folder / source.name

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
@@ -68,11 +69,9 @@ def external(
     name: str, number: int, dims: Sequence[int], location: str, offset: int
 ) -> TensorProto:
     """An external tensor in a file."""
-    tensor = TensorProto(name=name, data_type=number, dims=dims, data_location=TensorProto.EXTERNAL)
+    tensor = TensorProto(name=name, data_type=number, dims=dims)
     size = helper.tensor_dtype_to_np_dtype(number).itemsize * int(np.prod(dims))
-    for key, value in (("location", location), ("offset", offset), ("length", size)):
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
+    return models.external(tensor, location, offset=offset, length=size)
 
 
 def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
