@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,6 @@ KINDS = ["file URL", "memory URL", "web", "web with a cache", "store"]
 Call = Callable[..., object]
 
 
-def export(source: Any, target: Path, **access: Any) -> None:
-    onnxarchive.export(source, target, **access)
-
-
-def export_external(source: Any, target: Path, **access: Any) -> None:
-    onnxarchive.export(source, target, external_data="weights.data", **access)
-
-
-def export_further(source: Any, target: Path, **access: Any) -> None:
-    onnxarchive.export(source, target, model="further", **access)
-
-
-def extract(source: Any, target: Path, **access: Any) -> None:
-    onnxarchive.extract(source, target, **access)
-
-
 def convert(source: Any, target: Path, **options: Any) -> None:
     if "store" not in options:
         onnxarchive.convert(source, target, **options)
@@ -65,16 +50,25 @@ def convert(source: Any, target: Path, **options: Any) -> None:
         raise
 
 
-def convert_all(source: Any, target: Path, **access: Any) -> None:
-    convert(source, target, size_threshold=0, convert_attribute=True, **access)
-
-
-def convert_verified(source: Any, target: Path, **access: Any) -> None:
-    convert(source, target, verify_checksum=True, **access)
-
-
-WAYS: list[Call] = [export, export_external, export_further, extract]
-WAYS += [convert, convert_all, convert_verified]
+export: Call = onnxarchive.export
+export_external: Call = partial(onnxarchive.export, external_data="weights.data")
+export_further: Call = partial(onnxarchive.export, model="further")
+extract: Call = onnxarchive.extract
+WAYS: dict[str, Call] = {
+    "export": export,
+    "export, external": export_external,
+    "export, further": export_further,
+    "extract": extract,
+    "convert": convert,
+    "convert, all": partial(convert, size_threshold=0, convert_attribute=True),
+    "convert, verified": partial(convert, verify_checksum=True),
+}
+every_way = pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+four_ways = pytest.mark.parametrize(
+    "write",
+    [export, export_external, extract, convert],
+    ids=["export", "export, external", "extract", "convert"],
+)
 
 
 @pytest.fixture(params=["no cache", "cache"])
@@ -109,7 +103,7 @@ def in_another_order(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("write", WAYS)
+@every_way
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_remote_archive_is_written_as_a_local_one(
     kind: str, write: Call, tmp_path: Path, targets: Path, web: WebServer
@@ -120,7 +114,7 @@ def test_a_remote_archive_is_written_as_a_local_one(
     assert written(write, source, targets / "remote", **access) == expected
 
 
-@pytest.mark.parametrize("write", WAYS)
+@every_way
 def test_tensors_in_another_order_and_equal_ones_are_read_right(
     write: Call, tmp_path: Path, targets: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +130,7 @@ def test_tensors_in_another_order_and_equal_ones_are_read_right(
         assert written(write, web.url(PATH), targets / f"remote{number}") == expected
 
 
-@pytest.mark.parametrize("write", [export, export_external, extract, convert])
+@four_ways
 def test_many_tensors_take_a_few_requests(
     write: Call, targets: Path, web: WebServer, access: dict[str, Any]
 ) -> None:
@@ -163,7 +157,7 @@ def test_a_full_diff_takes_a_few_requests(web: WebServer, access: dict[str, Any]
 
 
 @pytest.mark.parametrize("part", ["tensor", "asset", "model"])
-@pytest.mark.parametrize("write", [export, export_external, extract, convert])
+@four_ways
 def test_changed_bytes_are_an_error_that_leaves_no_file(
     write: Call, part: str, targets: Path, web: WebServer, access: dict[str, Any]
 ) -> None:
@@ -183,7 +177,7 @@ def test_changed_bytes_are_an_error_that_leaves_no_file(
     write(web.url(PATH), targets / "target", **access)
 
 
-@pytest.mark.parametrize("write", [export, export_external, extract, convert])
+@four_ways
 def test_an_object_that_changes_is_an_error_that_leaves_no_file(
     write: Call,
     targets: Path,
