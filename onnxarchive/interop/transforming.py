@@ -23,9 +23,8 @@ from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive, complete_model, open
-from onnxarchive.reading.linked_models import is_unread, linked_model
+from onnxarchive.reading.linked_models import StaysOutside, is_unread, linked_model
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
@@ -189,18 +188,24 @@ class _HiddenWeights:
 
     def __init__(self, archive: Archive) -> None:
         graph = archive.model.graph
-        refs = _hidable(archive)
         self._inputs = {value.name for value in graph.input}  # of the archive's graph
         self._used = _used_names(archive.model)
         self._positions = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
-        self._tensors = {key: ref.tensor for key, ref in refs.items()}
-        self.keys = {tensor.name: key for key, tensor in self._tensors.items()}
-        self.model = _without_weights(archive, {ref.path for ref in refs.values()})
-        for key, tensor in self._tensors.items():
-            if tensor.name not in self._inputs:
+        self._weights: dict[str, onnx.TensorProto] = {}
+        # The only external tensors of this model are the weights to hide.
+        self.model = linked_model(archive, None, _is_hidable(archive.model))
+        for each in _graphs(self.model):
+            keys = [tensors.location(tensor) for tensor in each.initializer]
+            for key, tensor in zip(keys, each.initializer, strict=True):
+                if key is not None:
+                    self._weights[key] = copied(tensor)
+            tensors.remove(each.initializer, [key is not None for key in keys])
+        self.keys = {weight.name: key for key, weight in self._weights.items()}
+        for key, weight in self._weights.items():
+            if weight.name not in self._inputs:
                 make = onnx.helper.make_tensor_value_info
                 mark = f"{_MARK}{key}"
-                value = make(tensor.name, tensor.data_type, tensor.dims, doc_string=mark)
+                value = make(weight.name, weight.data_type, weight.dims, doc_string=mark)
                 self.model.graph.input.append(value)
 
     def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -209,19 +214,16 @@ class _HiddenWeights:
         inputs = [(value, self._key_of(value)) for value in result.graph.input]
         used, names = _used_names(result), set(_initializer_names(result.graph))
         positions, end = dict(self._positions), len(self._positions)
-        missing, restored = dict(self._tensors), []
-        are_replaced = []
+        missing, restored = dict(self._weights), []
         for value, key in inputs:
             if key is None:
-                are_replaced.append(False)
                 continue
-            weight = self._tensors[key]
-            was_input = weight.name in self._inputs
-            are_replaced.append(not was_input)
+            weight = self._weights[key]
             _require_unchanged(weight, value)
             missing.pop(key, None)
-            if weight.name in self._used and not (was_input or value.name in used):
-                continue  # the result needs it no longer
+            is_needed = value.name in used or weight.name not in self._used
+            if not is_needed and weight.name not in self._inputs:
+                continue
             if value.name in names:
                 raise ArchiveFormatError(
                     f"tensor {weight.name!r}: expected the function to return either one input or "
@@ -233,12 +235,13 @@ class _HiddenWeights:
             tensor.name = value.name
             restored.append(tensor)
             positions[tensor.name] = self._positions.get(weight.name, end)
+        own = [key is not None and self._weights[key].name not in self._inputs for _, key in inputs]
         new = [value for value, key in inputs if key is None and value.name not in self._inputs]
         _require_dropped(missing.values(), result, new)
         # Initializers of the archive keep their order; new initializers follow.
         result.graph.initializer.extend(restored)
         result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
-        tensors.remove(result.graph.input, are_replaced)
+        tensors.remove(result.graph.input, own)
         for graph in _graphs(result):
             for value in (*graph.input, *graph.output, *graph.value_info):
                 if _marked_key(value) is not None and value.name not in self._inputs:
@@ -251,40 +254,22 @@ class _HiddenWeights:
         if value.name in self._inputs:  # not marked by us
             return key
         marked = _marked_key(value)
-        return marked if marked in self._tensors else key
+        return marked if marked in self._weights else key
 
 
-def _hidable(archive: Archive) -> dict[str, TensorRef]:
-    """The initializers that `transform` can hide behind inputs of the main graph, by key."""
-    everywhere = Counter(name for graph in _graphs(archive.model) for name in _defined_names(graph))
-    main = Counter(_initializer_names(archive.model.graph))
+def _is_hidable(model: onnx.ModelProto) -> StaysOutside:
+    """Says of an initializer whether an input of the main graph can replace it."""
+    everywhere = Counter(name for graph in _graphs(model) for name in _defined_names(graph))
+    # Here, an input of the main graph may have the same name.
+    main = Counter(_initializer_names(model.graph))
 
-    def is_hidable(ref: TensorRef) -> bool:
+    def is_hidable(ref: TensorRef, nbytes: int) -> bool:
         name = ref.tensor.name
-        if not name or not isinstance(name, str):
-            return False
-        is_in_main_graph = len(ref.path) == 2
-        # `everywhere` also counts inputs. In the main graph, an input may have the same name as the
-        # initializer.
-        return (main if is_in_main_graph else everywhere)[name] == 1
+        count = (main if len(ref.path) == 2 else everywhere)[name]
+        is_name = isinstance(name, str) and name != ""
+        return ref.is_initializer and is_name and count == 1 and is_unread(ref, nbytes)
 
-    return {
-        key: ref
-        for key, ref in archive.tensors.refs.items()
-        if ref.is_initializer and is_unread(ref, archive.entries[key].nbytes) and is_hidable(ref)
-    }
-
-
-def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
-    """A copy of the model without the initializers at `paths`; all other tensors have data."""
-    # `linked_model` does not read the initializers at `paths`. They are removed below, so their
-    # location does not matter.
-    model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
-    for graph in {path[:-1] for path in paths}:
-        initializers = walking.at(model, graph).initializer
-        numbers = range(len(initializers))
-        tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
-    return model
+    return is_hidable
 
 
 def _marked_key(value: onnx.ValueInfoProto) -> str | None:
@@ -380,7 +365,6 @@ def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
 def _defined_names(graph: onnx.GraphProto) -> Iterator[str]:
     """The names of a graph's inputs, initializers and node outputs, without its subgraphs."""
     yield from (value.name for value in graph.input)
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    yield from _initializer_names(graph)
     for node in graph.node:
         yield from node.output
