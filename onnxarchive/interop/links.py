@@ -26,11 +26,7 @@ from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import ranges_of
 from onnxarchive.reading.archive import Archive, open
-from onnxarchive.reading.linked_models import (
-    linked_model,
-    packed_pairs,
-    require_utf8,
-)
+from onnxarchive.reading.linked_models import linked_model, packed_pairs, require_utf8
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
 
@@ -92,7 +88,30 @@ def link(
         session = onnxruntime.InferenceSession("link.onnx")
     """
     for identifier, target in link_targets(path, destination, model, **access).items():
-        _link(path, target, identifier, prepack, access)
+        require_no_input(target, [Location.of(path, **access).path])
+        if os.path.islink(target):
+            raise ValueError(
+                f"expected a destination that is not a symbolic link, since tools look for "
+                f"external data beside the symbolic link itself, found {target}"
+            )
+        with open(path, model=identifier, **access) as archive, with_path(archive.path):
+            archive.contents.require_headers(archive.tensors.refs)
+            file = archive.contents.local_file.present_path()
+            pairs = packed_pairs(archive, machine()) if prepack else {}
+            linked = linked_model(archive, _location(file, target), pairs=pairs, in_place=True)
+            proto.take_link_fingerprint(linked)
+            linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
+            serialized = proto.serialize(linked)
+            with replacing(target) as replacement:
+                replacement.file.write(serialized)
+        names = os.stat(file).st_nlink
+        if names > 1:
+            warnings.warn(
+                f"{archive.path}: the file has {names} names (hard links); ONNX Runtime reads such "
+                "external data, but onnx and onnx_ir refuse it; for these, copy the archive and "
+                "link the copy",
+                stacklevel=2,
+            )
 
 
 def link_targets(
@@ -118,36 +137,6 @@ def link_targets(
     return {identifier: os.path.join(target, f"{identifier or name}.onnx") for identifier in ids}
 
 
-def _link(
-    path: str | os.PathLike[str], destination: str, model: str, prepack: bool, access: Access
-) -> None:
-    require_no_input(destination, [Location.of(path, **access).path])
-    if os.path.islink(destination):
-        raise ValueError(
-            f"expected a destination that is not a symbolic link, since tools look for external "
-            f"data beside the symbolic link itself, found {destination}"
-        )
-    with open(path, model=model, **access) as archive, with_path(archive.path):
-        archive.contents.require_headers(archive.tensors.refs)
-        file = archive.contents.local_file.present_path()
-        pairs = packed_pairs(archive, machine()) if prepack else {}
-        location = _location(file, destination)
-        linked = linked_model(archive, location, pairs=pairs, in_place=True)
-        proto.take_link_fingerprint(linked)
-        linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
-        serialized = proto.serialize(linked)
-        with replacing(destination) as replacement:
-            replacement.file.write(serialized)
-    names = os.stat(file).st_nlink
-    if names > 1:
-        warnings.warn(
-            f"{archive.path}: the file has {names} names (hard links); ONNX Runtime reads such "
-            "external data, but onnx and onnx_ir refuse it; for these, copy the archive and link "
-            "the copy",
-            stacklevel=3,
-        )
-
-
 def _location(file: str, destination: str | os.PathLike[str]) -> str:
     """The location of an archive's file in the external data of a `.onnx` at `destination`."""
     directory = os.path.realpath(os.path.dirname(os.fspath(destination)))
@@ -157,9 +146,7 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
             f"and no symbolic links in external data, found the archive at {file} and the link in "
             f"{directory}; write the link to {os.path.dirname(file)}"
         )
-    location = os.path.relpath(file, directory)
-    if os.sep != "/":
-        location = location.replace(os.sep, "/")
+    location = os.path.relpath(file, directory).replace(os.sep, "/")
     require_utf8(location)
     if "\\" in location:
         raise ValueError(
@@ -316,7 +303,13 @@ def _faults(
                 yield error.message
                 continue
             assert data is not None  # else `Strict` has raised an error
-            if not _packed_ranges(ref.tensor) <= positions:
+            packed = (
+                position
+                for pair in ref.tensor.external_data
+                if tensors.names_packed(pair)
+                for position in ranges_of(tensors.text(pair.value))
+            )
+            if not positions.issuperset(packed):
                 yield (
                     f"{ref}: expected packed weights at entries of the archive, which has others "
                     "by now; write a new link"
@@ -326,13 +319,3 @@ def _faults(
                     f"{ref}: expected offset and length of an entry of the archive, found "
                     f"{data.offset or 0} and {data.length}; write a new link"
                 )
-
-
-def _packed_ranges(tensor: onnx.TensorProto) -> set[tuple[int, int]]:
-    """Offset and size of each buffer of packed weights that a link's tensor names."""
-    return {
-        position
-        for pair in tensor.external_data
-        if tensors.names_packed(pair)
-        for position in ranges_of(tensors.text(pair.value))
-    }

@@ -250,9 +250,7 @@ class SessionInputs:
         self.path: str | None = None
         self.packed = 0
         if not isinstance(archive.contents.file, MappedFile):
-            self.model, buffers = _model_and_buffers(archive, self._options, in_place=is_own)
-            if buffers:
-                _lend_buffers(self._options, buffers)
+            self.model = _model_in_memory(archive, self._options, in_place=is_own)
         else:
             self._file = archive.contents.local_file
             self.path = self._file.present_path()
@@ -273,10 +271,8 @@ class SessionInputs:
         keywords: Mapping[str, Any],
     ) -> ort.InferenceSession:
         """Makes the session, with the caller's options if they cannot be copied."""
-        options, entries = self._options, {}
-        if options is None:
-            options, entries = self._given, self._entries
-        make = partial(archive_session_class(), self.path, self.packed, entries)
+        options = self._given if self._options is None else self._options
+        make = partial(archive_session_class(), self.path, self.packed, self._entries)
         try:
             return make(self.model, options, providers, **keywords)
         finally:  # ONNX Runtime has opened the file by name
@@ -313,36 +309,30 @@ def _opened(source: Source, model: str, access: Access, resources: contextlib.Ex
     return archive
 
 
-def _model_and_buffers(
-    archive: Archive, options: ort.SessionOptions | None, *, in_place: bool
-) -> tuple[bytes, dict[str, memoryview]]:
-    """The model of an archive without a local file, and the bytes of the external tensors by key.
-
-    If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
-    """
-    takes_buffers = hasattr(options, _ADD_BUFFERS)
-
-    def is_outside(ref: TensorRef, nbytes: int) -> bool:
-        # In subgraphs ONNX Runtime reads external data only from disk.
-        is_of_main_graph = [field for field, _ in ref.path] == ["graph", "initializer"]
-        return takes_buffers and is_of_main_graph and stays_outside(ref, nbytes)
-
-    refs, entries = archive.tensors.refs, archive.entries
-    keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
-    buffers = dict(zip(keys, archive.contents.views(keys), strict=True))
-    with with_path(archive.path):
-        model = linked_model(archive, None, is_outside, in_place=in_place)
-        return proto.encode(model), buffers
-
-
-_ADD_BUFFERS = "add_external_initializers_from_files_in_memory"  # from version 1.24 on
 # Buffers by session options. A session keeps its options alive, and these keep the buffers alive:
 # ONNX Runtime keeps only addresses.
 _buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDictionary()
 
 
-def _lend_buffers(options: Any, buffers: Mapping[str, memoryview]) -> None:
-    """Adds buffers of external data, by location, to session options."""
-    set_entries(options, {USE_BUFFERS: "1"})
-    _buffers[options] = views = list(buffers.values())
-    getattr(options, _ADD_BUFFERS)(list(buffers), views, [view.nbytes for view in views])
+def _model_in_memory(archive: Archive, options: Any, *, in_place: bool) -> bytes:
+    """The model of an archive without a local file; the options get a buffer for each large tensor.
+
+    If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
+    """
+    # None for options that cannot be copied, and before version 1.24.
+    add_buffers = getattr(options, "add_external_initializers_from_files_in_memory", None)
+
+    def is_outside(ref: TensorRef, nbytes: int) -> bool:
+        # In subgraphs ONNX Runtime reads external data only from disk.
+        return add_buffers is not None and len(ref.path) == 2 and stays_outside(ref, nbytes)
+
+    refs, entries = archive.tensors.refs, archive.entries
+    keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
+    views = list(archive.contents.views(keys))
+    with with_path(archive.path):
+        model = proto.encode(linked_model(archive, None, is_outside, in_place=in_place))
+    if add_buffers is not None and keys:
+        set_entries(options, {USE_BUFFERS: "1"})
+        _buffers[options] = views
+        add_buffers(keys, views, [view.nbytes for view in views])
+    return model

@@ -139,9 +139,6 @@ def shares_optimized_data(options: ort.SessionOptions) -> bool:
     return bool(path) and not is_ort and not _entry(options, OPTIMIZED_DATA)
 
 
-# Copied
-
-
 def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
     """Copies options for a session of a model; None if a copy may be incomplete.
 
@@ -199,22 +196,7 @@ def _identity_model() -> bytes:
     return proto.serialize(model)
 
 
-# Lent
-
-
 _lending = threading.RLock()
-
-
-@contextlib.contextmanager
-def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[None]:
-    """Sets entries in the caller's own options, and restores them at the end."""
-    with _lending:
-        before = {key: _entry(options, key) for key in entries}
-        set_entries(options, entries)
-        try:
-            yield
-        finally:
-            set_entries(options, before)
 
 
 @cache
@@ -248,8 +230,14 @@ def archive_session_class() -> Any:
         def _create_inference_session(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session, also again for other providers."""
             self._model_path = None
-            with _lent(*self._lent):
-                super()._create_inference_session(*arguments, **kwargs)
+            options, entries = self._lent
+            with _lending:
+                before = {key: _entry(options, key) for key in entries}
+                set_entries(options, entries)  # no change of a copy, which has them
+                try:
+                    super()._create_inference_session(*arguments, **kwargs)
+                finally:
+                    set_entries(options, before)
             self._model_path = self._archive_path
 
     return ArchiveSession

@@ -25,8 +25,7 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import dtypes
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.recognition import recognised
-from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.sources.recognition import is_zip, recognised
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -171,13 +170,13 @@ def _make_session(
             raise ValueError(
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
-    is_zip = True
+    is_archive = True
     if location.path is not None:
         with location.open() as file:
             if not file.size:
                 raise ArchiveFormatError("expected a model, found an empty file")
-            is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
-    if model and not is_zip:
+            is_archive = is_zip(file.read(0, 4))
+    if model and not is_archive:
         raise ModelNotFoundError(
             f"expected an archive with a model {model!r}, found a file that is not an archive"
         )
@@ -186,7 +185,7 @@ def _make_session(
     set_entries(options, prepacking_entries(prepack))
     with run_errors("load"):
         make = ort.InferenceSession
-        if is_zip:
+        if is_archive:
             make = partial(session, model=model, prepack=prepack, **location.access)
         ort_session = make(location.address, options, full_names, enable_fallback=0)
     missing = {*(full_names or ())} - {*ort_session.get_providers()}
@@ -205,25 +204,21 @@ def _prepare(
     ort_session: Any, ports: Sequence[Port], feed: Mapping[str, Input]
 ) -> Callable[[], Sequence[Any]]:
     """Prepares the inputs for ONNX Runtime, and returns a function that runs the model."""
-    values = {port.name: _for_runtime(port, feed[port.name]) for port in ports}
-    if not any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs()):
-        return partial(ort_session.run, None, values)
+    make = require_onnxruntime().OrtValue
     # Outputs of ml_dtypes types are returned only as OrtValues; inputs must be OrtValues, too.
-    for name, value in values.items():
-        if isinstance(value, np.ndarray):
-            values[name] = require_onnxruntime().OrtValue.ortvalue_from_numpy(value)
-    return partial(ort_session.run_with_ort_values, None, values)
-
-
-def _for_runtime(port: Port, value: Input) -> Any:
-    """Copies an array of an ml_dtypes type to an OrtValue; returns other inputs unchanged."""
-    if not port.needs_ml_dtypes:
-        return value
-    make = require_onnxruntime().OrtValue.ortvalue_from_shape_and_type
-    tensor = make(value.shape, dtypes.of_array(value).number)
-    data = bytes(dtypes.as_raw_data(value))
-    ctypes.memmove(tensor.data_ptr(), data, len(data))
-    return tensor
+    are_values = any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs())
+    values = dict(feed)
+    for port in ports:
+        value = feed[port.name]
+        if port.needs_ml_dtypes:
+            number = dtypes.of_array(value).number
+            values[port.name] = tensor = make.ortvalue_from_shape_and_type(value.shape, number)
+            data = bytes(dtypes.as_raw_data(value))
+            ctypes.memmove(tensor.data_ptr(), data, len(data))
+        elif are_values and isinstance(value, np.ndarray):
+            values[port.name] = make.ortvalue_from_numpy(value)
+    run = ort_session.run_with_ort_values if are_values else ort_session.run
+    return partial(run, None, values)
 
 
 def _as_array(value: Any) -> Any:
