@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, with_path
+from onnxarchive.errors import ModelNotFoundError, with_path
 from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import (
@@ -173,9 +173,7 @@ def _make_session(
     is_archive = True
     if location.path is not None:
         with location.open() as file:
-            if not file.size:
-                raise ArchiveFormatError("expected a model, found an empty file")
-            is_archive = is_zip(file.read(0, 4))
+            is_archive = not file.size or is_zip(file.read(0, 4))
     if model and not is_archive:
         raise ModelNotFoundError(
             f"expected an archive with a model {model!r}, found a file that is not an archive"
