@@ -473,14 +473,17 @@ def test_a_file_system_without_locks_has_caches(
     assert require_right(directory) == 0
 
 
+def running(program: str, directory: Path) -> Any:
+    """Runs a program that finds the helpers of tests; its argument is the directory."""
+    helpers = f"import sys; sys.path.insert(0, {os.path.dirname(remote_files.__file__)!r})"
+    return started([sys.executable, "-W", "error", "-c", f"{helpers}\n{program}", directory])
+
+
 # Opens through a cache that others use and clear, and compares each byte.
 READER = """
-import random, sys, time
+import random, time
 from pathlib import Path
-
-sys.path.insert(0, sys.argv[2])
 from remote_files import DATA, SIZE, Remote, opened
-
 from onnxarchive.remote.cache import clear
 
 chance = random.Random()
@@ -499,9 +502,7 @@ print(rounds)
 
 
 def test_processes_share_a_cache(directory: Path) -> None:
-    tests = os.path.dirname(remote_files.__file__)
-    command = [sys.executable, "-W", "error", "-c", READER, directory, tests]
-    with started(command) as first, started(command) as second:
+    with running(READER, directory) as first, running(READER, directory) as second:
         for process in (first, second):
             out, err = process.communicate(timeout=60)
             assert (process.returncode, err) == (0, "")
@@ -527,18 +528,14 @@ def test_a_fault_at_any_call_leaves_a_cache_that_is_right(
 @posix
 def test_a_killed_download_goes_on_where_it_was(directory: Path) -> None:
     program = """
-import sys, time
+import time
 from pathlib import Path
-
-sys.path.insert(0, sys.argv[2])
 from remote_files import Remote, opened
-
 remote = Remote()
 remote.before = lambda offset: (print(offset, flush=True), time.sleep(0.02))
 opened(Path(sys.argv[1]), remote)
 """
-    tests = os.path.dirname(remote_files.__file__)
-    with started([sys.executable, "-c", program, directory, tests]) as process:
+    with running(program, directory) as process:
         assert process.stdout is not None
         for _ in range(8):
             assert process.stdout.readline()
