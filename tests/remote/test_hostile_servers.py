@@ -426,18 +426,6 @@ def test_a_file_without_a_size_is_an_error(size: object, monkeypatch: pytest.Mon
     refused(OSError, "states no size", list_objects, FAILING)
 
 
-def test_an_azure_store_whose_account_is_unknown_is_opened_and_listed(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from obstore.store import AzureStore
-
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url(""))
-    server.files["/bucket/m.onnxa"] = CONTENT
-    store = AzureStore("bucket", skip_signature=True, client_options={"allow_http": True})
-    assert open_object("m.onnxa", store=store).size == SIZE
-
-
 def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
