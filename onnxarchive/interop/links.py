@@ -50,7 +50,7 @@ def link(
 
     Small tensors, and tensors that tools do not read from external data, are copied to the link; no
     other weight is copied. An optimized model that ONNX Runtime writes from a link refers to the
-    archive, too, but has no such metadata; see `session`.
+    archive, too, but has no such metadata; see `session`. Errors of `onnxarchive.open` pass.
 
     Args:
         path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
@@ -67,8 +67,6 @@ def link(
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Raises:
-        ArchiveFormatError: The archive breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model, or of a tensor that is copied to the link, do not match
             their CRC-32.
         UnsupportedFeatureError: The link would take 2 GiB or more, `path` is a URL without
@@ -77,7 +75,7 @@ def link(
             allowed; the archive's path is not allowed in external data; or the links of two
             models would have the same name.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
-        OSError: The archive cannot be read, or the link cannot be written.
+        OSError: The link cannot be written.
 
     Warns:
         UserWarning: The archive's file has several names (hard links). ONNX Runtime reads external

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import onnx
@@ -25,7 +26,6 @@ from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.stored_entries import archive_options, save_referring
 
-_MODEL: Final = "model.onnx"
 _EMPTY: Final = "archive.onnxa"
 
 
@@ -41,6 +41,7 @@ def check_model(
 
     `onnxarchive.check` checks the file; this function checks the model without reading large
     weights. Unlike `onnx.checker.check_model`, this function returns a fault instead of raising it.
+    Errors of `onnxarchive.open` pass.
 
     Args:
         path: The archive.
@@ -54,11 +55,9 @@ def check_model(
         at the first fault.
 
     Raises:
-        ArchiveFormatError: The file is not an archive, or breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model or small tensor do not match their CRC-32.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
-        OSError: The file cannot be read, or temporary files cannot be written.
+        OSError: Temporary files cannot be written.
 
     Example:
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
@@ -69,9 +68,8 @@ def check_model(
         naming("the system's temporary directory"),
         tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory,
     ):
-        linked = os.path.join(directory, _MODEL)
-        with open(linked, "xb") as file:
-            file.write(serialized)
+        linked = Path(directory, "model.onnx")
+        linked.write_bytes(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
             # The file gets the archive's size, but no data. If the system refuses this size, the
             # file stays empty: onnx does not check the size.
@@ -100,7 +98,7 @@ def infer_shapes(
     """Infers shapes in the model of an archive with `onnx.shape_inference.infer_shapes`.
 
     The result is that of onnx for the complete model, with one exception: nothing is inferred from
-    the values of vectors of 16 MiB or more, which are not read.
+    the values of vectors of 16 MiB or more, which are not read. Errors of `onnxarchive.open` pass.
 
     Args:
         path: The archive.
@@ -118,15 +116,13 @@ def infer_shapes(
     Raises:
         onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types
             conflict (with `check_type`).
-        ArchiveFormatError: The file is not an archive, or breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors, or
             `destination` is a URL.
         ValueError: `destination` is not allowed.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
-        OSError: A file cannot be read, or the archive cannot be written.
+        OSError: The archive cannot be written.
 
     Example:
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")

@@ -90,6 +90,8 @@ def session(
     entry `session.optimized_model_external_initializers_file_name` gives it a data file of its own.
     A `.ort` contains its weights.
 
+    Errors of `onnxarchive.open` pass.
+
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
@@ -114,8 +116,6 @@ def session(
         An `onnxruntime.InferenceSession`.
 
     Raises:
-        ArchiveFormatError: The file is not an archive, or breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model, or of a tensor that is downloaded or passed in the
             model, do not match their CRC-32.
         ArchiveError: The archive's file was replaced or removed after it was opened.
@@ -124,7 +124,6 @@ def session(
         ValueError: The archive is closed, was opened with another model, or has a path that is not
             UTF-8.
         ImportError: ONNX Runtime is not installed.
-        OSError: The file cannot be opened or read.
 
     Warns:
         UserWarning: ONNX Runtime writes an optimized model that refers to the archive; see above.
@@ -178,7 +177,7 @@ def session_options(
     You may change the options before you make the session. If you set `optimized_model_filepath`,
     the `.onnx` that ONNX Runtime writes refers to the archive; see `session`. Do not rename the
     archive or its directory before the session is made: the options name the directory, and the
-    model names the file.
+    model names the file. Other errors than the one below are those of `session`.
 
     Args:
         path: The archive, as in `session`. Without a local file, the returned model or the
@@ -196,10 +195,6 @@ def session_options(
 
     Raises:
         UnsupportedFeatureError: As in `session`; also if `sess_options` cannot be copied.
-        ArchiveError: As in `session`.
-        ValueError: As in `session`.
-        ImportError: ONNX Runtime is not installed.
-        OSError: The file cannot be opened or read.
 
     Example:
         model, options = onnxarchive.session_options("model.onnxa")

@@ -75,6 +75,7 @@ def prepack(
     Packed weights suit one version of ONNX Runtime and one kind of machine. A second call replaces
     those of this kind, and keeps others. ONNX Runtime ignores packed weights that do not suit. Not
     stored are weights that ONNX Runtime changes before it packs them, such as a transposed one.
+    Errors of `onnxarchive.open` pass.
 
     Args:
         path: The archive, a local file. Its directory needs room for three times the weights
@@ -89,8 +90,6 @@ def prepack(
             the weights; True shows a bar.
 
     Raises:
-        ArchiveFormatError: The file is not an archive, or breaks a rule.
-        ModelNotFoundError: There is no model of this id.
         UnsupportedFeatureError: ONNX Runtime is older than 1.32, which is the first that compares
             packed weights with its own; or it cannot load a model, or copy `sess_options`; or the
             archive is not a local file.
@@ -98,7 +97,7 @@ def prepack(
         LockedError: The archive stayed locked until `timeout`.
         ValueError: `path` is a symbolic link or has several hard links, and `copy` is false.
         ImportError: ONNX Runtime is not installed.
-        OSError: The archive cannot be read or written, or the disk has too little space.
+        OSError: The archive cannot be written, or the disk has too little space.
 
     Example:
         onnxarchive.prepack("model.onnxa")
@@ -212,25 +211,24 @@ def _pack(
     with run_errors("load", archive.model_id):
         require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
     model = onnx.load(optimized, load_external_data=False)
+    packed = [
+        (tensor.name, pair.value)
+        for tensor in model.graph.initializer
+        for pair in tensor.external_data
+        if tensor.name in names and tensors.names_packed(pair)
+    ]
+    if packed:
+        with Path(directory, "data").open("rb") as written:
+            data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
     keys: dict[str, _Keys] = {}
-    data: memoryview | None = None
-    for tensor in model.graph.initializer:
-        for pair in tensor.external_data if tensor.name in names else ():
-            if not tensors.names_packed(pair):
-                continue
-            if data is None:
-                with Path(directory, "data").open("rb") as written:
-                    data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
-            key = pair.value.partition("|")[0]
-            stored: list[tuple[str, int]] = []
-            for number, (offset, nbytes) in enumerate(ranges_of(pair.value)):
-                view, file = data[offset : offset + nbytes], f"{key}.{number}"
-                first = buffers.setdefault(file, view)
-                if first is not view and first != view:
-                    break  # of another weight: ONNX Runtime packs this one itself
-                stored.append((file, nbytes))
-            else:
-                keys.setdefault(tensor.name, {})[key] = tuple(stored)
+    for name, value in packed:
+        key = value.partition("|")[0]  # contains a hash of the buffers
+        stored = []
+        for number, (offset, nbytes) in enumerate(ranges_of(value)):
+            file = f"{key}.{number}"
+            buffers[file] = data[offset : offset + nbytes]
+            stored.append((file, nbytes))
+        keys.setdefault(name, {})[key] = tuple(stored)
     if os.name != "nt":
         shutil.rmtree(directory)  # the map keeps the bytes, and a killed process leaves none
     return keys

@@ -98,7 +98,6 @@ def transform(
             returned False; removed the input of a hidden weight, although the name of the weight is
             still used; changed the type, the shape, or both name and doc_string of such an input;
             gave two initializers of a graph the same name; or set a location that is not a key.
-        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
         UnsupportedFeatureError: `destination` is a URL; or `weights` is `"hidden"`, and the model
