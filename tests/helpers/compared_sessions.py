@@ -31,16 +31,17 @@ _WITHOUT_NUMPY = re.compile(r"tensor\((float8.*|float4.*|bfloat16|u?int[42])\)")
 def session_of_model(model: str | bytes) -> Any:
     """ONNX Runtime's session of a model; None if ONNX Runtime refuses the model."""
     try:
-        return ort.InferenceSession(model, _options(), _PROVIDERS, enable_fallback=0)
+        return ort.InferenceSession(model, quiet(), _PROVIDERS, enable_fallback=0)
     except Exception:
         return None
 
 
 def session_of_archive(source: Any) -> Any:
-    return onnxarchive.session(source, _options(), _PROVIDERS, enable_fallback=0)
+    return onnxarchive.session(source, quiet(), _PROVIDERS, enable_fallback=0)
 
 
-def _options() -> Any:
+def quiet() -> Any:
+    """Options of a session that prints nothing and takes one thread."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

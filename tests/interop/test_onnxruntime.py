@@ -40,19 +40,14 @@ from onnxarchive.reading.linked_models import linked_model
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+from compared_sessions import quiet  # noqa: E402
+
 FOLDER = "session.model_external_initializers_file_folder_path"
 PREPACKING = "session.disable_prepacking"
 ADD = "add_external_initializers_from_files_in_memory"
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 CPU = ["CPUExecutionProvider"]
 value = helper.make_tensor_value_info
-
-
-def quiet() -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return options
 
 
 def session(source: Any, options: Any = None, **kwargs: Any) -> Any:

@@ -18,16 +18,13 @@ import onnx
 import pytest
 from edits import refused, untouched
 from models import (
-    MEASURE_MEMORY,
     break_local_header,
     entry_of,
     further_model,
-    run_python,
     runnable_model,
     text_model,
 )
 from onnx import numpy_helper
-from pages import needs_smaps
 from processes import completed
 
 import onnxarchive
@@ -272,40 +269,6 @@ def test_an_edit_while_weights_are_packed_is_noticed(
 
 
 # Sessions
-
-PROGRAM = f"""
-{MEASURE_MEMORY}
-import numpy as np, onnxruntime, onnxarchive
-
-def session(path):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    made = onnxarchive.session(path, options, ["CPUExecutionProvider"])
-    (value,) = made.get_inputs()
-    return made, made.run(None, {{"x": np.ones(value.shape, np.float32)}})[0]
-
-small = session(sys.argv[1])  # what every session takes
-before = anonymous()
-large, output = session(sys.argv[2])
-print(anonymous() - before, float(output.sum()))
-"""
-
-
-@needs_smaps
-def test_processes_map_the_packed_weights(tmp_path: Path) -> None:
-    small, plain, path = (tmp_path / f"{name}.onnxa" for name in ("small", "plain", "packed"))
-    onnxarchive.save(runnable_model(), small)
-    onnxarchive.save(runnable_model(64 * MIB), plain)
-    shutil.copy(plain, path)
-    onnxarchive.prepack(path)
-    taken, outputs = [], []
-    for file in (plain, path):
-        nbytes, output = run_python(PROGRAM, small, file).split()
-        taken.append(int(nbytes))
-        outputs.append(float(output))
-    assert outputs[0] == outputs[1]
-    assert taken[0] > 60 * MIB
-    assert taken[1] < 0.35 * taken[0]
 
 
 @pytest.mark.parametrize("way", ["path", "archive", "options"])
