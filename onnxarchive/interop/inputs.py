@@ -68,13 +68,8 @@ def make_inputs(
 ) -> tuple[dict[str, Input], dict[str, int]]:
     """Checks the given inputs and makes random arrays for the other inputs.
 
-    Args:
-        ports: Inputs of the model.
-        given: Inputs by name. The sizes of their open dimensions apply to all inputs.
-        dims: Sizes of open dimensions, by the names in `Port.dims`.
-
-    Returns:
-        The inputs, and the open dimensions that were not set, each with the size 1.
+    `dims` gives sizes of open dimensions by the names in `Port.dims`; those of given inputs apply
+    to all inputs. Returned are the inputs, and the open dimensions that have no such size but 1.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}

@@ -1,22 +1,17 @@
 """`onnx.load("m.onnxa")` and `onnx.save(model, "m.onnxa")`: archives in onnx's own functions.
 
-onnx selects a serializer by the extension of the path or by `format=`. onnx reads and writes the
-file itself, and exchanges the file's bytes with the serializer. So
+onnx selects a serializer by the extension of the path or by `format=`, reads and writes the file
+itself, and exchanges the file's bytes with the serializer. So, unlike in `onnxarchive.load` and
+`onnxarchive.save`,
 
-- loading needs memory for the file and for the model, as with a `.onnx`. `onnxarchive.load` needs
-  memory for the model only;
-- the model is always complete: onnx does not pass `load_external_data` to serializers.
-  `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
-- the model is the default one; `onnxarchive.load(path, model="decoder")` loads another. Saving
-  writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses other
-  models and assets. `onnxarchive.edit` keeps them;
-- saving overwrites an existing file in place. `onnxarchive.save` replaces the file, so views of the
-  old file stay valid, and after a failure the old file is unchanged;
+- loading needs memory for the file, too, and gives the complete default model: onnx does not pass
+  `load_external_data` to serializers;
+- saving overwrites an existing file in place, with one model and no assets, so views of the old
+  file change, and `onnx.save(onnx.load(path), path)` loses other models and assets;
 - `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate
   file, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
-  model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
-  `dynamo=False` PyTorch does not use onnx: the file has the format of a `.onnx`, even if the file's
-  name ends with `.onnxa`.
+  model, args), "m.onnxa")` works; below 1.5 GiB, `external_data=False` does, too. With
+  `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any name.
 
 Importing `onnxarchive` imports this module; for speed, other modules are imported in functions.
 """

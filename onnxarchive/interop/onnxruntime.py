@@ -208,11 +208,8 @@ def session_options(
 class SessionInputs:
     """What a session is made from. The Archive itself is not kept, to free its memory.
 
-    Arguments are those of `session`, and:
-
-    Args:
-        resources: Closes a file that is opened here.
-        uses_packed: Whether the model may refer to packed weights in the archive.
+    Arguments are those of `session`; `resources` closes a file that is opened here, and without
+    `uses_packed`, the model refers to no packed weights.
 
     Attributes:
         model: The serialized model.
@@ -235,11 +232,7 @@ class SessionInputs:
         archive = _opened(source, model, access, resources)
         is_own = archive is not source
         self._given = sess_options
-        self._options = (  # None if the caller's options cannot be copied
-            ort.SessionOptions()
-            if sess_options is None
-            else copy_options(sess_options, archive.model)
-        )
+        self._options = copy_options(sess_options, archive.model)
         self._entries = prepacking_entries(prepack)
         self._file: MappedFile | None = None
         self.path: str | None = None

@@ -139,14 +139,18 @@ def shares_optimized_data(options: ort.SessionOptions) -> bool:
     return bool(path) and not is_ort and not _entry(options, OPTIMIZED_DATA)
 
 
-def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
-    """Copies options for a session of a model; None if a copy may be incomplete.
+def copy_options(
+    options: ort.SessionOptions | None, model: onnx.ModelProto
+) -> ort.SessionOptions | None:
+    """Copies options for a session of a model, or makes new ones; None if a copy may be incomplete.
 
     The copy is taken from a session of a model without nodes, since only sessions copy options. A
     copy lacks custom operator libraries and execution providers. So the result is None if the model
     may need such libraries, or the options name providers. It is also None for options that make a
     session write files.
     """
+    if options is None:
+        return require_onnxruntime().SessionOptions()
     if (
         options.enable_profiling
         or options.optimized_model_filepath
@@ -189,11 +193,8 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
 @cache
 def _identity_model() -> bytes:
     """A model without a node, whose output is its input."""
-    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    graph = onnx.helper.make_graph([], "identity", [x], [x])
-    opset = onnx.helper.make_opsetid("", 13)
-    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=7)
-    return proto.serialize(model)
+    text = '<ir_version: 7, opset_import: ["": 13]> identity (float[1] x) => (float[1] x) { }'
+    return proto.serialize(onnx.parser.parse_model(text))
 
 
 _lending = threading.RLock()

@@ -30,10 +30,8 @@ from onnxarchive.sources.recognition import is_zip, recognised
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STRING: Final = "STRING"
 STATUS: Final = "/proc/self/status"
 _KINDS: Final = {"RssAnon": "anonymous", "RssFile": "mapped", "RssShmem": "mapped"}
-_SUFFIX: Final = "executionprovider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Value:
     @property
     def data_type(self) -> str:
         """The ONNX name of the array's data type."""
-        return STRING if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
+        return "STRING" if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +97,9 @@ def run(
 ) -> Outcome:
     """Runs a model with ONNX Runtime and measures time and memory.
 
-    Args:
-        path: An archive or its URL, opened with `onnxarchive.session`; or a `.onnx`.
-        inputs: As in `make_inputs`; a list of arrays for a sequence.
-        model: Id of the model in an archive.
-        dims: As in `make_inputs`.
-        providers: Execution providers in order of preference, in upper or lower case, with or
-            without the suffix `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to
-            ONNX Runtime.
-        repeat: Number of runs.
-        prepack: As in `onnxarchive.session`.
-        access: Options for a remote archive.
+    `path` names an archive, from which `onnxarchive.session` makes the session, or a `.onnx`.
+    `inputs` and `dims` are as in `make_inputs`, with a list of arrays for a sequence. Names of
+    execution providers may lack the suffix and be in lower case: `["cuda", "cpu"]`.
 
     Raises:
         RunError: ONNX Runtime cannot load or run the model, or cannot use a provider.
@@ -195,7 +185,7 @@ def _make_session(
 
 
 def _brief(provider: str) -> str:
-    return provider.lower().removesuffix(_SUFFIX)
+    return provider.lower().removesuffix("executionprovider")
 
 
 def _prepare(
