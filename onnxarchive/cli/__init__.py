@@ -43,12 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         BrokenPipeError: The program that reads the binary output of a command such as `cat` has
             ended; the function `run` then exits with status 141.
     """
+    debug = False
     try:
-        argv = sys.argv[1:] if argv is None else argv
-        arguments = parser(argv[0] if argv else None).parse_args(argv)
-    except SystemExit as end:  # argparse has printed an error, the help or the version
-        return end.code if isinstance(end.code, int) else WRONG_USE
-    try:
+        try:
+            argv = sys.argv[1:] if argv is None else argv
+            arguments = parser(argv[0] if argv else None).parse_args(argv)
+        except SystemExit as end:  # argparse has printed an error, the help or the version
+            return end.code if isinstance(end.code, int) else WRONG_USE
+        debug = arguments.debug
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:
-        return fail(error, status_of(type(error)), debug=arguments.debug)
+        return fail(error, status_of(type(error)), debug=debug)
     except KeyboardInterrupt as interrupt:
         text = str(interrupt) or "interrupted; temporary files were removed"
         return fail(text, _SIGNALLED + _interrupted_by)

@@ -101,7 +101,8 @@ def edit(
         ModelNotFoundError: There is no model of the id `model`.
         ArchiveFormatError: The file is not an archive, or the edited one would break a rule.
         ChecksumError: Bytes that are copied do not match their CRC-32.
-        ArchiveError: The block ended in a forked process, or in another thread than it began in.
+        ArchiveError: The block ended in a forked process, or in another thread than it began in, or
+            another program replaced or removed the file meanwhile.
         UnfinishedEditError: Writing failed, and so did restoring the old archive; remove the cause,
             then `recover` restores it.
         UnsupportedFeatureError: The archive is not a local file.
@@ -135,6 +136,11 @@ def edit(
                 raise ArchiveError(
                     "expected the edit to end in the thread that began it, found another thread; "
                     "nothing was written"
+                )
+            if not file.is_at(file.absolute_path):
+                raise ArchiveError(
+                    "the file was replaced or removed during the edit, by a program that ignores "
+                    "the lock; nothing was written: edit the new file"
                 )
             commit(changes)
 

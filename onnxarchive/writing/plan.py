@@ -6,6 +6,7 @@ the `Plan` once, in order.
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -157,6 +158,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
     """The assets as entries, in the order of their paths.
 
     Raises:
+        TypeError: A path is no string, or an asset neither bytes nor a path.
         ValueError: A path is not allowed (rule ASSET-1).
         ArchiveFormatError: A file is not a regular file.
         OSError: A file cannot be opened.
@@ -166,12 +168,19 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
         name = _asset_name(path)
         if isinstance(asset, bytes | bytearray | memoryview):
             items.append(Item(name, Stored(as_bytes(asset))))
-        else:
+        elif isinstance(asset, str | os.PathLike):
             items.append(Item(name, FileData.of(asset)))
+        else:
+            raise TypeError(
+                f"expected bytes or the path of a file for the asset {shown(path)}, found "
+                f"{type(asset).__name__}"
+            )
     return tuple(items)
 
 
 def _asset_name(path: str) -> str:
+    if not isinstance(path, str):
+        raise TypeError(f"expected the path of an asset as a string, found {path!r}")
     name = ASSET_PREFIX + path
     if keys.is_asset_name(name):
         return name

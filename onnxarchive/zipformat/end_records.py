@@ -223,7 +223,8 @@ def check_false_ends(
             report.broken(
                 "ZIP-16",
                 f"expected no false end record in the last {SEARCHED_SIZE} bytes of the file, "
-                f"found {kind} at offset {offset}, which some zip readers would accept",
+                f"found {kind} at offset {offset}, which some zip readers would accept; compress a "
+                "file that is a zip itself, for example with gzip",
                 entry=names[owner] if owner >= 0 else None,
             )
     for called, offset in (

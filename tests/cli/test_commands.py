@@ -22,12 +22,21 @@ import numpy as np
 import onnx
 import pytest
 from commands import error_of, output_of, result_of, run
-from models import flip_byte, model_of, raw_tensor, run_python, runnable_model, string_tensor
+from models import (
+    entry_of,
+    flip_byte,
+    model_of,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    string_tensor,
+)
 from onnx import numpy_helper
 from processes import started, wait_until
 from written import write_model
 
 import onnxarchive
+from onnxarchive import cli
 from onnxarchive.cli import terminal
 from onnxarchive.model import dtypes
 
@@ -273,6 +282,18 @@ def test_cat_writes_tensors_of_all_types_so_that_numpy_loads_them(
     assert len(weights) == len(archive.tensors) == 27
 
 
+def test_cat_refuses_a_damaged_tensor_before_it_writes(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
+    flip_byte(path, entry_of(path, "w").data_offset)
+    assert run("cat", path, "w") == 3
+    captured = capfdbinary.readouterr()
+    assert captured.out == b""
+    assert b"m.onnxa: entry 'w': expected 1200 bytes with CRC-32" in captured.err
+
+
 def test_cat_writes_strings_unless_a_file_would_change_them(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -403,6 +424,14 @@ def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_trace
     with started([sys.executable, *command, "ls", "m.onnxa"], env=environment) as process:
         assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == -signal.SIGINT  # 130 in a shell
+
+
+def test_a_command_that_is_interrupted_while_its_module_is_imported_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "parser", mock.Mock(side_effect=KeyboardInterrupt))
+    assert run("ls", "m.onnxa") == 130
+    assert capsys.readouterr().err == "onnxarchive: interrupted; temporary files were removed\n"
 
 
 def test_a_program_that_imports_the_library_can_catch_an_interrupt(tmp_path: Path) -> None:

@@ -632,6 +632,23 @@ def test_an_edit_that_ends_in_another_thread_writes_nothing(archive: Path) -> No
     document(archive, timeout=0)
 
 
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_an_edit_of_a_file_that_another_program_replaces_or_removes_is_an_error(
+    archive: Path, tmp_path: Path, is_replaced: bool
+) -> None:
+    (tmp_path / "other").write_bytes(b"of another program")
+    block = onnxarchive.edit(archive)
+    edit = block.__enter__()
+    edit.tensors["w0"] = np.zeros_like(edit.tensors["w0"])
+    archive.unlink()
+    if is_replaced:
+        (tmp_path / "other").rename(archive)
+    with pytest.raises(ArchiveError, match="replaced or removed during the edit") as caught:
+        block.__exit__(None, None, None)
+    assert caught.value.path == str(archive)
+    assert not archive.exists() or archive.read_bytes() == b"of another program"
+
+
 # Forks
 
 

@@ -552,6 +552,21 @@ def test_assets_come_from_bytes_and_files_in_the_order_of_their_paths(
         assert file.read("assets/größe/重み") == b"3"
 
 
+@pytest.mark.parametrize(
+    ("assets", "message"),
+    [
+        ({5: b""}, "expected the path of an asset as a string, found 5"),
+        ({"k": 5}, "expected bytes or the path of a file for the asset 'k', found int"),
+    ],
+)
+def test_assets_of_other_types_are_refused_by_name(
+    target: Path, assets: dict[Any, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        onnxarchive.save(model_of(), target, assets=assets)
+    assert not target.exists()
+
+
 def test_assets_may_be_many_more_than_files_may_be_open(tmp_path: Path, target: Path) -> None:
     paths = {}
     for index in range(150):

@@ -308,5 +308,10 @@ def cat(arguments: argparse.Namespace) -> None:
         else:
             name = f"{archive.path}: tensor {shown(arguments.name)}"
             remedy = "use onnxarchive.open in Python"
-            array = npy_array(archive.tensors[arguments.name], name, remedy)
-            np.save(StandardOutput(), array, allow_pickle=False)
+            key = archive.tensors.key(arguments.name)
+            if key is None:
+                array = archive.tensors[arguments.name]
+            else:
+                (data,) = archive.contents.verified([key])
+                array = archive.tensors.array(key, data)
+            np.save(StandardOutput(), npy_array(array, name, remedy), allow_pickle=False)
