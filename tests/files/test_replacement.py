@@ -376,7 +376,8 @@ def test_a_target_that_this_thread_has_locked_is_not_waited_for(target: Path) ->
 
 
 def append(path: Path) -> None:
-    run('import sys; open(sys.argv[1], "ab").write(b"of another")', path)
+    with path.open("ab") as file:
+        file.write(b"of another")
 
 
 def put_another(path: Path) -> None:
