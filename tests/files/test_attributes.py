@@ -24,15 +24,15 @@ import edits
 import numpy as np
 import onnx
 import pytest
+from edits import on_a_clone
 from limits import umask, user
-from models import copying_clone, model_of, raw_tensor
+from models import model_of, raw_tensor
 from processes import completed
 from public_calls import WRITES as WHOLE
 
 import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.errors import AttributesWarning
-from onnxarchive.files import filesystem
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="attributes as Linux has them")
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's owners and permissions")
@@ -76,12 +76,6 @@ def path(folder: Path) -> Path:
 # The ways in which a file is replaced
 
 
-def by_clone(path: Path, write: Write) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "clone", copying_clone)
-        write(path)
-
-
 replace = partial(edits.replace_model, model=model("new"))
 replace_tensor = partial(edits.replace_tensor, name="w", array=np.zeros(3000, np.float32))
 
@@ -100,11 +94,11 @@ WRITES: dict[str, Write] = {
     "replace_model with compact": lambda path: edits.replace_model(
         path, model("new", "v"), compact=True
     ),
-    "replace_model on a clone": partial(by_clone, write=replace),
+    "replace_model on a clone": on_a_clone(replace),
     "replace_tensor": replace_tensor,
-    "replace_tensor on a clone": partial(by_clone, write=replace_tensor),
+    "replace_tensor on a clone": on_a_clone(replace_tensor),
     "an assignment": edits.document,
-    "an assignment on a clone": partial(by_clone, write=edits.document),
+    "an assignment on a clone": on_a_clone(edits.document),
     "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
 # Those that write no new file where one would lose something.
@@ -558,7 +552,7 @@ def test_an_edit_changes_no_owner_and_no_group_where_a_clone_would(
     inode = path.stat().st_ino
     # The owner is no member of the group any more, and the member is not the owner.
     with user(writer, *((OTHERS, TEAM) if writer == MEMBER else (OTHERS,))):
-        by_clone(path, write)
+        on_a_clone(write)(path)
     assert path.stat().st_ino == inode
     assert attributes_of(path) == (OWNER, TEAM, 0o666, {})
     with onnxarchive.open(path) as archive:

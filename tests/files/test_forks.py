@@ -23,14 +23,14 @@ import edits
 import numpy as np
 import onnx
 import pytest
+from edits import on_a_clone
 from lock_calls import is_free
-from models import copying_clone, model_of, raw_tensor, run_python
+from models import model_of, raw_tensor, run_python
 from onnx import TensorProto
 from written import contents
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError
-from onnxarchive.files import filesystem
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
@@ -110,11 +110,6 @@ def recover(path: Path, chance: Chance) -> None:
         replace(path, lambda *_: os._exit(0))
     os.waitpid(child, 0)
     assert onnxarchive.recover(path).is_rolled_back
-
-
-def on_a_clone(write: Write) -> Write:
-    """A write on a file system that shares blocks."""
-    return patch.object(filesystem, "clone", copying_clone)(write)
 
 
 WRITES: dict[str, Write] = {

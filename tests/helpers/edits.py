@@ -9,15 +9,16 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import onnx
 import pytest
-from models import model_of, raw_tensor
+from models import copying_clone, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.files import local_file
+from onnxarchive.files import filesystem, local_file
 from onnxarchive.zipformat.writer import ZipWriter
 
 MODEL = "__MODEL_PROTO"
@@ -256,3 +257,8 @@ def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[s
 
 def no_clone(source: local_file.MappedFile, target: int) -> bool:
     return False
+
+
+def on_a_clone(write: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that writes, as on a file system that shares blocks."""
+    return patch.object(filesystem, "clone", copying_clone)(write)

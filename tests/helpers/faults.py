@@ -35,7 +35,7 @@ import numpy as np
 import onnx
 from edits import remove_model, replace_model, replace_tensor
 from interruptions import interrupt
-from models import copying_clone, model_of, raw_tensor
+from models import model_of, raw_tensor
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -81,8 +81,7 @@ def _two(path: Path) -> None:
 
 def _cloned(edit: Edit) -> Edit:
     """The edit as on a file system with clones; a clone is a copy here."""
-    on_new_device = patch.object(filesystem, "devices_without_clones", set[int]())(edit)
-    return patch.object(filesystem, "clone", copying_clone)(on_new_device)
+    return patch.object(filesystem, "devices_without_clones", set[int]())(edits.on_a_clone(edit))
 
 
 def _replaced(*, compact: bool = False, copy: bool = False, name: str = "", **model: int) -> Edit:
