@@ -190,6 +190,8 @@ def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
     for _ in range(_TRIES):
         status, locations = _ask(url, client)
         if status in _REDIRECTS:
+            if not locations:  # or its header was not understood
+                raise _UnknownError("the server redirects without a location")
             return locations
         if 200 <= status < 500 and status not in _TRANSIENT:
             return []

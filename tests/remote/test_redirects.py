@@ -325,6 +325,8 @@ def answering(
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 SECRET\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nContent-Length: 5",
+        b"HTTP/1.1 302 Found\r\nno header\r\nLocation: http://SECRET.invalid\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: SECRET\r\n" * 10_000,
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000,
     ],
