@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
 import tempfile
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _Buffers = dict[str, memoryview]  # packed buffers by file name
-_Keys = dict[str, tuple[tuple[str, int], ...]]  # files and sizes of the buffers of each key
 
 
 def prepack(
@@ -126,20 +123,10 @@ def prepack(
         try:
             for number, identifier in enumerate(ids):
                 with open(path, model=identifier, timeout=timeout) as archive, with_path(path):
-                    weights = {
-                        name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)
-                    }
-                    require_space(path, 2 * sum(nbytes for nbytes, _ in weights.values()), parent)
-                    folder = os.path.join(directory, str(number))
-                    keys = _pack(archive, folder, sess_options, weights, buffers)
-                # ONNX Runtime writes the packed form of equal weights for one of them.
-                equal = {weights[name]: own for name, own in keys.items()}
-                packed[identifier] = {
-                    name: PackedWeight(*content, keys.get(name, equal[content]))
-                    for name, content in weights.items()
-                    if content in equal
-                }
-                unpacked[identifier] = tuple(sorted(weights.keys() - packed[identifier].keys()))
+                    names = {name for _, name, _, _ in packable(archive)}
+                    stem = os.path.join(directory, str(number))
+                    packed[identifier] = _pack(archive, stem, sess_options, buffers)
+                unpacked[identifier] = tuple(sorted(names - packed[identifier].keys()))
             new = PackedSet(version, machine(), packed, unpacked)
             with edit(path, progress=progress, **options) as changes:
                 if dict(changes.entries) != entries:
@@ -189,46 +176,40 @@ def remove_prepacked(
 
 
 def _pack(
-    archive: Archive,
-    directory: str,
-    sess_options: ort.SessionOptions | None,
-    names: Collection[str],
-    buffers: _Buffers,
-) -> dict[str, _Keys]:
-    """Lets ONNX Runtime pack the weights of a model; returns the keys of each weight that it packs.
+    archive: Archive, stem: str, sess_options: ort.SessionOptions | None, buffers: _Buffers
+) -> dict[str, PackedWeight]:
+    """Lets ONNX Runtime pack the weights of a model; returns those that it packs, by name.
 
-    ONNX Runtime writes to `directory`, which is made here. Weights other than `names` are left out:
-    they were changed before they were packed. `buffers` receives views of what was written.
+    It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
+    Weights that it changes before it packs them have other names there, and are left out.
     """
-    os.mkdir(directory)
+    weights = {name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)}
+    directory, number = os.path.split(stem)
+    require_space(archive.path, 2 * sum(nbytes for nbytes, _ in weights.values()), directory)
     with contextlib.ExitStack() as files:
         inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()
-    optimized = os.path.join(directory, "optimized.onnx")
-    options.optimized_model_filepath = optimized
+    options.optimized_model_filepath = f"{stem}.onnx"
     options.log_severity_level = 3  # a warning says that the optimized model suits this machine
-    set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: "data", OPTIMIZED_NBYTES: "1"})
+    entries = {SAVE_PACKED: "1", OPTIMIZED_DATA: f"{number}.data", OPTIMIZED_NBYTES: "1"}
+    set_entries(options, entries)
     with run_errors("load", archive.model_id):
         require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
-    model = onnx.load(optimized, load_external_data=False)
-    packed = [
+    values = [
         (tensor.name, pair.value)
-        for tensor in model.graph.initializer
+        for tensor in onnx.load(f"{stem}.onnx", load_external_data=False).graph.initializer
         for pair in tensor.external_data
-        if tensor.name in names and tensors.names_packed(pair)
+        if tensor.name in weights and tensors.names_packed(pair)
     ]
-    if packed:
-        with Path(directory, "data").open("rb") as written:
+    if values:
+        with Path(f"{stem}.data").open("rb") as written:
             data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
-    keys: dict[str, _Keys] = {}
-    for name, value in packed:
+    # By content, since ONNX Runtime writes the packed form of equal weights for one of them.
+    keys: dict[tuple[int, int], dict[str, tuple[tuple[str, int], ...]]] = {}
+    for name, value in values:
         key = value.partition("|")[0]  # contains a hash of the buffers
-        stored = []
-        for number, (offset, nbytes) in enumerate(ranges_of(value)):
-            file = f"{key}.{number}"
-            buffers[file] = data[offset : offset + nbytes]
-            stored.append((file, nbytes))
-        keys.setdefault(name, {})[key] = tuple(stored)
-    if os.name != "nt":
-        shutil.rmtree(directory)  # the map keeps the bytes, and a killed process leaves none
-    return keys
+        stored = [(f"{key}.{index}", *place) for index, place in enumerate(ranges_of(value))]
+        keys.setdefault(weights[name], {})[key] = tuple((file, size) for file, _, size in stored)
+        for file, offset, size in stored:
+            buffers[file] = data[offset : offset + size]
+    return {name: PackedWeight(*own, keys[own]) for name, own in weights.items() if own in keys}
