@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
+from models import external, model_of
+from onnx import TensorProto
 
 import onnxarchive
 
@@ -35,6 +38,27 @@ def write_model(path: Path, model: onnx.ModelProto) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def write_parts(folder: Path, nbytes: int, count: int, data: bytes = b"") -> tuple[Path, Path]:
+    """Writes a `.onnx` of tensors of as many bytes each, and the file of their data, or of zeros.
+
+    Returns:
+        The paths of both files.
+    """
+    path = folder / "w.bin"
+    path.write_bytes(data)
+    os.truncate(path, count * nbytes)
+    tensors = (
+        external(
+            TensorProto(name=f"w{number}", data_type=TensorProto.UINT8, dims=[nbytes]),
+            path.name,
+            offset=number * nbytes,
+            length=nbytes,
+        )
+        for number in range(count)
+    )
+    return write_model(folder / "m.onnx", model_of(*tensors)), path
 
 
 def zipped(path: Path, files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:

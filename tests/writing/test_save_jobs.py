@@ -21,7 +21,6 @@ import onnx
 import pytest
 from models import (
     entry_of,
-    external,
     flip_byte,
     full_model,
     model_of,
@@ -30,7 +29,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto, numpy_helper
-from written import saved
+from written import saved, write_parts
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -146,25 +145,6 @@ def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None)
     assert list(tmp_path.iterdir()) == []
 
 
-def _with_data_file(folder: Path, nbytes: int, count: int = 3) -> tuple[Path, Path]:
-    """A `.onnx` of tensors of as many bytes each, and the file that has their data."""
-    data = folder / "w.bin"
-    with open(data, "wb") as file:
-        file.truncate(count * nbytes)
-    tensors = [
-        external(
-            TensorProto(name=f"w{number}", data_type=TensorProto.INT8, dims=[nbytes]),
-            "w.bin",
-            offset=number * nbytes,
-            length=nbytes,
-        )
-        for number in range(count)
-    ]
-    source = folder / "m.onnx"
-    source.write_bytes(model_of(*tensors).SerializeToString())
-    return source, data
-
-
 def _set_byte(path: Path, offset: int) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
@@ -173,7 +153,7 @@ def _set_byte(path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize("jobs", JOBS)
 def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
-    source, data = _with_data_file(tmp_path, MAPPED)
+    source, data = write_parts(tmp_path, MAPPED, 3)
 
     def change(done: int, total: int) -> None:
         if done == MAPPED + PIECE:  # a fifth of w1 is written
@@ -188,7 +168,7 @@ def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, job
 @pytest.mark.parametrize("jobs", JOBS[1:])
 def test_what_is_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int) -> None:
     nbytes = 2 * PIECE
-    source, data = _with_data_file(tmp_path, nbytes)
+    source, data = write_parts(tmp_path, nbytes, 3)
     changed = []
 
     def change(done: int, total: int) -> None:
@@ -283,7 +263,7 @@ def test_a_source_that_is_replaced_meanwhile_is_read_on(
 def test_a_file_that_becomes_shorter_meanwhile_gives_no_archive(
     tmp_path: Path, jobs: int, is_single: bool
 ) -> None:
-    source, data = _with_data_file(tmp_path, 2 * PIECE, 10)  # more than are read ahead
+    source, data = write_parts(tmp_path, 2 * PIECE, 10)  # more than are read ahead
     if is_single:
         onnx.save(onnx.load(source), source)
         data.unlink()
@@ -303,7 +283,7 @@ def test_a_file_that_becomes_shorter_meanwhile_gives_no_archive(
 def test_an_error_of_reading_names_the_data_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, data = _with_data_file(tmp_path, LARGE)
+    source, data = write_parts(tmp_path, LARGE, 3)
 
     read = os.pread
 

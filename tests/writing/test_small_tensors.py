@@ -6,34 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import MEASURE_MEMORY, external, model_of, run_python
-from onnx import TensorProto
+from models import MEASURE_MEMORY, model_of, run_python
+from written import write_parts
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.files import file_data
 
 
-def external_model(folder: Path, data: bytes, nbytes: int) -> Path:
-    """A `.onnx` of tensors of as many bytes each, with data in a file of its own."""
-    (folder / "w.bin").write_bytes(data)
-    source = folder / "m.onnx"
-    tensors = (
-        external(
-            TensorProto(name=f"w{offset // nbytes}", data_type=TensorProto.UINT8, dims=[nbytes]),
-            "w.bin",
-            offset=offset,
-            length=nbytes,
-        )
-        for offset in range(0, len(data), nbytes)
-    )
-    source.write_bytes(model_of(*tensors).SerializeToString())
-    return source
-
-
 def test_external_tensors_are_read_together(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
-    source = external_model(tmp_path, data, 16)
+    source, _ = write_parts(tmp_path, 16, 640, data)
     onnxarchive.convert(source, tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
         assert len(archive.tensors) == 640
@@ -47,7 +30,7 @@ def test_external_tensors_that_go_into_the_model_are_read_together(
 ) -> None:
     size, count = 100_000, 25
     data = bytes(range(250)) * (size * count // 250)
-    source = external_model(tmp_path, data, size)
+    source, _ = write_parts(tmp_path, size, count, data)
     opened: list[str] = []
     open_file = file_data._open_file
 
@@ -94,7 +77,7 @@ CALLS = {
 def test_a_call_takes_little_memory_for_each_tensor(tmp_path: Path, call: str) -> None:
     loading, function, argument, most = CALLS[call]
     count = 20_000
-    source = external_model(tmp_path, bytes(64 * count), 64)
+    source, _ = write_parts(tmp_path, 64, count)
     (tmp_path / "empty.onnx").write_bytes(model_of().SerializeToString())
     code = f"""
 {MEASURE_MEMORY}
