@@ -8,12 +8,13 @@ import itertools
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from written import Target
 from zip_image import directory_of
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
@@ -33,19 +34,6 @@ ENTRIES: Entries = [
     ("assets/größe.txt", "größe".encode()),
     ("__MODEL_PROTO", b"\x08\x0a"),
 ]
-
-
-class Target:
-    """Has nothing but `write`, which takes as many bytes as a limit says, or all without a word."""
-
-    def __init__(self, limits: Iterable[int | None]) -> None:
-        self.content = bytearray()
-        self._limits = itertools.cycle(limits)
-
-    def write(self, data: memoryview, /) -> int | None:
-        limit = next(self._limits)
-        self.content += data[:limit]
-        return None if limit is None else len(data[:limit])
 
 
 def write_all(target: SupportsWrite, entries: Entries, alignment: int = 64) -> list[int]:
