@@ -185,35 +185,6 @@ def test_a_copy_leaves_other_names_of_the_file_what_they_are(
     assert sorted(os.listdir(archive.parent)) == ["model.onnxa", "other"]
 
 
-def test_a_copy_of_what_a_symbolic_link_leads_to_takes_the_place_of_the_link(archive: Path) -> None:
-    link = archive.with_name("link")
-    link.symlink_to(archive.name)
-    content = archive.read_bytes()
-    free_before = free(archive.parent)
-    replace_model(link, model(doc_string="new"), copy=True)
-    assert free_before - free(archive.parent) < 6 * MIB
-    assert not link.is_symlink()
-    assert archive.read_bytes() == content
-    with onnxarchive.open(link) as opened:
-        assert opened.model.doc_string == "new"
-
-
-def test_what_removes_an_entry_is_written_anew(archive: Path) -> None:
-    with pytest.raises(ValueError, match="compact=True"):
-        replace_model(archive, model(weights=WEIGHTS - 1))
-    replace_model(archive, model(weights=WEIGHTS - 1), compact=True)
-    assert list(onnxarchive.check(archive, full=True)) == []
-    assert archive.stat().st_size < 61 * MIB
-
-
-def test_a_change_of_a_clone_that_fails_leaves_the_archive_and_nothing_else(archive: Path) -> None:
-    inode = archive.stat().st_ino
-    error = OSError(28, "No space left on device")
-    with patch.object(os, "pwrite", side_effect=error), refused(archive, OSError, "No space left"):
-        replace_model(archive, model(doc_string="new"))
-    assert archive.stat().st_ino == inode
-
-
 def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(archive: Path) -> None:
     with filled(archive.parent / "filling", but_for=MIB), refused(archive, (OSError, ArchiveError)):
         replace_tensor(archive, "w5", ARRAY)
