@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_copy_leaves_other_names_of_the_file_what_they_are(
 
 
 def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(archive: Path) -> None:
-    with filled(archive.parent / "filling", but_for=MIB), refused(archive, (OSError, ArchiveError)):
+    with filled(archive.parent / "filling"), refused(archive, (OSError, ArchiveError)):
         replace_tensor(archive, "w5", ARRAY)
     assert recover(archive).removed == ()
     replace_tensor(archive, "w5", ARRAY)
@@ -194,15 +195,19 @@ def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(archive: Path) 
 
 
 @contextlib.contextmanager
-def filled(path: Path, *, but_for: int) -> Iterator[None]:
-    """A disk that is full but for some bytes: a file has the others, and nothing is written."""
-    size = free(path.parent)
+def filled(path: Path) -> Iterator[None]:
+    """A disk that is full: a file has all that was free, and nothing is written."""
+    size = 0
     with open(path, "xb") as file:
-        while size > but_for:
-            try:
-                os.posix_fallocate(file.fileno(), 0, size - but_for)
-                break
-            except OSError:
-                size -= MIB
+        for _ in range(5):  # XFS frees the blocks of removed files a little later
+            free(path.parent)
+            step = 16 * MIB
+            while step >= 4096:
+                try:
+                    os.posix_fallocate(file.fileno(), size, step)
+                    size += step
+                except OSError:
+                    step //= 2
+            time.sleep(0.1)
         yield
     path.unlink()
