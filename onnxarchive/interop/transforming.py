@@ -135,12 +135,12 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
     elif weights == "external":
         result = _call(function, archive.model)  # not copied: it is not used again
     else:
-        hidden = _HiddenWeights(archive)
-        before_call = copied(hidden.model)
-        returned = _call(function, hidden.model)
-        result = hidden.restore(returned)
-        if hidden.keys and returned == before_call:
-            first = next(iter(hidden.keys))
+        model, hidden = _hide_weights(archive)
+        before_call = copied(model)
+        returned = _call(function, model)
+        result = _restore_weights(archive.model, hidden, returned)
+        if hidden and returned == before_call:
+            first = next(iter(hidden.values())).name
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed nothing: the data of large weights, "
                 f"such as {first!r}, was hidden; use weights='loaded' for functions that need this "
@@ -175,85 +175,76 @@ def _name(function: Function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-class _HiddenWeights:
-    """Replaces the large initializers of an archive by inputs of the graph, and restores them.
+def _hide_weights(archive: Archive) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy of the model with inputs instead of its large initializers, and these by key.
 
-    The doc_string of an input holds the key of its weight, so that a renamed input is recognised.
-
-    Attributes:
-        model: The model with inputs instead of the weights.
-        keys: The keys of the weights by name.
+    The doc_string of such an input holds the key of its weight, so that it may be renamed.
     """
+    # The only external tensors of this model are the weights to hide.
+    model = linked_model(archive, None, _is_hidable(archive.model))
+    weights: dict[str, onnx.TensorProto] = {}
+    for graph in _graphs(model):
+        keys = [tensors.location(tensor) for tensor in graph.initializer]
+        for key, tensor in zip(keys, graph.initializer, strict=True):
+            if key is not None:
+                weights[key] = copied(tensor)
+        tensors.remove(graph.initializer, [key is not None for key in keys])
+    inputs = {value.name for value in model.graph.input}
+    for key, weight in weights.items():
+        if weight.name not in inputs:
+            make, mark = onnx.helper.make_tensor_value_info, f"{_MARK}{key}"
+            value = make(weight.name, weight.data_type, weight.dims, doc_string=mark)
+            model.graph.input.append(value)
+    return model, weights
 
-    def __init__(self, archive: Archive) -> None:
-        graph = archive.model.graph
-        self._inputs = {value.name for value in graph.input}  # of the archive's graph
-        self._used = _used_names(archive.model)
-        self._positions = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
-        self._weights: dict[str, onnx.TensorProto] = {}
-        # The only external tensors of this model are the weights to hide.
-        self.model = linked_model(archive, None, _is_hidable(archive.model))
-        for each in _graphs(self.model):
-            keys = [tensors.location(tensor) for tensor in each.initializer]
-            for key, tensor in zip(keys, each.initializer, strict=True):
-                if key is not None:
-                    self._weights[key] = copied(tensor)
-            tensors.remove(each.initializer, [key is not None for key in keys])
-        self.keys = {weight.name: key for key, weight in self._weights.items()}
-        for key, weight in self._weights.items():
-            if weight.name not in self._inputs:
-                make = onnx.helper.make_tensor_value_info
-                mark = f"{_MARK}{key}"
-                value = make(weight.name, weight.data_type, weight.dims, doc_string=mark)
-                self.model.graph.input.append(value)
 
-    def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Copies the function's result, and turns inputs that replace weights into initializers."""
-        result = copied(model)
-        inputs = [(value, self._key_of(value)) for value in result.graph.input]
-        used, names = _used_names(result), set(_initializer_names(result.graph))
-        positions, end = dict(self._positions), len(self._positions)
-        missing, restored = dict(self._weights), []
-        for value, key in inputs:
-            if key is None:
-                continue
-            weight = self._weights[key]
-            _require_unchanged(weight, value)
-            missing.pop(key, None)
-            is_needed = value.name in used or weight.name not in self._used
-            if not is_needed and weight.name not in self._inputs:
-                continue
-            if value.name in names:
-                raise ArchiveFormatError(
-                    f"tensor {weight.name!r}: expected the function to return either one input or "
-                    f"one initializer {value.name!r} for the tensor, found several; keep one of "
-                    "them"
-                )
-            names.add(value.name)
-            tensor = copied(weight)
-            tensor.name = value.name
-            restored.append(tensor)
-            positions[tensor.name] = self._positions.get(weight.name, end)
-        own = [key is not None and self._weights[key].name not in self._inputs for _, key in inputs]
-        new = [value for value, key in inputs if key is None and value.name not in self._inputs]
-        _require_dropped(missing.values(), result, new)
-        # Initializers of the archive keep their order; new initializers follow.
-        result.graph.initializer.extend(restored)
-        result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
-        tensors.remove(result.graph.input, own)
-        for graph in _graphs(result):
-            for value in (*graph.input, *graph.output, *graph.value_info):
-                if _marked_key(value) is not None and value.name not in self._inputs:
-                    value.ClearField("doc_string")
-        return result
-
-    def _key_of(self, value: onnx.ValueInfoProto) -> str | None:
-        """The key of the weight that an input replaces, by mark or name; None if there is none."""
-        key = self.keys.get(value.name)
-        if value.name in self._inputs:  # not marked by us
-            return key
-        marked = _marked_key(value)
-        return marked if marked in self._weights else key
+def _restore_weights(
+    original: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], returned: onnx.ModelProto
+) -> onnx.ModelProto:
+    """Copies the function's result, and turns inputs that replace weights into initializers."""
+    result = copied(returned)
+    keys = {weight.name: key for key, weight in weights.items()}
+    inputs = {value.name for value in original.graph.input}  # which we have not marked
+    used_before, used = _used_names(original), _used_names(result)
+    names = set(_initializer_names(result.graph))
+    order = {tensor.name: index for index, tensor in enumerate(original.graph.initializer)}
+    positions, end = dict(order), len(order)
+    missing, restored, new = dict(weights), [], []
+    are_replaced = []
+    for value in result.graph.input:
+        marked = None if value.name in inputs else _marked_key(value)
+        key = marked if marked in weights else keys.get(value.name)
+        if key is None:
+            are_replaced.append(False)
+            if value.name not in inputs:
+                new.append(value)
+            continue
+        weight = weights[key]
+        _require_unchanged(weight, value)
+        missing.pop(key, None)
+        are_replaced.append(weight.name not in inputs)
+        if are_replaced[-1] and weight.name in used_before and value.name not in used:
+            continue  # the result needs it no longer
+        if value.name in names:
+            raise ArchiveFormatError(
+                f"tensor {weight.name!r}: expected the function to return either one input or one "
+                f"initializer {value.name!r} for the tensor, found several; keep one of them"
+            )
+        names.add(value.name)
+        tensor = copied(weight)
+        tensor.name = value.name
+        restored.append(tensor)
+        positions[tensor.name] = order.get(weight.name, end)
+    _require_dropped(missing.values(), result, new)
+    # Initializers of the archive keep their order; new initializers follow.
+    result.graph.initializer.extend(restored)
+    result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
+    tensors.remove(result.graph.input, are_replaced)
+    for graph in _graphs(result):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if _marked_key(value) is not None and value.name not in inputs:
+                value.ClearField("doc_string")
+    return result
 
 
 def _is_hidable(model: onnx.ModelProto) -> StaysOutside:
