@@ -213,6 +213,8 @@ class SessionInputs:
 
     Attributes:
         model: The serialized model.
+        options: A copy of the caller's options, or these if they cannot be copied.
+        entries: Session config entries that the session needs.
         path: Path of the archive's file without symbolic links; None for an archive in memory.
         packed: The number of weights whose packed form the model refers to.
     """
@@ -231,38 +233,36 @@ class SessionInputs:
         ort = require_onnxruntime()
         archive = _opened(source, model, access, resources)
         is_own = archive is not source
-        self._given = sess_options
-        self._options = copy_options(sess_options, archive.model)
-        self._entries = prepacking_entries(prepack)
+        self._copy = copy_options(sess_options, archive.model)
+        self.options: Any = sess_options if self._copy is None else self._copy
+        self.entries = prepacking_entries(prepack)
         self._file: MappedFile | None = None
         self.path: str | None = None
         self.packed = 0
         if not isinstance(archive.contents.file, MappedFile):
-            self.model = _model_in_memory(archive, self._options, in_place=is_own)
+            self.model = _model_in_memory(archive, self._copy, in_place=is_own)
         else:
             self._file = archive.contents.local_file
             self.path = self._file.present_path()
             require_utf8(self.path)
-            self._entries[DIRECTORY], name = os.path.split(self.path)
+            self.entries[DIRECTORY], name = os.path.split(self.path)
             with with_path(archive.path):
                 pairs: Pairs = {}
                 if uses_packed and prepack is not False and compares_packed():
                     pairs = packed_pairs(archive, machine(), ort.__version__)
                 linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
                 self.model, self.packed = proto.encode(linked), len(pairs)
-        if self._options is not None:
-            set_entries(self._options, self._entries)
+        if self._copy is not None:
+            set_entries(self._copy, self.entries)
 
     def make(
         self,
         providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
         keywords: Mapping[str, Any],
     ) -> ort.InferenceSession:
-        """Makes the session, with the caller's options if they cannot be copied."""
-        options = self._given if self._options is None else self._options
-        make = partial(archive_session_class(), self.path, self.packed, self._entries)
+        """Makes the session."""
         try:
-            return make(self.model, options, providers, **keywords)
+            return archive_session_class()(self, providers, **keywords)
         finally:  # ONNX Runtime has opened the file by name
             if self._file and self.path and not self._file.is_at(self.path):
                 raise ArchiveError(
@@ -273,14 +273,14 @@ class SessionInputs:
 
     def own_options(self) -> ort.SessionOptions:
         """The options for this session alone; refused if the caller's cannot be copied."""
-        if self._options is None:
+        if self._copy is None:
             raise UnsupportedFeatureError(
                 "ONNX Runtime cannot copy these session options: they are not valid for every "
                 "model, name execution providers, write files (profiling, the optimized model, EP "
                 "contexts), or may have libraries of custom operators that the model needs; call "
                 "session_options(path) and change the options that it returns"
             )
-        return self._options
+        return self._copy
 
 
 def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:

@@ -213,20 +213,12 @@ def archive_session_class() -> Any:
         the session is made from bytes.
         """
 
-        def __init__(
-            self,
-            path: str | None,
-            packed: int,
-            entries: Mapping[str, str],
-            model: bytes,
-            options: Any,
-            *rest: Any,
-            **kwargs: Any,
-        ) -> None:
-            self.packed_weights = packed  # the number of those that the model names
-            self._archive_path = path
-            self._lent = options, entries
-            super().__init__(model, options, *rest, **kwargs)
+        def __init__(self, inputs: Any, *rest: Any, **kwargs: Any) -> None:
+            """Takes `SessionInputs`, and what `InferenceSession` takes after the options."""
+            self.packed_weights = inputs.packed
+            self._archive_path = inputs.path
+            self._lent = inputs.options, inputs.entries
+            super().__init__(inputs.model, inputs.options, *rest, **kwargs)
 
         def _create_inference_session(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session, also again for other providers."""
