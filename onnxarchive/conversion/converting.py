@@ -41,7 +41,7 @@ from onnxarchive.sources.models import (
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 from onnxarchive.writing.options import Asset, WriteOptions
-from onnxarchive.writing.plan import Item, plan_archive, with_further_models
+from onnxarchive.writing.plan import plan_archive, with_further_models
 from onnxarchive.writing.write import write_archive
 from onnxarchive.zipformat import layout
 
@@ -263,8 +263,7 @@ def convert_silently(
             files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
-        assets = [Item(ASSET_PREFIX + name, data) for name, data in default.assets.items()]
-        plan = plan_archive(models, options, assets=assets, temporary=temporary)
+        plan = plan_archive(models, options, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         count = len([None for name, _ in plan.items if not name.startswith(ASSET_PREFIX)])
         return Conversion(

@@ -23,7 +23,6 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
-from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
@@ -32,10 +31,9 @@ from onnxarchive.reading.views import require_model
 from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.plan import Item
 from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import (
-    asset_items,
+    assets_of,
     referred_data,
     sources_of,
 )
@@ -110,7 +108,7 @@ class Changes:
         options: The options of the edit.
         model_id: Id of the model for `Edit.model`.
         drafts: Every model, by id.
-        assets: The entry of every asset, by path.
+        assets: The data of every asset, by path.
         old_assets: Those of the archive as it was.
         is_open: False after the block.
     """
@@ -127,9 +125,7 @@ class Changes:
         self.options = options
         self.model_id = archive.model_id
         self.drafts = {id: Draft(id, model) for id, model in archive.contents.models.items()}
-        self.old_assets: Mapping[str, Item] = {
-            item.name.removeprefix(ASSET_PREFIX): item for item in asset_items(archive)
-        }
+        self.old_assets: Mapping[str, Data] = assets_of(archive)
         self.assets = dict(self.old_assets)
         self.is_open = True
         self._resources = resources  # closes files that assigned models are read from

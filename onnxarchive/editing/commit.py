@@ -29,7 +29,7 @@ from onnxarchive.editing.models import (
 )
 from onnxarchive.errors import ChecksumError, Strict, naming, shown
 from onnxarchive.files import attributes, filesystem, locking, undo
-from onnxarchive.files.data import Crc32, Stored
+from onnxarchive.files.data import Crc32, Data, Stored
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.files.progress import ProgressCounter
@@ -53,7 +53,6 @@ from onnxarchive.writing.plan import (
 from onnxarchive.writing.sharing import SharedEntries, type_and_dims
 from onnxarchive.writing.stored_entries import (
     archive_options,
-    asset_items,
 )
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import writer
@@ -67,8 +66,8 @@ _MAX_SHOWN_ENTRIES = 3  # in a message
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 _Models: TypeAlias = Mapping[str, EditedModel]  # by id
-# The new entry of each changed asset, by name; None for one to remove.
-_Assets: TypeAlias = Mapping[str, Item | None]
+# The new data of each changed asset, by the name of its entry; None for one to remove.
+_Assets: TypeAlias = Mapping[str, Data | None]
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,12 @@ def commit(changes: Changes) -> None:
         _write(changes, plan)
 
 
-def _changed_assets(changes: Changes, models: _Models) -> dict[str, Item | None]:
+def _changed_assets(changes: Changes, models: _Models) -> dict[str, Data | None]:
     archive, old = changes.archive, changes.old_assets
-    assets: dict[str, Item | None] = {
-        item.name: item
-        for path, item in sorted(changes.assets.items())
-        if item is not old.get(path) and not has_bytes(archive, item.name, item.data)
+    assets: dict[str, Data | None] = {
+        ASSET_PREFIX + path: data
+        for path, data in sorted(changes.assets.items())
+        if data is not old.get(path) and not has_bytes(archive, ASSET_PREFIX + path, data)
     }
     assets |= {ASSET_PREFIX + path: None for path in old.keys() - changes.assets.keys()}
     are_same = models.keys() == {*archive.models} and not any(
@@ -151,11 +150,13 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
 def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans the whole archive as `save` does."""
     archive, options = changes.archive, changes.options
-    items = {item.name: item for item in asset_items(archive)} | dict(assets)
+    sources = {id: model.source() for id, model in models.items()}
+    by_path = {name.removeprefix(ASSET_PREFIX): data for name, data in assets.items()}
+    new = {**changes.old_assets, **by_path}
+    sources[""].assets = {path: data for path, data in new.items() if data is not None}
     plan = plan_archive(
-        {id: model.source() for id, model in models.items()},
+        sources,
         archive_options(archive, archive.models, options.size_threshold, options.convert_attribute),
-        assets=[item for item in items.values() if item is not None],
         temporary=directory_of(changes.file.absolute_path),
     )
     return _EditPlan(plan.items, plan.models)
@@ -171,8 +172,8 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
     if unused:
         raise _unused(archive, models, unused)
-    new = {item.name: item for item in tensor_items}
-    new |= {name: item for name, item in assets.items() if item is not None}
+    new: dict[str, Data] = dict(tensor_items)
+    new |= {name: data for name, data in assets.items() if data is not None}
     order, stay = [*names, *new], len(names)
     if not assets.keys().isdisjoint(names):  # then in the order of `save`
         remaining = [name for name in dict.fromkeys(order) if assets.get(name, name) is not None]
@@ -180,9 +181,9 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         order += sorted(name for name in remaining if name.startswith(ASSET_PREFIX))
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
-    new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
+    new |= {name: replaced.pop(name) for name in order[stay:] if name in replaced}
     items = [
-        new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
+        Item(name, new.get(name) or EntryData(archive.contents, name)) for name in order[stay:]
     ]
     if any(name not in archive.entries for name in new):
         require_names(order)

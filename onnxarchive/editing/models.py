@@ -19,7 +19,6 @@ from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import packed_sets
 from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.plan import Item
 from onnxarchive.writing.stored_entries import referred_key
 
 
@@ -174,12 +173,12 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
     )
 
 
-def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Item | None]:
+def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Data | None]:
     """Changes of assets, so that packed weights stay only for weights that are as they were.
 
-    They are the new entry of each changed asset, by name; None for one to remove.
+    They are the new data of each changed asset, by name of its entry; None for one to remove.
     """
-    assets: dict[str, Item | None] = {}
+    assets: dict[str, Data | None] = {}
     for packed in packed_sets(archive):
         weights, unpacked = {}, {}
         for id, model in sorted(models.items()):
@@ -193,7 +192,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
             assets |= dict.fromkeys(packed.folder + name for name in removed)
             index = packed.folder + INDEX
             data = Stored(memoryview(remaining.to_json()))
-            assets[index] = Item(index, data) if remaining.files else None
+            assets[index] = data if remaining.files else None
     return assets
 
 

@@ -351,7 +351,7 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def __getitem__(self, path: str) -> bytes:
         self._require(path)
-        return b"".join(self._changes.assets[path].data)
+        return b"".join(self._changes.assets[path])
 
     def __setitem__(self, path: str, data: Asset) -> None:
         changes = self._changes
@@ -362,8 +362,8 @@ class EditedAssets(_EditedMapping[bytes]):
                 f"{changes.archive.path}: expected bytes or the path of a file for the asset "
                 f"{shown(path)}, found {type(data).__name__}"
             )
-        (changes.assets[path],) = open_assets({path: data})
-        changes.watch(changes.assets[path].data)
+        changes.assets |= open_assets({path: data})
+        changes.watch(changes.assets[path])
 
     def __delitem__(self, path: str) -> None:
         self._require(path)

@@ -154,8 +154,8 @@ def refuse_external(ref: TensorRef) -> NoReturn:
     raise ArchiveFormatError(f"{ref}: {fault}")
 
 
-def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
-    """The assets as entries, in the order of their paths.
+def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
+    """The data of assets by path.
 
     Raises:
         TypeError: A path is no string, or an asset neither bytes nor a path.
@@ -163,27 +163,27 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
         ArchiveFormatError: A file is not a regular file.
         OSError: A file cannot be opened.
     """
-    items = []
-    for path, asset in sorted((assets or {}).items()):
-        name = _asset_name(path)
+    opened: dict[str, Data] = {}
+    for path, asset in (assets or {}).items():
+        _require_asset_path(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            items.append(Item(name, Stored(as_bytes(asset))))
+            opened[path] = Stored(as_bytes(asset))
         elif isinstance(asset, str | os.PathLike):
-            items.append(Item(name, FileData.of(asset)))
+            opened[path] = FileData.of(asset)
         else:
             raise TypeError(
                 f"expected bytes or the path of a file for the asset {shown(path)}, found "
                 f"{type(asset).__name__}"
             )
-    return tuple(items)
+    return opened
 
 
-def _asset_name(path: str) -> str:
+def _require_asset_path(path: str) -> None:
     if not isinstance(path, str):
         raise TypeError(f"expected the path of an asset as a string, found {path!r}")
     name = ASSET_PREFIX + path
     if keys.is_asset_name(name):
-        return name
+        return
     if keys.is_asset_name(unicodedata.normalize("NFC", name)):
         raise ValueError(
             f"expected the path of an asset in {keys.ASSET_FORM}, found "
@@ -196,17 +196,15 @@ def plan_archive(
     models: Mapping[str, Source],
     options: WriteOptions,
     *,
-    assets: Iterable[Item] = (),
     temporary: str | None = None,
 ) -> Plan:
-    """Plans the archive of one or several models.
+    """Plans the archive of one or several models, and of the assets of the default one.
 
     The data of a tensor that becomes an entry is read only to find equal tensors of several models.
 
     Args:
-        models: The models by id; `""` is the id of the default model. Their assets are not planned.
-        options: The options of the archive.
-        assets: Assets; `options.assets` overrides them.
+        models: The models by id; `""` is the id of the default model.
+        options: The options of the archive; their assets override those of the default model.
         temporary: Directory for a temporary copy of large external tensors that go into a model;
             None for the system's temporary directory.
 
@@ -216,9 +214,9 @@ def plan_archive(
         ValueError: The path of an asset or the id of a model is not allowed.
     """
     require_model_ids(models)
-    asset_items = {item.name: item for item in (*assets, *open_assets(options.assets))}
-    if asset_items:
-        require_names(asset_items)
+    assets = {**models[""].assets, **open_assets(options.assets)}
+    if assets:
+        require_names(ASSET_PREFIX + path for path in assets)
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
@@ -231,7 +229,7 @@ def plan_archive(
     for number, (name, data) in enumerate(items):
         if name in crc32s:
             items[number] = Item(name, _SharedData(data.nbytes, data, crc32s[name]))
-    items.extend(asset_items[name] for name in sorted(asset_items))
+    items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 

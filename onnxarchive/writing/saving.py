@@ -26,7 +26,7 @@ from onnxarchive.writing.plan import (
 )
 from onnxarchive.writing.stored_entries import (
     archive_options,
-    asset_items,
+    assets_of,
     sources_of,
 )
 from onnxarchive.writing.write import write_archive, write_file
@@ -154,12 +154,13 @@ def save(
         else:
             sources[identifier] = part.source()
             splits[identifier] = part
+    if origin is not None:
+        sources[""].assets = assets_of(origin)
     if splits:
         options = replace(options, jobs=1)
     plan = plan_archive(
         sources,
         options,
-        assets=() if origin is None else asset_items(origin),
         temporary=directory_of(target.path) if target.path is not None else None,
     )
     if splits and target.path is not None:

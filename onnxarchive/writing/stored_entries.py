@@ -11,6 +11,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import locking
+from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
@@ -19,17 +20,17 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
-from onnxarchive.writing.plan import Item, plan_archive
+from onnxarchive.writing.plan import plan_archive
 from onnxarchive.writing.write import write_file
 
 
-def asset_items(archive: Archive) -> list[Item]:
-    """The assets of an archive as items of a plan."""
-    return [
-        Item(name, EntryData(archive.contents, name))
+def assets_of(archive: Archive) -> dict[str, Data]:
+    """The data of an archive's assets by path."""
+    return {
+        name.removeprefix(ASSET_PREFIX): EntryData(archive.contents, name)
         for name in archive.entries
         if name.startswith(ASSET_PREFIX)
-    ]
+    }
 
 
 def archive_options(
@@ -145,12 +146,9 @@ def save_referring(
         OSError: The new archive cannot be written.
     """
     models = {**archive.models, archive.model_id: model}
-    plan = plan_archive(
-        sources_of(archive, models),
-        options,
-        assets=asset_items(archive),
-        temporary=directory_of(path),
-    )
+    sources = sources_of(archive, models)
+    sources[""].assets = assets_of(archive)
+    plan = plan_archive(sources, options, temporary=directory_of(path))
     require = partial(archive.contents.require_current, path)
     with write_file(plan, path, options, require=require) as file:
         locking.unlock(file.fileno())

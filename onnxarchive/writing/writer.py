@@ -14,7 +14,7 @@ from onnxarchive.files.file import Closing
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
-from onnxarchive.model.keys import Keys, model_entry
+from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import read_safetensors
@@ -195,7 +195,7 @@ class Writer(Closing):
                 writer.finish(model)
         """
         self._require_open()
-        (item,) = open_assets({name: data})
+        item = Item(ASSET_PREFIX + name, open_assets({name: data})[name])
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
             write_entries([item], self._zip, ProgressCounter(None, 0))
