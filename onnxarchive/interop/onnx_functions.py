@@ -2,16 +2,14 @@
 
 onnx checks models of 2 GiB or more only by path. External data must be in regular files without
 further hard links, in the model's directory or below; onnx does not read these files. So
-`check_model` writes two files to a temporary directory: the model without large weights, and in
-place of the archive, a file of the archive's size without data. Nothing is written to the archive's
-directory.
+`check_model` writes two files to a temporary directory: the model without large weights, and an
+empty file in place of the archive. Nothing is written to the archive's directory.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +18,7 @@ import onnx
 from onnxarchive.errors import naming, with_path
 from onnxarchive.model import proto, walking
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import open as open_archive
+from onnxarchive.reading.archive import open
 from onnxarchive.reading.linked_models import is_unread, linked_model
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
@@ -62,7 +60,7 @@ def check_model(
     Example:
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
     """
-    with open_archive(path, model=model) as archive, with_path(path):
+    with open(path, model=model) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
     with (
         naming("the system's temporary directory"),
@@ -70,10 +68,7 @@ def check_model(
     ):
         linked = Path(directory, "model.onnx")
         linked.write_bytes(serialized)
-        with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # The file gets the archive's size, but no data. If the system refuses this size, the
-            # file stays empty: onnx does not check the size.
-            file.truncate(os.path.getsize(path))
+        Path(directory, _EMPTY).touch()  # onnx does not check the size
         try:
             onnx.checker.check_model(
                 linked,
@@ -129,7 +124,7 @@ def infer_shapes(
     """
     if destination is not None:
         require_local_target(destination)
-    with open_archive(path, model=model) as archive, with_path(path):
+    with open(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,

@@ -139,8 +139,7 @@ def session(
     with contextlib.ExitStack() as resources:
         prepare = partial(SessionInputs, path, model, sess_options, prepack, access, resources)
         inputs = prepare()
-        is_local = inputs.path is not None
-        if is_local and sess_options is not None and shares_optimized_data(sess_options):
+        if inputs.path and sess_options is not None and shares_optimized_data(sess_options):
             warnings.warn(
                 f"{inputs.path}: {sess_options.optimized_model_filepath} will refer to offsets in "
                 "this archive, and be wrong after the archive is replaced or edited; set the "
