@@ -42,16 +42,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     Another owner gets no execution and no special bits. If the group cannot be kept, group and
     others get the permissions that both of them had. If either file has an access control list,
     they get none: the group's bits are then the list's mask, and the list may deny users what
-    others have.
-
-    Args:
-        descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
-        path: Path of the new file.
-        target: Path of the old file.
-        old: Status of the old file.
-
-    Raises:
-        OSError: The disk failed.
+    others have. The new file, at `path`, grants permissions only to its owner so far.
     """
     lost = keep_owner(descriptor, target, old)
     new = os.fstat(descriptor)

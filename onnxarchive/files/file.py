@@ -57,9 +57,7 @@ class File(Closing):
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
         """The bytes of a range, read-only: a view of a file that `is_mapped`, else a copy.
 
-        Args:
-            offset: Offset of the range in the file.
-            nbytes: Size of the range; None for all up to the end.
+        `nbytes` is None for all bytes from `offset`.
 
         Raises:
             ArchiveFormatError: The file was truncated after it was opened.

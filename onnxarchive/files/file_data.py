@@ -28,10 +28,8 @@ class FileData:
         path: The path of the file, relative to `root` if there is one.
         identity: The identity of the file; see `MappedFile`.
         offset: Offset of the bytes in the file.
-        nbytes: Number of the bytes.
         file: The open file; None to open it on access.
         root: The directory beneath which the file is opened; None for no restriction.
-        crc32: None (unknown).
     """
 
     path: str
@@ -160,12 +158,8 @@ def _open_file(path: str | os.PathLike[str], root: Root | None) -> MappedFile:
 def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> memoryview:
     """Copies bytes to an unnamed file and returns a view of its map.
 
-    The file is removed when the last view is freed.
-
-    Args:
-        pieces: The bytes.
-        nbytes: Number of the bytes that are expected, for which the disk must have space.
-        directory: The directory of the file; None for the system's temporary directory.
+    The file is removed when the last view is freed. Its directory, None for the system's temporary
+    one, must have space for `nbytes` bytes.
 
     Raises:
         OSError: The file cannot be created or mapped, or the disk is full; the error names the
@@ -190,10 +184,6 @@ class RandomAccessData:
     """A range of bytes of a remote file; each iteration reads the bytes in pieces.
 
     Attributes:
-        file: The file.
-        offset: Offset of the bytes in the file.
-        nbytes: Number of the bytes.
-        crc32: CRC-32 of the bytes; None if unknown.
         temporary: Directory for a temporary copy; None for the system's temporary directory.
     """
 

@@ -45,7 +45,7 @@ def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | No
 
     Args:
         path: The file or directory to write, or its description.
-        nbytes: Number of the bytes to write.
+        nbytes: Number of the bytes.
         directory: The directory that will contain the file; None for that of `path`.
 
     Raises:

@@ -445,13 +445,7 @@ class PositionalWriter:
     """
 
     def __init__(self, file: MappedFile, offset: int = 0, end: int | None = None) -> None:
-        """Writes to a file.
-
-        Args:
-            file: The file, open for writing.
-            offset: Offset of the first piece in the file, in bytes.
-            end: Offset that no piece may exceed; None for no limit.
-        """
+        """Writes to a file from `offset`, up to `end` if it is not None."""
         self.offset = offset
         self._end = end
         self._file = file

@@ -21,7 +21,7 @@ class ProgressCounter:
     Args:
         progress: Called after each piece, by one thread at a time, with the bytes done and the
             total. True shows a bar; None and False report nothing.
-        total: Total number of bytes.
+        total: Number of bytes in all.
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:

@@ -40,14 +40,8 @@ def for_each(
 ) -> None:
     """Calls a function for each item; raises the error of the failed item with the lowest index.
 
-    Each thread takes a run of successive items. Once the error to raise is known, no further items
-    are begun.
-
-    Args:
-        items: The items.
-        sizes: Size of each item in bytes; threads get items of about equal total size.
-        work: The function.
-        jobs: Maximum number of threads.
+    Each of at most `jobs` threads takes a run of successive items, of about equal total size. Once
+    the error to raise is known, no further items are begun.
     """
     total = sum(sizes)
     count = min(jobs, len(items))
@@ -87,13 +81,8 @@ def in_order(
 
     The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items above
     `AHEAD_SIZE`, are mapped in the caller's thread. An error is raised in place of the item's
-    result. Closing the iterator cancels pending items and waits for running ones.
-
-    Args:
-        items: The items.
-        sizes: Size of each item in bytes.
-        work: The function, called in several threads.
-        jobs: Maximum number of threads, including the caller's.
+    result. Closing the iterator cancels pending items and waits for running ones. `jobs` counts the
+    caller's thread, too.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
     # Starts no thread that would be idle: the allocator keeps memory for every thread.

@@ -140,13 +140,8 @@ def change_end(
 ) -> None:
     """Replaces the end of a file completely or not at all.
 
-    After an error, the old end is restored. After a crash, `restore` can restore the old end.
-
-    Args:
-        file: The file, open for writing and locked.
-        offset: Offset of the first byte to replace, in bytes.
-        new_size: The new size of the file in bytes.
-        write: Writes the new end.
+    After an error, the old end is restored. After a crash, `restore` can restore the old end. The
+    file must be open for writing and locked; `new_size` is its size after `write`.
 
     Raises:
         ArchiveError: `write` wrote too few or too many bytes, this process is a fork, or both the

@@ -78,13 +78,7 @@ class Plan:
         offset: int = 0,
         existing: Directory = EMPTY,
     ) -> int:
-        """The size of the archive in bytes.
-
-        Args:
-            alignment: Alignment of the data of every entry, in bytes.
-            offset: Offset of the plan's first entry, in bytes.
-            existing: The entries before `offset`.
-        """
+        """The size of the archive in bytes, if `existing` entries end at `offset`."""
         count = len(existing.entries) + len(self.entries)
         directory_size = sum(map(len, existing.records))
         for name, data in self.entries:
@@ -125,10 +119,7 @@ class PlannedModel:
 
 
 def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
-    """Models as the last entries of an archive: the further ones, then the default one.
-
-    Args:
-        models: The models by id.
+    """Models by id as the last entries of an archive: the further ones, then the default one.
 
     Raises:
         ArchiveFormatError: A model is too large, or the models have too many messages (MODEL-3).
@@ -239,7 +230,6 @@ class _SharedData(MadeData):
     """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
 
     Attributes:
-        nbytes: Its size in bytes.
         data: The data. A CRC-32 that it already has is kept.
         earlier_crc32: CRC-32 that the data had when models were searched for equal tensors.
     """

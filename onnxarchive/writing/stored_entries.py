@@ -108,15 +108,7 @@ def sources_of(
     archive: Archive,
     models: Mapping[str, onnx.ModelProto],
 ) -> dict[str, Source]:
-    """Models that refer to an archive as sources.
-
-    Args:
-        archive: The archive.
-        models: The models by id. They are not changed.
-
-    Raises:
-        ArchiveFormatError: As for `referred_key`.
-    """
+    """Models by id that refer to an archive, as sources; the models are not changed."""
     sources: dict[str, Source] = {}
     for identifier, model in models.items():
         data = [referred_data(archive, ref) for ref in tensors.external(model)]
@@ -132,18 +124,8 @@ def save_referring(
 ) -> None:
     """Saves a model that refers to an archive, with the archive's other models and assets.
 
-    Args:
-        model: The model. It is not changed.
-        archive: The archive.
-        path: The archive to write; if it is the path of `archive`, `archive` is replaced.
-        options: The options of the archive to write.
-
-    Raises:
-        ArchiveFormatError: As for `referred_key`, or the new archive would break a rule.
-        ChecksumError: Bytes of the archive have changed.
-        ArchiveError: `path` is the path of `archive`, and another object or process has edited
-            `archive` since it was opened.
-        OSError: The new archive cannot be written.
+    The model is not changed. At the path of `archive`, the archive is replaced, unless another
+    object or process has edited it since it was opened: then an ArchiveError is raised.
     """
     models = {**archive.models, archive.model_id: model}
     sources = sources_of(archive, models)

@@ -100,14 +100,7 @@ def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int
 def write_entries(
     items: Iterable[Item], target: ZipWriter, counter: ProgressCounter, jobs: int = 1
 ) -> None:
-    """Writes entries.
-
-    Args:
-        items: The entries, in order.
-        target: The writer; only the caller's thread uses it.
-        counter: Counts the bytes that are written.
-        jobs: Largest number of threads that fetch data, including the caller's.
-    """
+    """Writes entries in order; up to `jobs` threads fetch data, and the caller's writes it."""
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
@@ -147,12 +140,8 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
     """Gets the data and CRC-32 of one entry, or of several small ones.
 
-    Successive parts of a file are read together.
-
-    Args:
-        batch: The entries.
-        copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
-            that cannot change is never copied.
+    Successive parts of a file are read together. Data of at most `copied_size` bytes is copied
+    before its CRC-32 is computed, unless it cannot change.
 
     Raises:
         ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
