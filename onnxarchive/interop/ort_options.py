@@ -14,15 +14,13 @@ import platform
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import onnx
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, needing
-from onnxarchive.model import proto
+from onnxarchive.model import proto, walking
 from onnxarchive.model.tensors import text
-from onnxarchive.model.walking import graphs
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -180,13 +178,10 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     own = _OWN_DOMAINS | {domain for domain, _ in functions}
     if not {text(opset.domain) for opset in model.opset_import} <= own:
         return True
-    lists = chain(
-        (graph.node for graph in graphs(model, without="training_info")),
-        (function.node for function in model.functions),
-    )
+    nodes: Any = walking.below(model, (), onnx.NodeProto.DESCRIPTOR, without="training_info")
     return any(
         node.domain not in _OWN_DOMAINS and (text(node.domain), text(node.op_type)) not in functions
-        for node in chain.from_iterable(lists)
+        for _, node in nodes
     )
 
 
