@@ -100,7 +100,10 @@ def _arrays(path: Path, library: str = "") -> dict[str, Any]:
         model = onnx.load(path)
         return {it.name: numpy_helper.to_array(it) for it in model.graph.initializer}
     if path.suffix == ".safetensors":
-        framework = "pt" if library == "through PyTorch" else "numpy"
+        framework = "numpy"
+        if library == "through PyTorch":
+            framework = "pt"
+            pytest.importorskip("torch", reason="torch is not installed")
         with pytest.importorskip("safetensors").safe_open(path, framework) as file:
             return {key: np.asarray(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
     if path.suffix == ".gguf":

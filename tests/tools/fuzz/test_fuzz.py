@@ -84,10 +84,10 @@ def test_a_disagreement_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     model = seeds.serialized_models()[0]
     assert fuzz.run_wire(model)
 
-    def broken(data: bytes, field: str) -> int:
+    def broken(data: bytes) -> int:
         raise ArchiveFormatError("no")
 
-    monkeypatch.setattr(wire, "occurrences", broken)
+    monkeypatch.setattr(wire, "count_graphs", broken)
     with pytest.raises(fuzz.DisagreementError):
         fuzz.run_wire(model)
 
