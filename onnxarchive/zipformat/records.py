@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 UINT16_MAX = 0xFFFF
 UINT32_MAX = 0xFFFFFFFF
-UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 # A field with its largest number refers to the Zip64 field or the Zip64 end record (4.4.1.4).
 SATURATED_16 = UINT16_MAX
 SATURATED_32 = UINT32_MAX

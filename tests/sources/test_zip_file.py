@@ -28,6 +28,7 @@ from onnxarchive.zipformat.records import (
 )
 
 MAX_32 = records.SATURATED_32
+MAX_64 = (1 << 64) - 1
 DESCRIPTOR = records.FLAG_DATA_DESCRIPTOR
 UTF8 = records.FLAG_UTF8
 LINK = 0o120777 << records.UNIX_MODE_SHIFT
@@ -455,8 +456,8 @@ REFUSED = {
     "locator-disks": (with_locator(disks=2), "disk 0 of 2"),
     "locator-disk": (with_locator(record_disk=1), "disk 1 of 1"),
     "record-size: 45": (with_zip64(stated_size=45), "size 44"),
-    "record-size: 2^64-1": (with_zip64(stated_size=records.UINT64_MAX), "size 44"),
-    "record-size: wraps": (with_zip64(stated_size=records.UINT64_MAX - 11), "size 44"),
+    "record-size: 2^64-1": (with_zip64(stated_size=MAX_64), "size 44"),
+    "record-size: wraps": (with_zip64(stated_size=MAX_64 - 11), "size 44"),
     "two-truths: count": (
         with_file(is_zip64=True, end={"entry_count": 2}),
         "expected entry count 3 in the end record",
@@ -467,8 +468,8 @@ REFUSED = {
     ),
     "two-truths: size": (with_file(is_zip64=True, end={"directory_size": 9}), "directory size"),
     "record-huge: count": (with_zip64(**counts(1 << 60)), "at least 46"),
-    "record-huge: offset": (with_zip64(directory_offset=records.UINT64_MAX), PLACE),
-    "record-huge: size": (with_zip64(directory_size=records.UINT64_MAX), PLACE),
+    "record-huge: offset": (with_zip64(directory_offset=MAX_64), PLACE),
+    "record-huge: size": (with_zip64(directory_size=MAX_64), PLACE),
     "record-huge: wraps": (with_zip64(directory_size=(1 << 64) - DIRECTORY_OFFSET), PLACE),
     "sentinel-no-extra: size": (with_both(**sizes(MAX_32)), "where the directory begins"),
     "sentinel-no-extra: offset": (with_record(1, header_offset=MAX_32), "found none"),
@@ -489,7 +490,7 @@ REFUSED = {
         "where the directory begins",
     ),
     "extra-huge: size 2^64-1 in both": (
-        with_both(**sizes(MAX_32), extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX)),
+        with_both(**sizes(MAX_32), extra=zip64_field(MAX_64, MAX_64)),
         "its data to end at or before",
     ),
     "extra-huge: inflated size 2^63 in both": (
@@ -502,7 +503,7 @@ REFUSED = {
         "expected less than 9223372036854775808 bytes in all",
     ),
     "extra-huge: offset 2^64-1": (
-        with_record(1, header_offset=MAX_32, extra=zip64_field(records.UINT64_MAX)),
+        with_record(1, header_offset=MAX_32, extra=zip64_field(MAX_64)),
         "local header at offset 18446744073709551615",
     ),
     "extra-framing: overrun": (with_record(extra=b"\x55\x54\x09\0\1"), "Corrupt extra field"),
