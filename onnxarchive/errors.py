@@ -287,19 +287,17 @@ class Report(ABC):
 
 
 class Strict(Report):
-    """Raises a broken rule as an error.
+    """Raises a broken rule as an error."""
 
-    Attributes:
-        path: The file that errors name; None leaves that to callers (`with_path`).
-    """
-
-    path: str | None = None
+    def __init__(self, path: str | None = None) -> None:
+        """Names the file `path` in errors; None leaves that to callers (`with_path`)."""
+        self._path = path
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Raises a ChecksumError for a rule about checksums, else an ArchiveFormatError."""
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
-        raise kind(subject + message, rule=rule, entry=entry, path=self.path)
+        raise kind(subject + message, rule=rule, entry=entry, path=self._path)
 
 
 # By module: name of the library in messages, and argument of `pip install`.

@@ -73,8 +73,7 @@ class Contents:
         self.edited: list[onnx.ModelProto] = []
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
-        self.strict = Strict()
-        self.strict.path = file.path
+        self.strict = Strict(file.path)
 
     @property
     def local_file(self) -> MappedFile:
