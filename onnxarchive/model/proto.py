@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -184,13 +184,13 @@ class CheckedModel(NamedTuple):
         refs: The external tensor of each key.
         kinds: Data type and shape of each of these tensors, as they were checked: an array has this
             shape even if the model changes afterwards.
-        inner: The initializers of subgraphs, each with its key; None if the model itself holds it.
+        has_inner: True if subgraphs have initializers.
     """
 
     model: onnx.ModelProto
     refs: TensorRefs
     kinds: Mapping[str, Kind]
-    inner: Sequence[tuple[TensorRef, str | None]]
+    has_inner: bool  # not their refs, which take more memory than the parsed messages
 
 
 def check_all_references(
@@ -236,25 +236,26 @@ def _check_model(
     """
     refs = TensorRefs(model.graph.initializer)
     kinds: dict[str, Kind] = {}
-    inner: list[tuple[TensorRef, str | None]] = []
+    has_inner = False
     nbytes_of: dict[Kind, tuple[Kind, int | None]] = {}  # most tensors share a few kinds
     key_of = dict(zip(sizes, sizes, strict=True))  # equal strings are kept once
     count = len(refs.initializers)
     for number, ref in enumerate(tensors.walk(model)):
+        has_inner = has_inner or (number >= count and ref.is_initializer)
         tensor = ref.tensor
         pairs = tensor.external_data
-        key = None
         if tensor.data_location == tensors.EXTERNAL:
             kind = tensor.data_type, tuple(tensor.dims[: dtypes.MAX_RANK + 1])
             if kind not in nbytes_of:
                 nbytes_of[kind] = kind, tensors.array_nbytes(tensor)
             kind, nbytes = nbytes_of[kind]
             is_plain = len(pairs) == 1 and pairs[0].key == tensors.LOCATION
-            key = pairs[0].value if is_plain else ""
+            location = pairs[0].value if is_plain else ""
+            key: str | None = location
             if (
                 nbytes is None
-                or sizes.get(key) != nbytes
-                or key in refs.positions
+                or sizes.get(location) != nbytes
+                or location in refs.positions
                 or tensors.has_data(tensor)
                 or tensor.HasField("segment")
             ):  # perhaps a broken rule
@@ -271,10 +272,8 @@ def _check_model(
                 f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
                 entry=entry,
             )
-        if number >= count and ref.is_initializer:
-            inner.append((ref, key))
     named.update(refs.positions)
-    return CheckedModel(model, refs, kinds, inner)
+    return CheckedModel(model, refs, kinds, has_inner)
 
 
 def _check_shared(checked: Mapping[str, CheckedModel], report: Report) -> None:

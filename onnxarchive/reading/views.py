@@ -53,12 +53,16 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         initializers = self.refs.initializers
         names = [tensors.text(tensor.name) for tensor in initializers]
         stored: list[str | TensorRef | None] = [None] * len(names)
+        key_of: dict[int, str] = {}
         for key, position in self.refs.positions.items():
             if isinstance(position, int):
                 stored[position] = key
-        for ref, inner_key in self._checked.inner:
-            names.append(ref.name)
-            stored.append(inner_key or ref)
+            else:
+                key_of[id(position.tensor)] = key
+        for ref in tensors.walk_others(self._checked.model) if self._checked.has_inner else ():
+            if ref.is_initializer:
+                names.append(ref.name)
+                stored.append(key_of.get(id(ref.tensor), ref))
         index: dict[str, str | TensorRef] = {}
         ambiguous: dict[str, list[str | TensorRef]] = {}
         for number, (name, one) in enumerate(zip(names, stored, strict=True)):
