@@ -128,7 +128,8 @@ def test_unknown_fields_of_messages_on_the_way_to_a_tensor_are_kept() -> None:
     graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
     model.graph.node.append(node(attribute("g", g=graph)))
     model.graph.sparse_initializer.add(values=raw_tensor("s"))
-    unknown = b"\x92\xfa\x01\x03\xff\x00\x80"  # field 4000
+    # Fields 4001, 4002 and 4004: 8 bytes, a string, 4 bytes.
+    unknown = b"\x89\xfa\x01abcdefgh\x92\xfa\x01\x03\xff\x00\x80\xa5\xfa\x01wxyz"
     inner = model.graph.node[0].attribute[0]
     for message in (model.graph.node[0], inner, inner.g, model.graph.sparse_initializer[0]):
         message.MergeFromString(unknown)
