@@ -153,8 +153,10 @@ def _problem(url: str, client: Mapping[str, Any]) -> str | None:
         reason = "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
     except TimeoutError:
         reason = "the server took too long to answer"
-    except OSError:
+    except OSError as error:
         reason = "there is no connection to the server"
+        if match := re.match(r"Tunnel connection failed: (\d+)", str(error)):
+            reason = f"the proxy answered with HTTP status {match[1]}"
     except Exception as error:  # such as ValueError or http.client.HTTPException
         reason = f"the server's answer is not understood ({type(error).__name__})"
     return f"{reason}{_UNKNOWN}"
@@ -177,7 +179,7 @@ def _is_local(url: SplitResult, location: str) -> bool:
 
 def _target(url: str, location: str) -> str:
     """The server to which a redirect leads, for messages; the path if it names no server."""
-    location = re.sub(r"[\t\r\n]", "", location).strip()  # as some parsers do
+    location = re.sub(r"[\t\r\n]", "", location)  # as some parsers do
     match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
     if match is None:
         return re.split(r"[?#]", location, maxsplit=1)[0]
@@ -190,8 +192,6 @@ def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
     for _ in range(_TRIES):
         status, locations = _ask(url, client)
         if status in _REDIRECTS:
-            if not locations:  # or its header was not understood
-                raise _UnknownError("the server redirects without a location")
             return locations
         if 200 <= status < 500 and status not in _TRANSIENT:
             return []
@@ -228,7 +228,14 @@ def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
     with closing(connection):
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.headers.get_all("location", [])
+        while answer.status < 200:  # http.client skips only 100
+            answer.headers = None  # type: ignore[assignment]
+            answer.begin()
+        # A line that is no header ends the headers: it and the lines after it are the payload.
+        if answer.status in _REDIRECTS and answer.headers.get_payload():
+            raise _UnknownError("the server's answer is not understood (a line is no header)")
+        locations = answer.headers.get_all("location", [])
+        return answer.status, [location.strip(" \t\r\n") for location in locations]
 
 
 def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:

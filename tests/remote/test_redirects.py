@@ -325,8 +325,8 @@ def answering(
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 SECRET\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"HTTP/1.1 302 Found\r\nContent-Length: 5",
         b"HTTP/1.1 302 Found\r\nno header\r\nLocation: http://SECRET.invalid\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /m\r\nno header\r\nLocation: http://x.invalid\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: SECRET\r\n" * 10_000,
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000,
     ],
@@ -336,6 +336,15 @@ def test_an_answer_that_is_no_http_is_a_refusal(answer: bytes) -> None:
         url = f"http://127.0.0.1:{port}/m.onnxa?sig=SECRET"
         refused("unknown whether", onnxarchive.open, url, storage_options=ONCE)
         assert len(requests) == 1
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"])
+def test_the_last_answer_counts_and_spaces_around_a_location_do_not(answer: bytes) -> None:
+    answer += b"HTTP/1.1 302 Found\r\nLocation:\t/m.onnxa?id=1 \r\n\r\n"
+    with answering(answer) as (port, requests):
+        url = f"http://127.0.0.1:{port}/m.onnxa?id=1"
+        refused("found more than 10 redirects", open_object, url)
+        assert len(requests) == 10
 
 
 @pytest.mark.parametrize("is_option", [True, False])
@@ -376,6 +385,13 @@ def test_a_proxy_that_cannot_be_asked_is_a_refusal(
     no_proxy.setenv("no_proxy", "127.0.0.1")
     assert opened(server.url("/m.onnxa?id=1")).size == SIZE
     assert not [it for it in server.requests if "proxy-authorization" in it.headers]
+
+
+def test_a_proxy_that_opens_no_tunnel_is_named() -> None:
+    with answering(b"HTTP/1.1 407 SECRET\r\n\r\n") as (port, _):
+        text = "the proxy answered with HTTP status 407, so it is unknown whether"
+        url = "https://nowhere.invalid/m.onnxa?id=1"
+        refused(text, opened, url, proxy_url=f"http://127.0.0.1:{port}")
 
 
 def test_a_store_of_the_caller_is_asked_too(server: WebServer, reached: WebServer) -> None:
