@@ -6,8 +6,9 @@ import atexit
 import errno
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
@@ -50,23 +51,23 @@ def run(name: str, request: Request[_Made]) -> _Made:
 def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
     """Runs requests, up to `IN_FLIGHT` at once, and yields their results in order.
 
-    Closing the iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
+    A request that fails ends the iterator after the results of the requests before it. Closing the
+    iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
-    waiting: dict[int, _Made] = {}
-
-    async def numbered(
-        number: int, request: Request[_Made]
-    ) -> AsyncGenerator[tuple[int, _Made], None]:
-        yield number, await request()
-
-    streams = (partial(numbered, *each) for each in enumerate(requests))
-    with closing(as_arriving(name, streams, lambda: IN_FLIGHT - len(waiting))) as arriving:
-        first = 0
-        for number, result in arriving:
-            waiting[number] = result
-            while first in waiting:
-                yield waiting.pop(first)
-                first += 1
+    requests, start = iter(requests), partial(_start, name)
+    begun: deque[Future[_Made]] = deque()
+    try:
+        while True:
+            begun.extend(map(start, islice(requests, IN_FLIGHT - len(begun))))
+            if not begun:
+                return
+            result = begun[0].result()
+            begun.popleft()
+            yield result
+            _require_own(name)
+    finally:
+        for future in begun:
+            future.cancel()
 
 
 def as_arriving(

@@ -206,7 +206,30 @@ def test_12_requests_run_at_once_and_no_more_than_are_taken(server: WebServer, m
         parts: Any = file.pieces(5, SIZE) if method == "pieces" else file.arriving([(5, SIZE)])
         next(parts)
         assert 12 <= len(server.requests) - 1 <= 13
-        parts.close()
+        for taken, _ in enumerate(parts, 2):  # others wait: 12 requests, and about 12 results
+            assert len(server.requests) - 1 <= taken + 26
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_part_that_fails_leaves_those_before_it(server: WebServer) -> None:
+    has_failed = threading.Event()
+
+    def change(request: Request, answer: Answer) -> Answer:
+        if int(request.range.removeprefix("bytes=").partition("-")[0]) > 50_000:
+            has_failed.set()
+            return Answer(404)
+        assert has_failed.wait(20)
+        time.sleep(0.1)  # the client reads the error first
+        return answer
+
+    with open_object(server.url("/m.onnxa")) as file:
+        server.change = change
+        pieces: list[memoryview] = []
+        with pytest.raises(FileNotFoundError):
+            pieces.extend(file.pieces(0, SIZE))
+        read = b"".join(pieces)
+        assert len(read) > 50_000
+        assert read == CONTENT[: len(read)]
 
 
 @pytest.mark.usefixtures("small_parts")
