@@ -104,7 +104,7 @@ def open_cached(
 
 def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
     """The directory of a cache; True gives `onnxarchive` in the user's cache directory."""
-    if isinstance(cache, str | os.PathLike):
+    if not isinstance(cache, bool):
         return os.path.abspath(os.fsdecode(cache))
     with needing("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir

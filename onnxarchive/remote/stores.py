@@ -261,8 +261,11 @@ def open_file_system(address: Address) -> tuple[Any, str]:
     url = address.url
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
-    if not allows_redirects:
-        options = refusing_redirects(url, options)
+
+    def connected() -> Any:
+        given = options if allows_redirects else refusing_redirects(url, options)
+        # Cached instances would share credentials and listings.
+        return url_to_fs(url, skip_instance_cache=True, **given)
 
     def refusal(error: BaseException, name: str) -> Exception:
         if isinstance(error, ImportError):
@@ -272,8 +275,5 @@ def open_file_system(address: Address) -> tuple[Any, str]:
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
         return ValueError(f"{name}: {fault}")
 
-    # Cached instances would share credentials and listings.
-    system, path = attempt(
-        address.name, lambda: url_to_fs(url, skip_instance_cache=True, **options), refusal
-    )
+    system, path = attempt(address.name, connected, refusal)
     return system, str(path)

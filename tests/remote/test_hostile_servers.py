@@ -435,6 +435,8 @@ def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(
     refused(OSError, r"the request failed \(RuntimeError\)", open_object, FAILING)
     options = {"nonsense": "SECRET", "skip_instance_cache": True}
     refused(ValueError, "storage_options", open_object, FAILING, storage_options=options)
+    chained, options = "simplecache::http://host/m.onnxa", {"http": "SECRET"}
+    refused(ValueError, "storage_options", open_object, chained, storage_options=options)
 
 
 class InvalidPathError(Exception):
