@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once
+_IN_FLIGHT_SIZE = 96 * _MIB  # limit for the parts sent at once, if two are not larger
 _MOST_AT_ONCE = 16  # more parts than are sent at once
 _SLOWER = 8  # times slower than so far a line may become
 _SLOWEST = 16 << 10  # bytes a second that any line has, also before the first part has arrived
@@ -155,7 +155,8 @@ class _StoreWriter(ObjectWriter):
 
     def _has_room(self) -> bool:
         under_way = self._nbytes_under_way()
-        ahead = min(self._rate(under_way) * SECONDS_AHEAD, _IN_FLIGHT_SIZE)
+        most = max(_IN_FLIGHT_SIZE, 2 * self._part_size)
+        ahead = min(self._rate(under_way) * SECONDS_AHEAD, most)
         return under_way <= max(0, ahead - self._part_size)
 
     def _until(self, is_done: Callable[[], bool]) -> None:
