@@ -35,6 +35,7 @@ from onnxarchive.zipformat.writer import ZipWriter
 
 MIB = 1 << 20
 BOUND = 150 * MIB
+STREAMED = 40 * MIB  # of tensors that are copied from file to file
 NEEDED = 6 * GIB
 
 pytestmark = [
@@ -102,29 +103,29 @@ print(growth(lambda: zlib.crc32(b"x" * (200 << 20))))
     [[3 * GIB // 2 - 1000], [100 * MIB] * 15 + [36 * MIB - 1000]],
     ids=["one tensor", "many tensors"],
 )
-def test_a_model_of_1_5_gib_goes_there_and_back_in_150_mib(folder: Path, sizes: list[int]) -> None:
+def test_a_model_of_1_5_gib_goes_there_and_back_in_40_mib(folder: Path, sizes: list[int]) -> None:
     source, archive, exported = folder / "m.onnx", folder / "m.onnxa", folder / "back.onnx"
     write_sparse_model(source, sizes)
     assert source.stat().st_size > 3 * GIB // 2 - 2000
-    assert _growth(_CONVERT, source, archive) < BOUND
+    assert _growth(_CONVERT, source, archive) < STREAMED
     with onnxarchive.open(archive) as opened:
         assert [entry.nbytes for entry in opened.entries.values()][:-1] == sizes
         assert all(array[-1] == 7 and array[-2] == 0 for array in opened.tensors.values())
     for verify in ("open(sys.argv[1]).verify()", "check(sys.argv[1], full=True)"):
-        assert _growth(verify, archive) < BOUND
-    assert _growth(_EXPORT, archive, exported) < BOUND
+        assert _growth(verify, archive) < STREAMED
+    assert _growth(_EXPORT, archive, exported) < STREAMED
     assert _is_same_file(source, exported)
 
 
-def test_exporting_1_5_gib_beside_a_data_file_takes_less_than_150_mib(folder: Path) -> None:
+def test_exporting_1_5_gib_beside_a_data_file_takes_less_than_40_mib(folder: Path) -> None:
     write_sparse_model(folder / "m.onnx", [500 * MIB] * 3)
     onnxarchive.convert(folder / "m.onnx", folder / "m.onnxa")
     (folder / "m.onnx").unlink()
     (folder / "out").mkdir()
-    assert _growth(_EXPORT_OUTSIDE, folder / "m.onnxa", folder / "out" / "m.onnx") < BOUND
+    assert _growth(_EXPORT_OUTSIDE, folder / "m.onnxa", folder / "out" / "m.onnx") < STREAMED
     (folder / "m.onnxa").unlink()
     assert (folder / "out" / "weights.bin").stat().st_size >= 1500 * MIB
-    assert _growth(_CONVERT, folder / "out" / "m.onnx", folder / "again.onnxa") < BOUND
+    assert _growth(_CONVERT, folder / "out" / "m.onnx", folder / "again.onnxa") < STREAMED
 
 
 def test_models_with_equal_data_files_of_1_gib_become_one_archive_in_150_mib(folder: Path) -> None:
