@@ -204,6 +204,10 @@ def _pack(
     if values:
         with Path(f"{stem}.data").open("rb") as written:
             data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
+    if os.name != "nt":  # a map keeps the bytes, and a killed process leaves none of them
+        for written_path in (f"{stem}.onnx", f"{stem}.data"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(written_path)
     # By content, since ONNX Runtime writes the packed form of equal weights for one of them.
     keys: dict[tuple[int, int], dict[str, tuple[tuple[str, int], ...]]] = {}
     for name, value in values:
