@@ -588,10 +588,13 @@ def test_mutants_are_refused_or_read_alike_by_every_reader(
 
     with _counted(record_property) as disagreements:
         run()
-        if shutil.which("node") is not None:
+        has_node = shutil.which("node") is not None
+        if has_node:
             disagreements.compare_with_javascript(verdicts, tmp_path)
     assert 100 < sum(verdicts) < len(verdicts) - 1000
     record_property("mutated files", len(verdicts))
+    if not has_node:
+        pytest.skip("node is not installed: the files were given to the reader in Python alone")
 
 
 # What the mutations cannot be expected to hit
