@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -31,6 +30,9 @@ from onnxarchive.files import locking
 from onnxarchive.files.filesystem import sync_directory
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement, new_directory, remove_abandoned, replacing
+
+if sys.platform != "win32":
+    import resource
 
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and permissions")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+if sys.platform != "win32":
+    import resource
 
 
 @contextmanager

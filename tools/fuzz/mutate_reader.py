@@ -22,7 +22,6 @@ import argparse
 import ast
 import contextlib
 import json
-import resource
 import signal
 import sys
 import time
@@ -35,6 +34,9 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from conformance import run as runner
+
+if sys.platform != "win32":
+    import resource
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUITE: Final = ROOT / "conformance"
