@@ -464,7 +464,6 @@ def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_war
 
 MEMBERS_OWN = f"owner {OWNER} (becomes {MEMBER})"
 LIST = "system.posix_acl_access"
-# Mode, list and owner before; writer and its groups; mode after, and what is said to be lost.
 # Mode, list and owner before; writer and its groups; mode after, and what else is said to be lost.
 LOST = [
     (0o664, no_acl, OWNER, MEMBER, (OTHERS, TEAM), 0o664, [MEMBERS_OWN]),

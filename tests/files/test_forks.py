@@ -142,9 +142,6 @@ SILENT_WRITES: dict[str, Write] = {
 }
 
 
-# Those that call nothing of the caller's.
-
-
 # The forks
 
 ENDS = ("by sys.exit", "by os._exit", "by going on")

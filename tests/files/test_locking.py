@@ -39,12 +39,9 @@ if sys.platform != "win32":
 
 flock = pytest.mark.skipif(sys.platform == "win32", reason="flock is taken away")
 TIMEOUTS = (0, 0.2)
-
-
 KINDS = ("shared", "exclusive")
 
 Lock: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
-
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 locks = pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])

@@ -33,8 +33,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"
 RUNNER = SUITE / "run.py"
 VECTORS: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
-
-
 README = (SUITE / "README.md").read_text(encoding="utf-8")
 Record = Callable[[str, object], None]
 STAGES = ("open", "header", "data")

@@ -348,10 +348,6 @@ _held_twice = external(_initializer("w"), "w")
 _held_twice.raw_data = bytes(2400)
 _shape, _type = WEIGHT.reshape(30, 20), WEIGHT.astype(np.int32)
 _OTHER = r"of shape {}.*FLOAT of shape \[20, 30\]"
-_twice.graph.node.append(node(attribute("g", g=onnx.GraphProto(initializer=[_initializer("w")]))))
-_held_twice.raw_data = bytes(2400)
-_named_twice.graph.node.append(node(attribute("t", t=external(_initializer("t"), "w"))))
-
 
 UNFIT = {
     "shape": (model_of(_initializer("w", _shape)), r"'w'.*FLOAT " + _OTHER.format(r"\[30, 20\]")),
