@@ -749,6 +749,8 @@ def test_threads_may_read_at_once_and_agree_on_a_broken_header(path: Path) -> No
                             archive.tensors[name]
                     else:
                         assert archive.tensors[name].tobytes() == expected[name]
+                with pytest.raises(ArchiveFormatError, match="'w77'"):
+                    archive.verify()
             except BaseException as error:
                 errors.append(error)
 
