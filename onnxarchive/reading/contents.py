@@ -412,8 +412,9 @@ def _read_models(
     # Read from the end, since a remote file keeps bytes that lead to its end.
     for entry in reversed(entries[first:]):
         if models[entry.name] is entry:
-            serialized = data[entry.name] = file.read(entry.data_offset, entry.nbytes)
-            check_crc32(entry, len(serialized), crc32(serialized), report)
+            data[entry.name] = file.read(entry.data_offset, entry.nbytes)
+    for name, entry in models.items():
+        check_crc32(entry, len(data[name]), crc32(data[name]), report)
     return data
 
 

@@ -476,12 +476,18 @@ def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: 
         assert set(_found(path)) - {"ZIP-7"} == {"ZIP-13"}
 
 
-def test_a_broken_crc32_of_the_model_is_one_finding(path: Path) -> None:
+def test_a_broken_crc32_of_a_model_is_one_finding_and_they_are_in_the_order_of_ids(
+    path: Path,
+) -> None:
+    onnxarchive.save(model_of(), path, models={"b": model_of(), "a": model_of()})
     it = _Bytes(path.read_bytes())
-    it.put(it.records["__MODEL_PROTO"] + 16, "<I", 1)
-    it.put(it.headers["__MODEL_PROTO"] + 14, "<I", 1)
+    for name in it.records:
+        it.put(it.records[name] + 16, "<I", 1)
+        it.put(it.headers[name] + 14, "<I", 1)
     path.write_bytes(it.data)
-    assert _found(path) == ["ZIP-15"]
+    entries = ["__MODEL_PROTO", "__MODEL_PROTO_a", "__MODEL_PROTO_b"]
+    found = [(finding.rule, finding.entry) for finding in onnxarchive.check(path, full=True)]
+    assert found == [("ZIP-15", entry) for entry in entries]
 
 
 # The table of rules
