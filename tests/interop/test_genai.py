@@ -170,7 +170,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def archive(directory: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "elsewhere" / "llm.onnxa"
+    path = tmp_path / "größe" / "llm.onnxa"
     path.parent.mkdir()
     done = onnxarchive.convert(directory, path, other_files=True)
     assert done.taken == ("genai_config.json", "tokenizer.json", "tokenizer_config.json")

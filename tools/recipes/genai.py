@@ -54,7 +54,9 @@ def open_model(path: str) -> Iterator[og.Model]:
                 section["session_options"][DATA_DIRECTORY] = folder
             names = [section[key] for key in section if key.endswith("filename")]
             files += [name for name in names if name.endswith(".onnx")]
-        Path(directory, "genai_config.json").write_text(json.dumps(settings))
+        # GenAI does not parse the escapes of letters beyond ASCII, which a path may have.
+        text = json.dumps(settings, ensure_ascii=False)
+        Path(directory, "genai_config.json").write_text(text, encoding="utf-8")
         config = og.Config(directory)
         serialized = {
             file: onnxarchive.session_options(path, model=model)[0]
