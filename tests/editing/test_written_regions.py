@@ -37,7 +37,6 @@ CALLS = (
 )
 
 # Each change is made to an archive of its own, which has its name.
-# Each change is made to an archive of its own, which has its name.
 CHANGES = """
     import sys
     import onnxarchive

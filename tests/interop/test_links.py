@@ -439,7 +439,7 @@ def test_a_link_larger_than_a_model_can_be_is_refused_unread(
     path = tmp_path / "x.onnx"
     path.touch()
     os.truncate(path, 1 << 31)  # a hole
-    message = rf"^{path}: expected a link of less than .*found 2147483648"
+    message = rf"^{re.escape(str(path))}: expected a link of less than .*found 2147483648"
     with pytest.raises(onnxarchive.ArchiveFormatError, match=message):
         call(path)
 

@@ -110,7 +110,6 @@ class Other:
     supported_format = "other"
     file_extensions = {".onnxa"}
 onnx.serialization.registry.register(Other())
-from pages import needs_smaps
 import onnxarchive
 print(onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
 """

@@ -233,7 +233,6 @@ FILES: dict[str, Callable[[Path], object]] = {
     "unfinished": _unfinished,
 }
 # Calls that also take an object of a store.
-# Calls that also take an object of a store.
 READING: dict[str, Callable[..., object]] = {
     "open": lambda path, _, **access: onnxarchive.open(path, **access).close(),
     "load": lambda path, _, **access: onnxarchive.load(path, **access),
