@@ -316,6 +316,10 @@ def test_every_finding_names_the_entry_of_the_key_or_of_the_model() -> None:
         ("DATA-5", "b"),
         ("DATA-7", "__MODEL_PROTO"),
     ]
+    of_further = Findings()
+    proto.check_all_references({"__MODEL_PROTO_x": model}, {"b": 16}, of_further)
+    entries = ["b" if entry == "b" else "__MODEL_PROTO_x" for entry in collected.entries]
+    assert of_further.entries == entries
 
 
 def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
