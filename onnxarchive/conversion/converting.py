@@ -247,7 +247,9 @@ def convert_silently(
     temporary = None if target.path is None or dry_run else directory_of(target.path)
     reading = replace(reading, temporary=temporary)
     without_others = replace(reading, other_files=False)
-    with contextlib.ExitStack() as resources, with_path(sources[""].name):
+    # What is found when the models are planned and written may be a fault of any of them.
+    names = [location.name for location in sources.values()] if repository is None else [repository]
+    with contextlib.ExitStack() as resources, with_path(", ".join(names)):
         models: dict[str, Source] = {}
         for identifier, location in sources.items():
             with with_path(location.name):

@@ -40,6 +40,17 @@ def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(tmp_path: 
         assert normalised(loaded) == normalised(models[id] if id else of(w=B))
 
 
+def test_a_fault_that_is_found_late_names_all_files_that_may_have_it(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.onnx", tmp_path / "two.onnx"
+    one.write_bytes(of(w=A).SerializeToString())
+    two.write_bytes(
+        model_of(onnx.TensorProto(name="odd", data_type=1, dims=[600])).SerializeToString()
+    )
+    for default, further in ((one, two), (two, one)):
+        with pytest.raises(ArchiveFormatError, match=f"^{default}, {further}: tensor 'odd'"):
+            onnxarchive.convert(default, tmp_path / "m.onnxa", models={"further": further})
+
+
 def test_models_of_several_files_each_with_external_data_become_one_archive(tmp_path: Path) -> None:
     for name, tensor in (("one", floats("w", A)), ("two", floats("v", A))):
         (tmp_path / name).mkdir()
