@@ -159,14 +159,17 @@ class SourceReader:
         return source
 
     def add_others(self, source: Source, directory: str, used: Iterable[str]) -> None:
-        """Adds the other files of a directory to a source: all but those at the paths `used`."""
+        """Adds the other files of a directory to a source: all but the files at the paths `used`.
+
+        They are not added under other names either, such as those of hard links.
+        """
         with with_path(directory):
             root = self._root(directory)
-            used = {os.path.realpath(path) for path in used}
+            identities = {_identity(path) for path in used}
             others = [
                 name
                 for name in paths_below(root)
-                if os.path.realpath(os.path.join(root.path, name)) not in used
+                if _identity(os.path.join(root.path, name)) not in identities
             ]
             files = DataFiles(partial(open_beneath, root))
             _add_others(source, files, others)
@@ -218,6 +221,15 @@ class SourceReader:
 def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:
     """The paths of the files of a directory that were found so far."""
     return tuple([os.path.join(root.path, path) for path in files.opened])
+
+
+def _identity(path: str) -> object:
+    """What two paths of one file have in common; the path itself if it leads to no file."""
+    try:
+        status = os.stat(path)
+    except OSError:  # opening the file reports this
+        return path
+    return status.st_dev, status.st_ino
 
 
 def _add_others(source: Source, files: DataFiles, names: Iterable[str]) -> None:

@@ -127,6 +127,7 @@ def test_data_of_further_models_is_no_asset(directory: Path, tmp_path: Path) -> 
 
     decoder = directory / "decoder.onnx"
     onnx.save(further(), decoder, save_as_external_data=True, location="decoder.weights")
+    os.link(directory / "decoder.weights", directory / "another name")
     target = tmp_path / "m.onnxa"
     source, models = directory / "model.onnx", {"decoder": decoder}
     done = onnxarchive.convert(source, target, models=models, other_files=True)
