@@ -80,6 +80,13 @@ def test_bytes_that_lead_to_the_end_stay_in_memory(server: WebServer) -> None:
         assert len(server.requests) == 4
 
 
+def test_ends_of_objects_beside_another_are_not_kept(server: WebServer) -> None:
+    with Location.of(server.url("/small")).open_beside("m.onnxa") as file:
+        for _ in range(2):
+            assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+        assert len(server.requests) == 3
+
+
 @pytest.fixture
 def short_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_FIRST_AHEAD", 20_000)
