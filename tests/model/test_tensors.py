@@ -312,7 +312,8 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
 
 def test_bad_pairs_hide_nothing_behind_them() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
-    for key, value in (("x", "1"), ("location", "key"), ("offset", "?"), ("location", "other")):
+    pairs = [("offset ", "1"), ("location", "key"), ("offset", "?"), ("location", "other")]
+    for key, value in pairs:
         tensor.external_data.add(key=key, value=value)
     tensor.external_data.extend(tensor.external_data[0] for _ in range(10_000))
     collected = Findings()
@@ -320,7 +321,7 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
     assert found == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-4", "DATA-5"]
     assert collected.entries == ["key", "key"]
-    assert "found 'x', 'location' again, 'x'" in collected.messages[0]
+    assert "found 'offset ', 'location' again, 'offset '" in collected.messages[0]
     assert len(collected.messages[0]) < 500
     assert list(tensors.locations(tensor)) == ["key", "other"]
     del tensor.external_data[:]
