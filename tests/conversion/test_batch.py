@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import lock_calls
 import pytest
 from models import model_of, raw_tensor, run_python, weight_model
+from obstore.store import MemoryStore
 from written import files_below, write_model, zipped
 
 import onnxarchive
@@ -286,6 +287,19 @@ def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path
         f"{first} has the same target {found[1].target}; convert one of them to another directory"
     )
     assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == weight_model(1)
+
+
+def test_a_remote_tree_is_searched_without_the_archives_that_were_made_in_it() -> None:
+    store = MemoryStore()
+    store.put("tree/m.onnx", weight_model(1).SerializeToString())
+    for _ in range(2):
+        (done,) = convert_many(["tree"], "tree/out", store=store)
+        assert (done.source, done.target, done.error) == ("tree/m.onnx", "tree/out/m.onnxa", None)
+
+
+def test_a_remote_tree_that_cannot_be_searched_is_a_failure(tmp_path: Path) -> None:
+    (done,) = convert_many(["https://host.invalid/tree"], tmp_path)
+    assert "found a web address, which has no listing" in str(done.error)
 
 
 def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
