@@ -387,7 +387,7 @@ def test_a_damaged_description_is_written_anew(
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (os.mkfifo, "a pipe"),
+        (lambda path: os.mkfifo(path), "a pipe"),
         (lambda path: path.symlink_to(path.parent / "missing"), "a symbolic link"),
     ],
 )
