@@ -66,6 +66,7 @@ def test_what_is_no_archive_is_refused_and_left_as_it_is(
 
 
 @posix
+@pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("change", EDITS.values(), ids=EDITS.keys())
 @pytest.mark.parametrize("is_link", [False, True], ids=["hard link", "symbolic link"])
 def test_a_file_with_another_name_is_changed_only_as_a_copy(

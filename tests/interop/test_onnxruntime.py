@@ -139,6 +139,7 @@ def test_an_archive_in_a_cache_of_links_does(
 
 
 def test_an_open_archive_does_and_stays_open_and_as_it_is(archive: Path, expected: bytes) -> None:
+    onnxarchive.save(runnable_model(), archive, size_threshold=0)
     for source in (archive, archive.read_bytes()):
         with onnxarchive.open(source) as opened:
             before = opened.model.SerializeToString()
