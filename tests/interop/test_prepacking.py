@@ -127,6 +127,18 @@ def test_packing_adds_assets_in_place_and_leaves_every_entry_where_it_is(path: P
     assert [it.name for it in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no mapped file")
+def test_what_onnx_runtime_wrote_has_no_names_when_the_archive_is_edited(archive: Path) -> None:
+    seen: list[list[Path]] = []
+
+    def look(*_: int) -> None:
+        seen.append(list(archive.parent.rglob("*.prepack-*/*")))
+
+    onnxarchive.prepack(archive, progress=look)
+    assert seen
+    assert not any(seen)
+
+
 def test_packing_again_writes_nothing(packed: Path) -> None:
     with untouched(packed):
         onnxarchive.prepack(packed)

@@ -107,6 +107,12 @@ def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
     assert len(np.unique(x.array.astype(np.int64))) > 5
 
 
+def test_types_that_numpy_lacks_come_out_beside_types_that_it_has_going_in(tmp_path: Path) -> None:
+    model = text_model("g (float[2] x) => (bfloat16[2] y) { y = Cast<to = 16>(x) }")
+    (y,) = run(write_model(tmp_path / "m.onnx", model), {"x": np.ones(2, np.float32)}).outputs
+    assert (y.data_type, y.array.tolist()) == ("BFLOAT16", [1, 1])
+
+
 def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", identity("string", "n"))
     (y,) = run(path, dims={"n": 20}).outputs
@@ -361,6 +367,12 @@ def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path
             run(path)
         assert str(it.value).startswith(f"{path}: ")
         assert "\n" not in str(it.value)
+
+
+def test_an_empty_file_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"m\.onnx: .* found an empty file"):
+        run(tmp_path / "m.onnx")
 
 
 def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
