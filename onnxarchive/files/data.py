@@ -48,7 +48,7 @@ class Data(Protocol):
 
     @property
     def crc32(self) -> int | None:
-        """CRC-32 of the bytes, or None if unknown; verified when the bytes are written."""
+        """CRC-32 of the bytes, or None if unknown; compared by iteration or by the writer."""
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes."""

@@ -15,8 +15,8 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown
-from onnxarchive.files.data import Crc32, Data, Pieces, Stored, as_bytes
+from onnxarchive.errors import ArchiveFormatError, Strict, shown
+from onnxarchive.files.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.files.file_data import FileData, read_all, spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
@@ -401,15 +401,16 @@ def _staying(
         the others, by path.
     """
     small: dict[Path, bytes] = {}
-    large: list[tuple[TensorRef, Data]] = []
+    large: dict[Path, Data] = {}
     together: dict[Path, FileData] = {}  # parts of a file, which is opened once for many of them
     together_nbytes = 0
     for ref, unread in staying:
-        data = tensors.resolved(unread)
         if unread.nbytes >= MAPPED_SIZE:
-            large.append((ref, data))
-        elif not isinstance(data, FileData):
-            small[ref.path] = b"".join(_verified(ref, data))
+            large[ref.path] = unread  # may be made in memory, so one at a time
+            continue
+        data = tensors.resolved(unread)
+        if not isinstance(data, FileData):
+            small[ref.path] = b"".join(data)
         else:
             together[ref.path] = data
             together_nbytes += data.nbytes
@@ -421,30 +422,19 @@ def _staying(
     return small, _views(large, temporary) if large else {}
 
 
-def _verified(ref: TensorRef, data: Data) -> Iterator[memoryview]:
-    """Yields data that goes into a model, and compares its bytes with the CRC-32 that it states."""
-    checksum = Crc32()
-    yield from checksum(data)
-    if data.crc32 not in (None, checksum.value):
-        raise ChecksumError(
-            f"{ref}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
-            f"{checksum.value:#010x}; its source is damaged"
-        )
-
-
-def _views(large: list[tuple[TensorRef, Data]], temporary: str | None) -> dict[Path, memoryview]:
+def _views(large: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
     """Copies data to a temporary file, and returns views of its parts by path."""
     sizes: dict[Path, int] = {}
 
     def pieces() -> Iterator[memoryview]:
-        for ref, data in large:
-            sizes[ref.path] = 0
-            for piece in _verified(ref, data):
-                sizes[ref.path] += piece.nbytes
+        for path, data in large.items():
+            sizes[path] = 0
+            for piece in data:
+                sizes[path] += piece.nbytes
                 yield piece
 
     views: dict[Path, memoryview] = {}
-    rest = spool(pieces(), sum(data.nbytes for _, data in large), temporary)
+    rest = spool(pieces(), sum(data.nbytes for data in large.values()), temporary)
     for path, size in sizes.items():
         views[path], rest = rest[:size], rest[size:]
     return views
