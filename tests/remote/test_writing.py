@@ -154,7 +154,7 @@ def test_an_upload_that_stalls_ends_and_says_how_far_it_got(
     monkeypatch.setattr("obstore.put", put)
     monkeypatch.setattr(writing, "_SLOWEST", 100 << 20)
     part = 8 << 20
-    place = {"store": LocalStore(tmp_path), "storage_options": {"stall_timeout": 0.2}}
+    place = {"store": LocalStore(tmp_path), "storage_options": {"stall_timeout": 1}}
 
     def write() -> None:
         with create_object("m", 3 * part, **place) as writer:
