@@ -78,6 +78,16 @@ def _entries(*tensors: TensorProto, **content: bytes) -> dict[str, bytes]:
     return {**content, "__MODEL_PROTO": model_of(*tensors).SerializeToString()}
 
 
+@pytest.mark.parametrize("count", [2000, 2 << 20], ids=["small", "large"])
+def test_elements_that_break_a_rule_are_not_passed_on(tmp_path: Path, count: int) -> None:
+    mask = TensorProto(name="w", data_type=TensorProto.BOOL, dims=[count])
+    path = _write(tmp_path / "m.onnxa", _entries(external(mask, "w"), w=b"\2" * count))
+    with pytest.raises(ArchiveFormatError, match="found 2") as caught:
+        onnxarchive.convert(path, tmp_path / "new.onnxa", jobs=1)
+    assert (caught.value.rule, caught.value.entry) == ("TENSOR-5", "w")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 BROKEN = {
     "an entry that no tensor names": (
         [W],

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from written import Target
 from zip_image import directory_of
 
-from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, crc32, pieces
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
@@ -25,7 +25,6 @@ from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter
 
 Entries = list[tuple[str, bytes]]
-
 
 ENTRIES: Entries = [
     ("w", b"abc"),
@@ -98,6 +97,18 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
         zip_writer.add(name, data)
     assert zip_writer.finish() == len(whole)
     assert target.getvalue() == whole[offset:]
+
+
+def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
+    data = b"PK\5\6" + bytes(18)
+    one = Placement(b"zip", len(data), crc32(data), 0)
+    before = one.pack()[0] + data
+    existing = directory_of([one])
+    zip_writer = ZipWriter(io.BytesIO(), existing=existing, offset=one.end, before=before)
+    zip_writer.add("w", b"abc")
+    with pytest.raises(ArchiveFormatError) as caught:
+        zip_writer.finish()
+    assert (caught.value.rule, caught.value.entry) == ("ZIP-16", "zip")
 
 
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
