@@ -78,9 +78,10 @@ class FileBefore(File):
         size = max(min(size, self.size - offset), 0)
         if copy_offset is None:
             return self._file.read(offset, size)
-        unchanged = self._file.read(offset, min(size, max(begin - offset, 0)))
+        unchanged = max(min(begin - offset, size), 0)
         copy_offset += max(offset - begin, 0)
-        return unchanged + self._file.read(copy_offset, size - len(unchanged)).translate(_INVERTED)
+        old_end = self._file.read(copy_offset, size - unchanged).translate(_INVERTED)
+        return self._file.read(offset, unchanged) + old_end if unchanged else old_end
 
 
 def find(file: MappedFile) -> UnfinishedEdit | None:
