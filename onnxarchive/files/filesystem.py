@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
+from onnxarchive.errors import naming
 from onnxarchive.files.local_file import MappedFile
 
 try:
@@ -80,12 +81,11 @@ def sync(file: MappedFile, remedy: str | None = None) -> None:
             fcntl.fcntl(file.fileno(), full)
             return
     try:
-        os.fsync(file.fileno())
+        with naming(file.path, "cannot be synced to its device", f"; {remedy}" if remedy else ""):
+            os.fsync(file.fileno())
     except OSError as error:
         if remedy is not None or error.errno not in _NO_SYNC:
-            reason = f"cannot be synced to its device: {error.strerror}"
-            reason += f"; {remedy}" if remedy else ""
-            raise OSError(error.errno, reason, file.path) from error
+            raise
 
 
 def sync_directory(directory: str) -> None:
