@@ -108,13 +108,13 @@ def write_entries(
     with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
             parts = next(fetched)
-            for item, (nbytes, crc, pieces, is_constant) in zip(batch, parts, strict=True):
+            for item, (nbytes, crc, pieces, is_verified) in zip(batch, parts, strict=True):
                 target.add_stream(
                     item.name,
                     nbytes,
                     crc,
                     counter(pieces),
-                    is_constant=is_constant,
+                    is_verified=is_verified,
                     alignment=least_alignment(item.name),
                 )
             del parts, pieces  # frees their data before further entries are fetched

@@ -167,11 +167,11 @@ class Writer(Closing):
         ref = TensorRef((("given", None),), tensor)
         item = Item(name, LazyData(data.nbytes, lambda: data, ref))
         # Refuses its elements before anything is changed.
-        ((nbytes, crc, pieces, is_constant),) = fetch([item])
+        ((nbytes, crc, pieces, is_verified),) = fetch([item])
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            self._zip.add_stream(key, nbytes, crc, pieces, is_constant=is_constant)
+            self._zip.add_stream(key, nbytes, crc, pieces, is_verified=is_verified)
             self._key_of[name] = key
             self._added[key] = tensor
             self._nbytes[key] = nbytes

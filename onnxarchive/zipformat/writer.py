@@ -81,7 +81,7 @@ class ZipWriter:
         crc: int,
         stream: Iterable[bytes | memoryview],
         *,
-        is_constant: bool = False,
+        is_verified: bool = False,
         alignment: int = layout.MIN_ALIGNMENT,
     ) -> Placement:
         """Writes an entry from pieces of its data.
@@ -91,27 +91,26 @@ class ZipWriter:
             nbytes: Size of the data in bytes.
             crc: CRC-32 of the data.
             stream: The data in pieces.
-            is_constant: True if `crc` was computed from the bytes of `stream`, and these bytes
-                cannot change, or if `stream` verifies them; then the writer does not.
+            is_verified: True if `stream` compares its bytes with `crc` itself, or if `crc` was
+                computed from bytes that cannot change; then the writer does not compare them.
             alignment: Alignment of the data in bytes, if larger than that of all entries.
 
         Raises:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        if len(self._existing.entries) + len(self.names) >= layout.MAX_ENTRIES:
-            require_entries(layout.MAX_ENTRIES + 1)
+        require_entries(len(self._existing.entries) + len(self.names) + 1)
         alignment = max(self._alignment, alignment)
         placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
         self._append(header)
         written_nbytes = 0
-        written_crc = crc if is_constant else 0
+        written_crc = crc if is_verified else 0
         for piece in stream:
             written_nbytes += len(piece)
             if written_nbytes > nbytes:
                 break
-            if not is_constant:
+            if not is_verified:
                 written_crc = crc32(piece, written_crc)
             self._append(piece)
         if (written_nbytes, written_crc) != (nbytes, crc):

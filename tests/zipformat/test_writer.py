@@ -280,12 +280,12 @@ def test_the_crc32_of_bytes_that_cannot_have_changed_is_not_computed_again(
     monkeypatch.delattr(writer, "crc32")
     target = io.BytesIO()
     zip_writer = ZipWriter(target)
-    zip_writer.add_stream("key", len(STATED), 7, [STATED], is_constant=True)
+    zip_writer.add_stream("key", len(STATED), 7, [STATED], is_verified=True)
     zip_writer.finish()
     with zipfile.ZipFile(target) as opened:
         assert opened.getinfo("key").CRC == 7
     with pytest.raises(ChecksumError, match=r"expected 12 bytes .*, found 13 bytes"):
-        zip_writer.add_stream("other", len(STATED), 7, [STATED, b"!"], is_constant=True)
+        zip_writer.add_stream("other", len(STATED), 7, [STATED, b"!"], is_verified=True)
 
 
 def test_only_bytes_objects_are_constant() -> None:
