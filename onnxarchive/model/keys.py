@@ -185,9 +185,7 @@ def check_names(
         are_all: True if these are the names of all entries.
     """
     reserved = [name for name in names if name is not None and name.startswith(RESERVED_PREFIX)]
-    has_others = reserved != [MODEL_PROTO]
-    if has_others:
-        _check_versions(reserved, report)
+    _check_versions(reserved, report)
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
@@ -196,8 +194,7 @@ def check_names(
         report.broken(
             "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
         )
-    if has_others:
-        _check_models(names, reserved, report, are_all=are_all)
+    _check_models(names, reserved, report, are_all=are_all)
     found_keys: list[str] = []
     seen: dict[str, str] = {}
     assets: list[tuple[str, str]] = []
@@ -227,8 +224,7 @@ def check_names(
                 entry=name,
             )
         seen[folded] = name
-    if assets:
-        _check_folders(assets, report)
+    _check_folders(assets, report)
     return found_keys
 
 

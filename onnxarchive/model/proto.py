@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import filterfalse
 from typing import Final, NamedTuple, TypeAlias
 
 import onnx
@@ -137,9 +138,9 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
 
 def _incomplete(model: onnx.ModelProto) -> str | None:
     """The message for a model without ir_version or graph, or None."""
-    if model.HasField("ir_version") and model.HasField("graph"):
+    missing = [*filterfalse(model.HasField, ("ir_version", "graph"))]
+    if not missing:
         return None
-    missing = [field for field in ("ir_version", "graph") if not model.HasField(field)]
     return f"expected a model with ir_version and graph, found no {' and no '.join(missing)}"
 
 

@@ -423,9 +423,6 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 
     Returns True if all sizes, by the names of entries, are within both limits.
     """
-    total = sum(sizes.values())
-    if max(sizes.values(), default=0) <= MAX_MODEL_NBYTES and total <= max_model_nbytes:
-        return True
     too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
     for name in too_large:
         report.broken(
@@ -433,13 +430,15 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
             f"expected at most {MAX_MODEL_NBYTES} bytes, found {sizes[name]} bytes",
             entry=name,
         )
-    if not too_large:
-        report.broken(
-            "MODEL-2",
-            f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
-            f"{total} bytes",
-            entry=MODEL_PROTO,
-        )
+    total = sum(sizes.values())
+    if total <= max_model_nbytes or too_large:
+        return not too_large
+    report.broken(
+        "MODEL-2",
+        f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
+        f"{total} bytes",
+        entry=MODEL_PROTO,
+    )
     return False
 
 
