@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from typing import Unpack
 
-from onnxarchive.errors import Strict, UnsupportedFeatureError, with_path
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.file_data import spool
@@ -153,7 +153,7 @@ def _export_single(
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive.tensors.refs:
         data = read(key)
-        check_crc32(archive.entries[key], data.nbytes, crc32(data), Strict())
+        check_crc32(archive.entries[key], data.nbytes, crc32(data), archive.contents.strict)
         counter.add(data.nbytes)
     with replacing(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))

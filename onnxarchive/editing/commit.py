@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
+from operator import attrgetter
 from typing import TypeAlias
 
 from onnxarchive.editing.changes import Changes
@@ -27,7 +28,7 @@ from onnxarchive.editing.models import (
     in_memory,
     packed_changes,
 )
-from onnxarchive.errors import ChecksumError, Strict, naming, shown
+from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, locking, undo
 from onnxarchive.files.data import Crc32, Data, Stored
 from onnxarchive.files.filesystem import directory_of
@@ -105,7 +106,7 @@ def commit(changes: Changes) -> None:
     is_same = (
         plan.is_end(archive)
         and not plan.items
-        and len(models) == len(archive.models)
+        and len(models) == len(archive.contents.models)
         and all(has_bytes(archive, name, data) for name, data in plan.models)
     )
     if options.compact or options.copy or not is_same:
@@ -121,7 +122,7 @@ def _changed_assets(changes: Changes, models: _Models) -> dict[str, Data | None]
         if data is not old.get(path) and not has_bytes(archive, ASSET_PREFIX + path, data)
     }
     assets |= {ASSET_PREFIX + path: None for path in old.keys() - changes.assets.keys()}
-    are_same = models.keys() == {*archive.models} and not any(
+    are_same = models.keys() == archive.contents.models.keys() and not any(
         model.has_other_tensors or model.origin != id for id, model in models.items()
     )
     # Packed weights that the edit assigns are those of the models as they were.
@@ -134,14 +135,15 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
     archive = changes.archive
     model_sizes = {name: data.nbytes for name, data in plan.models}
-    check_model_sizes(model_sizes, archive.max_model_nbytes, Strict())
+    check_model_sizes(model_sizes, archive.max_model_nbytes, archive.contents.strict)
     if changes.options.compact:  # all is new, as in `save`, and weights in a model are only mapped
         return
     sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
     sizes |= {name: data.nbytes for name, data in plan.items}
     sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
-    models = sorted(plan.models, key=lambda item: item.name)  # the default one is first
-    check_models({name: b"".join(data) for name, data in models}, sizes, Strict())
+    models = sorted(plan.models, key=attrgetter("name"))  # the default one is first
+    serialized = {name: b"".join(data) for name, data in models}
+    check_models(serialized, sizes, archive.contents.strict)
 
 
 # Planning
@@ -215,7 +217,7 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
                 model.set_apart(ref, data, uses)
             else:
                 stored = in_memory(data)
-                checked = tensors.checked(ref, stored, Strict(), entry=key)
+                checked = tensors.checked(ref, stored, archive.contents.strict, entry=key)
                 replaced[key] = Stored(stored.view, Crc32.of(checked).value)
     return replaced
 

@@ -124,7 +124,7 @@ def _require_whole(file: File) -> None:
     """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Strict(), undo.MAX_END_NBYTES)
     for number in range(len(contents.directory.entries)):
-        contents.check_header(number, Strict())
+        contents.check_header(number, contents.strict)
 
 
 def _is_leftover(file: MappedFile) -> bool:

@@ -107,8 +107,8 @@ class Archive(Closing):
         contents = read_contents(file, Strict(), max_model_nbytes)
         require_model(contents.models, model)
         for number in range(contents.first_model, len(contents.entries)):
-            alignment = contents.check_header(number, Strict())
-        assert alignment is not None  # else `Strict` has raised an error
+            alignment = contents.check_header(number, contents.strict)
+        assert alignment is not None  # else `contents.strict` has raised an error
         self.alignment = alignment
         self.contents = contents  # for other modules of this library
         self.entries = contents.entries
