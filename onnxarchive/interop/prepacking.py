@@ -123,10 +123,10 @@ def prepack(
         try:
             for number, identifier in enumerate(ids):
                 with open(path, model=identifier, timeout=timeout) as archive, with_path(path):
-                    names = {name for _, name, _, _ in packable(archive)}
                     stem = os.path.join(directory, str(number))
-                    packed[identifier] = _pack(archive, stem, sess_options, buffers)
-                unpacked[identifier] = tuple(sorted(names - packed[identifier].keys()))
+                    packed[identifier], unpacked[identifier] = _pack(
+                        archive, stem, sess_options, buffers
+                    )
             new = PackedSet(version, machine(), packed, unpacked)
             with edit(path, progress=progress, **options) as changes:
                 if dict(changes.entries) != entries:
@@ -177,8 +177,8 @@ def remove_prepacked(
 
 def _pack(
     archive: Archive, stem: str, sess_options: ort.SessionOptions | None, buffers: _Buffers
-) -> dict[str, PackedWeight]:
-    """Lets ONNX Runtime pack the weights of a model; returns those that it packs, by name.
+) -> tuple[dict[str, PackedWeight], tuple[str, ...]]:
+    """Lets ONNX Runtime pack the weights of a model; returns these by name, and names of others.
 
     It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
     Weights that it changes before it packs them have other names there, and are left out.
@@ -216,4 +216,5 @@ def _pack(
         keys.setdefault(weights[name], {})[key] = tuple((file, size) for file, _, size in stored)
         for file, offset, size in stored:
             buffers[file] = data[offset : offset + size]
-    return {name: PackedWeight(*own, keys[own]) for name, own in weights.items() if own in keys}
+    packed = {name: PackedWeight(*own, keys[own]) for name, own in weights.items() if own in keys}
+    return packed, tuple(sorted(weights.keys() - packed.keys()))
