@@ -45,11 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     debug = False
     try:
-        try:
-            argv = sys.argv[1:] if argv is None else argv
-            arguments = parser(argv[0] if argv else None).parse_args(argv)
-        except SystemExit as end:  # argparse has printed an error, the help or the version
-            return end.code if isinstance(end.code, int) else WRONG_USE
+        argv = sys.argv[1:] if argv is None else argv
+        arguments = parser(argv[0] if argv else None).parse_args(argv)
         debug = arguments.debug
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
@@ -57,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             status: int = arguments.function(arguments) or DONE
             with naming(STANDARD_OUTPUT):
                 sys.stdout.flush()
+    except SystemExit as end:  # argparse has printed an error, the help or the version
+        return end.code if isinstance(end.code, int) else WRONG_USE
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:

@@ -42,6 +42,7 @@ from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import plan_archive, with_further_models
+from onnxarchive.writing.stored_entries import assets_of
 from onnxarchive.writing.write import write_archive
 from onnxarchive.zipformat import layout
 
@@ -372,8 +373,7 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
 
     default, *further = archive.models
     whole = source(default)
-    for path in archive.assets:
-        whole.assets[path] = stored(ASSET_PREFIX + path)
+    whole.assets = assets_of(archive)
     if isinstance(archive.contents.file, MappedFile):
         whole.files = (archive.path,)
     whole.further = {identifier: source(identifier) for identifier in further}

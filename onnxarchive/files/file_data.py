@@ -190,8 +190,8 @@ class RandomAccessData:
     file: File
     offset: int
     nbytes: int
-    crc32: int | None = None
     temporary: str | None = None
+    crc32: None = None
 
     def local(self) -> Data:
         """The same bytes for repeated reading: a temporary copy."""
@@ -199,7 +199,7 @@ class RandomAccessData:
 
     def part(self, offset: int, nbytes: int) -> RandomAccessData:
         """A range of these bytes, not yet read."""
-        return replace(self, offset=self.offset + offset, nbytes=nbytes, crc32=None)
+        return replace(self, offset=self.offset + offset, nbytes=nbytes)
 
     def head(self, nbytes: int) -> bytes:
         """A copy of the first `nbytes` bytes, or of all if there are fewer."""
