@@ -422,10 +422,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_tensor_without_bytes_or_type_is_refused_and_writing_goes_on(
-    path: Path, kind: str
+    tmp_path: Path, kind: str
 ) -> None:
     make, message = REFUSED[kind]
-    with warnings.catch_warnings(), Writer(path) as writer:
+    with warnings.catch_warnings(), Writer(tmp_path / "m.onnxa") as writer:
         warnings.simplefilter("ignore")
         with pytest.raises(UnsupportedFeatureError, match=rf"tensor 'w': .*{message}"):
             writer.add("w", make())
