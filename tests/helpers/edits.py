@@ -134,10 +134,6 @@ def add_asset(path: Any, name: str, data: Any, **options: Any) -> None:
     change_assets(path, {name: data}, **options)
 
 
-def remove_asset(path: Any, name: str, **options: Any) -> None:
-    change_assets(path, {}, [name], **options)
-
-
 def document(path: str | Path, text: str = "new", **options: Any) -> None:
     """Changes the doc string of an archive's model."""
     with onnxarchive.edit(path, **options) as edit:
