@@ -255,6 +255,11 @@ def no_clone(source: local_file.MappedFile, target: int) -> bool:
     return False
 
 
+def in_place(write: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that writes, as on a file system that shares no blocks."""
+    return patch.object(filesystem, "clone", no_clone)(write)
+
+
 def on_a_clone(write: Callable[..., Any]) -> Callable[..., Any]:
     """A function that writes, as on a file system that shares blocks."""
     return patch.object(filesystem, "clone", copying_clone)(write)

@@ -6,16 +6,15 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import edits
 import numpy as np
 import onnx
 from models import runnable_model
 from obstore.store import LocalStore
+from written import contents, zipped
 
 import onnxarchive
-from onnxarchive.files import filesystem
 
 
 def write(source: Path, target: Path) -> None:
@@ -56,11 +55,8 @@ def make_files(folder: Path) -> None:
     onnx.save(model, folder / "m.onnx")
     onnxarchive.save(model, folder / "m.onnxa", size_threshold=0, assets={"labels": b"cat" * 9})
     onnxarchive.export(folder / "m.onnxa", external / "m.onnx", external_data="w.bin")
-    for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
-        with zipfile.ZipFile(folder / f"{name}.zip", "w", method) as target:
-            for path in sorted(external.iterdir()):
-                # `ZipInfo` states 1980, and not the time of now, so equal files give equal zips.
-                target.writestr(zipfile.ZipInfo(path.name), path.read_bytes(), method)
+    zipped(folder / "stored.zip", contents(external))
+    zipped(folder / "deflated.zip", contents(external), zipfile.ZIP_DEFLATED)
     (folder / "old").write_bytes(b"old")
     (folder / "empty").mkdir()
     onnxarchive.link(folder / "m.onnxa", folder / "l.onnx")
@@ -74,14 +70,6 @@ def read(path: Path, **options: Any) -> object:
         tensors = {name: array.tobytes() for name, array in archive.tensors.items()}
         entries = {name: bytes(archive.read(name)) for name in archive.entries}
         return tensors, entries, dict(archive.assets), archive.model.SerializeToString()
-
-
-def in_place(call: Callable[[Path], object]) -> Callable[[Path], object]:
-    def edit_in_place(folder: Path) -> None:
-        with patch.object(filesystem, "clone", edits.no_clone):
-            call(folder)
-
-    return edit_in_place
 
 
 def replace_tensor(folder: Path) -> None:
@@ -116,11 +104,11 @@ CALLS: dict[str, Callable[[Path], object]] = {
         "m.onnxa", store=LocalStore(it), cache=it / "cache"
     ).close(),
     "edit": lambda it: edits.document(it / "m.onnxa"),
-    "edit in place": in_place(lambda it: edits.document(it / "m.onnxa")),
+    "edit in place": edits.in_place(lambda it: edits.document(it / "m.onnxa")),
     "edit with copy": lambda it: edits.document(it / "m.onnxa", copy=True),
     "edit with compact": lambda it: edits.document(it / "m.onnxa", compact=True),
     "edit of a tensor": replace_tensor,
-    "edit of assets": in_place(lambda it: edits.add_asset(it / "m.onnxa", "a", b"new")),
+    "edit of assets": edits.in_place(lambda it: edits.add_asset(it / "m.onnxa", "a", b"new")),
     "edit with another archive": lambda it: edits.replace_model(
         it / "m.onnxa", it / "m.onnx", name="two"
     ),

@@ -79,7 +79,8 @@ def zipped(path: Path, files: Mapping[str, bytes], method: int = zipfile.ZIP_STO
     """Writes a zip of files, such as `contents` gives them; returns its path."""
     with zipfile.ZipFile(path, "w", method) as file:
         for name, data in files.items():
-            file.writestr(name, data, method)
+            # `ZipInfo` states 1980, and not the time of now, so equal files give equal zips.
+            file.writestr(zipfile.ZipInfo(name), data, method)
     return path
 
 
