@@ -23,8 +23,7 @@ from models import (
 )
 from onnx import TensorProto, helper
 from several_models import A, B, entries_of, of, require_loads
-from sparse_files import write_data
-from written import saved, write_model
+from written import saved, write_model, write_parts
 
 import onnxarchive
 import onnxarchive.ir
@@ -211,12 +210,7 @@ def test_an_external_tensor_whose_file_is_gone_is_an_error_that_leaves_no_file(
 
 def test_external_tensors_are_not_in_memory_all_at_once(tmp_path: Path) -> None:
     count, nbytes = 10, 20 * MIB
-    tensor = TensorProto(data_type=TensorProto.UINT8, dims=[nbytes])
-    tensors = [external(tensor, "w.bin", offset=i * nbytes, length=nbytes) for i in range(count)]
-    for index, it in enumerate(tensors):
-        it.name = f"w{index}"
-    write_data(tmp_path / "w.bin", count * nbytes, {})
-    path = write_model(tmp_path / "m.onnx", model_of(*tensors))
+    path, _ = write_parts(tmp_path, nbytes, count)
     code = f"""
 {MEASURE_MEMORY}
 import onnx_ir, onnxarchive
