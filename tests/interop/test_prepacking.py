@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commands import error_of, output_of, result_of
 from edits import refused, untouched
 from models import (
     break_local_header,
@@ -28,7 +29,6 @@ from onnx import numpy_helper
 from processes import completed
 
 import onnxarchive
-from onnxarchive.cli import main
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
 from onnxarchive.model.prepacked import PREFIX, PackedSet, PackedWeight
@@ -551,7 +551,9 @@ def test_a_rewritten_archive_keeps_aligned_packed_weights(packed: Path, how: str
 # Links, and models of ONNX Runtime
 
 
-def test_a_link_names_packed_weights_if_asked(packed: Path) -> None:
+def test_a_link_names_packed_weights_if_asked(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     link, plain = packed.with_name("link.onnx"), packed.with_name("plain.onnx")
     onnxarchive.link(packed, plain)
     onnxarchive.link(packed, link, prepack=True)
@@ -560,7 +562,7 @@ def test_a_link_names_packed_weights_if_asked(packed: Path) -> None:
     assert onnxarchive.check_link(link) == onnxarchive.check_link(plain) == []
     session = ort.InferenceSession(link, providers=CPU)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
-    assert main(["prepack", str(packed), "--remove"]) == 0
+    output_of(capsys, "prepack", packed, "--remove")
     assert onnxarchive.check_link(plain) == []
     (finding,) = onnxarchive.check_link(link)
     assert f"{WEIGHT}' (graph.initializer[0]): expected packed weights at" in finding.message
@@ -600,27 +602,21 @@ def test_packed_weights_whose_weight_has_changed_are_not_counted(
         return model
 
     onnxarchive.transform(packed, packed, double, weights="loaded")
-    assert main(["info", str(packed)]) == 0
-    assert " 0 packed weights, " in capsys.readouterr().out
+    assert " 0 packed weights, " in output_of(capsys, "info", packed)
 
 
 def test_the_commands_say_what_is_packed(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(archive)]) == 0
-    assert "packed" not in capsys.readouterr().out
-    assert main(["prepack", str(archive)]) == 0
-    assert capsys.readouterr().out.startswith(f"{archive}: 1 packed weight, 65,536 bytes")
-    assert main(["info", str(archive), "--json"]) == 0
-    (described,) = json.loads(capsys.readouterr().out)["packed"]
+    assert "packed" not in output_of(capsys, "run", archive)
+    printed = output_of(capsys, "prepack", archive)
+    assert printed.startswith(f"{archive}: 1 packed weight, 65,536 bytes")
+    (described,) = result_of(capsys, "info", archive)["packed"]
     assert described["machine"] == machine()
     assert described["is_usable"]
-    assert main(["info", str(archive)]) == 0
-    assert f"of ONNX Runtime {ort.__version__} on {machine()}" in capsys.readouterr().out
-    assert main(["run", str(archive)]) == 0
-    assert "\npacked    1 weight\n" in capsys.readouterr().out
-    assert main(["prepack", str(archive), "--remove", "--model", "other"]) == 2
-    assert "found both" in capsys.readouterr().err
-    assert main(["run", str(archive), "--no-prepack"]) == 0
-    assert "packed" not in capsys.readouterr().out
-    assert main(["prepack", str(archive), "--remove"]) == 0
-    assert capsys.readouterr().out == f"{archive}: no packed weights\n"
+    version = f"of ONNX Runtime {ort.__version__} on {machine()}"
+    assert version in output_of(capsys, "info", archive)
+    assert "\npacked    1 weight\n" in output_of(capsys, "run", archive)
+    assert "found both" in error_of(capsys, "prepack", archive, "--remove", "--model", "other")
+    assert "packed" not in output_of(capsys, "run", archive, "--no-prepack")
+    printed = output_of(capsys, "prepack", archive, "--remove")
+    assert printed == f"{archive}: no packed weights\n"
     assert packed_entries(archive) == []

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import commands
 import edits
 import onnx
 import pytest
@@ -33,7 +34,6 @@ from obstore.store import MemoryStore
 from public_calls import CALLS, make_files
 
 import onnxarchive
-from onnxarchive.cli import main
 from onnxarchive.errors import ArchiveError
 from onnxarchive.files import locking
 
@@ -253,15 +253,9 @@ LOCAL: dict[str, Callable[[Path], object]] = {
     "convert_many a file": lambda it: onnxarchive.convert_many([it / "m.onnxa"], it / "many"),
     "check_link of it": lambda it: onnxarchive.check_link(it / "m.onnxa"),
     "edit of a model": lambda it: edits.replace_model(it / "m.onnxa", weight_model(1)),
-    "the command check": lambda it: _command("check", it / "m.onnxa"),
-    "the command run": lambda it: _command("run", it / "m.onnxa"),
+    "the command check": lambda it: commands.run("check", it / "m.onnxa"),
+    "the command run": lambda it: commands.run("run", it / "m.onnxa"),
 }
-
-
-def _command(*arguments: object) -> None:
-    text = io.StringIO()
-    with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
-        main([*map(str, arguments)])
 
 
 def kept(call: Callable[..., object], *arguments: object, **access: object) -> list[str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import run
 from models import flip_byte, runnable_model, text_model
 from onnx import TensorProto, helper
 from processes import completed
 
 import onnxarchive
-from onnxarchive.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,9 +30,9 @@ def test_the_hook_of_pre_commit_checks_archives(path: Path) -> None:
     assert files is not None
     assert re.search(files[1], path.name)
     onnxarchive.save(runnable_model(), path)
-    assert main([*entry[1].split(), str(path)]) == 0
+    assert run(*entry[1].split(), path) == 0
     flip_byte(path, 1000)
-    assert main([*entry[1].split(), str(path)]) == 1
+    assert run(*entry[1].split(), path) == 1
 
 
 @pytest.mark.tool
@@ -71,6 +71,8 @@ def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
 
 def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:
     ort: Any = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    from compared_sessions import session_of_archive
+
     text = "adapted (float[4] x, float[4] a) => (float[4] y) { y = Add(x, a) }"
     zeros = helper.make_tensor("a", TensorProto.FLOAT, [4], [0.0] * 4)
     adapter = ort.AdapterFormat()
@@ -84,9 +86,7 @@ def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:
     loaded, options = ort.LoraAdapter(), ort.RunOptions()
     loaded.Load(str(tmp_path / "read.onnx_adapter"))
     options.add_active_adapter(loaded)
-    quiet = ort.SessionOptions()
-    quiet.log_severity_level = 3
-    session = onnxarchive.session(path, quiet, ["CPUExecutionProvider"])
+    session = session_of_archive(path)
     ones = {"x": np.ones(4, np.float32)}
     np.testing.assert_array_equal(session.run(None, ones)[0], [1, 1, 1, 1])
     np.testing.assert_array_equal(session.run(None, ones, options)[0], [1, 2, 3, 4])
