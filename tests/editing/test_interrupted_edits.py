@@ -260,14 +260,15 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
     if way in COMMANDS and shutil.which(way.split()[0]) is None:
         pytest.skip(f"{way.split()[0]} is not installed")
     cases: list[Case] = []
-    for made, phase, following in product(OTHERS.values(), edit.states, NEXT):
-        other, number = saved(made(*seeds)), f"{len(cases)}"
-        case = Case(tmp_path / "targets" / number / NAME, phase, other, following)
+    others = [(made, saved(made)) for made in (other(*seeds) for other in OTHERS.values())]
+    for (made, content), phase, following in product(others, edit.states, NEXT):
+        number = f"{len(cases)}"
+        case = Case(tmp_path / "targets" / number / NAME, phase, content, following)
         put(case.path, edit.states[phase])
-        put(tmp_path / "others" / number / NAME, other)
+        put(tmp_path / "others" / number / NAME, content)
         cases.append(case)
         if way == "onnx.save":
-            onnx.save(made(*seeds), case.path)
+            onnx.save(made, case.path)
     if way in COMMANDS:
         subprocess.run(["sh", "-ec", COMMANDS[way]], cwd=tmp_path, check=True, timeout=120)
     for case in cases:
