@@ -115,11 +115,12 @@ REPLACING = {"download": from_source("download")} | {
 writes = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
 
-@pytest.fixture(autouse=True)
-def warmed(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever is imported late is imported now: another user may not read it."""
     if hasattr(os, "geteuid"):
-        source, target = tmp_path / "source.onnxa", tmp_path / "folder" / "model"
+        top = tmp_path_factory.mktemp("warmed")
+        source, target = top / "source.onnxa", top / "folder" / "model"
         target.parent.mkdir()
         onnxarchive.save(model("new"), source)
         for name in ("export", "convert"):
