@@ -22,6 +22,7 @@ from edits import (
     rename_model,
     replace_model,
     replace_tensor,
+    with_array,
 )
 from models import raw_tensor
 from several_models import A, B, C, entries_of, floats, keys_of, of, require_loads
@@ -237,12 +238,6 @@ def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
 ONES = np.ones(300, np.float32)
 
 
-def with_ones(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
-    return changed(
-        model, lambda it: setattr(it.graph.initializer[index], "raw_data", ONES.tobytes())
-    )
-
-
 @pytest.mark.parametrize("model", ["", "decoder"])
 def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
     pair: Path, way: Way, model: str
@@ -252,14 +247,14 @@ def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
         view = opened.tensor_by_key("a")
         replace_tensor(pair, "z" if model else "a", ONES, model=model, **way)
         assert view.tobytes() == A
-    require_kept(pair, before, models | {model: with_ones(models[model], 0)})
+    require_kept(pair, before, models | {model: with_array(models[model], 0, ONES)})
 
 
 @pytest.mark.parametrize("model", ["", "decoder"])
 def test_a_tensor_of_one_model_is_replaced_where_it_lies(pair: Path, way: Way, model: str) -> None:
     replace_tensor(pair, "c" if model else "b", ONES, model=model, **way)
     models = {"": ENCODER, "decoder": DECODER}
-    models[model] = with_ones(models[model], 1)
+    models[model] = with_array(models[model], 1, ONES)
     assert pair.read_bytes() == saved(models.pop(""), models=models, assets={"x": b"y"})
     with pytest.raises(TensorNotFoundError):
         replace_tensor(pair, "z" if not model else "b", ONES, model=model, **way)
