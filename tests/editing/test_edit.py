@@ -321,7 +321,7 @@ def test_new_elements_obey_the_rules_of_their_type(path: Path) -> None:
 
 
 def test_a_model_in_onnx_ir_is_changed_and_assigned_and_its_weights_stay(path: Path) -> None:
-    pytest.importorskip("onnx_ir")
+    ir = pytest.importorskip("onnx_ir")
     import onnxarchive.ir
 
     onnxarchive.save(runnable_model(), path)
@@ -334,14 +334,8 @@ def test_a_model_in_onnx_ir_is_changed_and_assigned_and_its_weights_stay(path: P
         assert [value.name for value in edit.model.graph.input] == ["pixels"]
     expected = runnable_model()
     expected.graph.input[0].name = expected.graph.node[0].input[0] = "pixels"
-    assert require_kept(path, before, onnx_ir_s(expected)) == []
-
-
-def onnx_ir_s(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as onnx_ir writes it."""
-    ir = pytest.importorskip("onnx_ir")
-    made: onnx.ModelProto = ir.to_proto(ir.from_proto(model))
-    return made
+    as_onnx_ir_writes_it = ir.to_proto(ir.from_proto(expected))
+    assert require_kept(path, before, as_onnx_ir_writes_it) == []
 
 
 @needs_smaps
