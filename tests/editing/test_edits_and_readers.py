@@ -32,7 +32,7 @@ from edits import (
     with_array,
 )
 from models import copying_clone, entry_of, flip_byte, model_of, open_below, run_python
-from written import saved
+from written import contents, saved
 
 import onnxarchive
 from onnxarchive.editing.recovery import recover
@@ -231,10 +231,6 @@ COPIES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-def files_below(folder: Path) -> dict[Path, bytes]:
-    return {it.relative_to(folder): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
-
-
 @pytest.mark.usefixtures("no_clones")
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
 def test_an_archive_that_is_edited_once_it_is_open_is_copied_as_it_was_opened(
@@ -256,7 +252,7 @@ def test_an_archive_that_is_edited_once_it_is_open_is_copied_as_it_was_opened(
         copy(path, tmp_path / "found" / "copy")
     with onnxarchive.open(path) as archive:
         assert archive.model.doc_string == "x" * 5000
-    assert files_below(tmp_path / "found") == files_below(tmp_path / "expected")
+    assert contents(tmp_path / "found") == contents(tmp_path / "expected")
 
 
 def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(path: Path) -> None:
