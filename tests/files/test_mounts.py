@@ -6,10 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import edits
-import numpy as np
 import pytest
 from edits import (
     EDITS,
@@ -20,7 +20,6 @@ from edits import (
     new_model,
     removed,
     replace_model,
-    replace_tensor,
     weights,
 )
 from interruptions import interrupt
@@ -36,7 +35,6 @@ pytestmark = [
 ]
 
 # What writes a whole file, which then has to get the archive's name.
-# What writes a whole file, which then has to get the archive's name.
 WHOLE: dict[str, Callable[[Path], object]] = {
     **{
         name: lambda path, write=write: write(path.with_name("other"), path)  # type: ignore[misc]
@@ -44,11 +42,8 @@ WHOLE: dict[str, Callable[[Path], object]] = {
         if name in ("save", "convert", "Writer", "transform", "infer_shapes")
     },
     "compact": lambda path: replace_model(path, weights(1), compact=True),
-    "replace_tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
-    **{
-        f"{name} with copy": lambda path, edit=edit: edit(path, copy=True)  # type: ignore[misc]
-        for name, edit in EDITS.items()
-    },
+    "replace_tensor": EDITS["tensors"],
+    **{f"{name} with copy": partial(edit, copy=True) for name, edit in EDITS.items()},
 }
 
 
@@ -158,7 +153,6 @@ def test_a_read_only_mount_is_read_and_every_edit_is_refused_by_name(
 
 
 def test_an_interrupted_edit_on_a_read_only_mount_is_left_and_named(source: Path) -> None:
-
     unfinished = interrupt(source, edits.document).states["new end begun"]
     source.write_bytes(unfinished)
     folder = source.parent.with_name("folder")
