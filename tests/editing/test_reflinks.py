@@ -21,6 +21,7 @@ import pytest
 from edits import refused, replace_model, replace_tensor
 from models import external, model_of, raw_tensor
 from mounts import attempt, mounted
+from onnx import TensorProto
 from processes import completed
 
 import onnxarchive
@@ -73,11 +74,13 @@ def disk(
         yield directory
 
 
-def model(*, doc_string: str = "old", weights: int = WEIGHTS) -> onnx.ModelProto:
+def model(doc_string: str = "old") -> onnx.ModelProto:
     """A model with its weights in the archive."""
-    made = model_of(*(external(raw_tensor(f"w{i}", dims=(0,)), f"w{i}") for i in range(weights)))
-    for tensor in made.graph.initializer:
-        tensor.dims[:] = [ELEMENTS]
+    weights = (
+        TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[ELEMENTS])
+        for i in range(WEIGHTS)
+    )
+    made = model_of(*(external(weight, weight.name) for weight in weights))
     made.doc_string = doc_string
     return made
 
@@ -131,14 +134,14 @@ ARRAY = np.random.default_rng(1).random(ELEMENTS, np.float32)
 
 
 def added() -> onnx.ModelProto:
-    made = model(doc_string="new")
+    made = model("new")
     made.graph.initializer.append(raw_tensor("wz", dims=(2000,), seed=9))
     return made
 
 
 CHANGES: dict[str, Callable[..., None]] = {
-    "a larger model": partial(replace_model, model=model(doc_string="new" + "x" * 100_000)),
-    "a smaller model": partial(replace_model, model=model(doc_string="")),
+    "a larger model": partial(replace_model, model=model("new" + "x" * 100_000)),
+    "a smaller model": partial(replace_model, model=model("")),
     "a new tensor": partial(replace_model, model=added()),
     "another tensor": partial(replace_tensor, name="w5", array=ARRAY),
 }
