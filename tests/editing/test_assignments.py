@@ -372,9 +372,14 @@ def test_a_model_file_with_its_data_beside_it_is_taken(
     two: Path, tmp_path: Path, location: str | None
 ) -> None:
     new = changed(weights(3), documented("new"))
-    options: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 0}
-    options |= {"all_tensors_to_one_file": location is not None, "location": location}
-    onnx.save(changed(new), tmp_path / "model.onnx", **options)
+    onnx.save(
+        changed(new),
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        all_tensors_to_one_file=location is not None,
+        location=location,
+        size_threshold=0,
+    )
     replace_model(two, tmp_path / "model.onnx")
     require(two, saved(new))
 

@@ -287,8 +287,10 @@ def location_of(tensor: TensorProto) -> str | None:
 def test_a_model_with_tensors_in_every_place_keeps_them_where_they_are(
     path: Path, size_threshold: int, convert_attribute: bool
 ) -> None:
-    options: dict[str, Any] = {"size_threshold": size_threshold}
-    options["convert_attribute"] = convert_attribute
+    options: dict[str, Any] = {
+        "size_threshold": size_threshold,
+        "convert_attribute": convert_attribute,
+    }
     model = full_model()
     onnxarchive.save(model, path, **options)
     replace_model(path, changed(referring(path), documented("new")))
