@@ -89,14 +89,19 @@ def parse(trace: str, directory: Path) -> Calls:
     return found
 
 
+# The arguments of a write, with size and offset, and of a truncation, with the new size.
+WRITE = re.compile(r'\d+<[^>]*>, ""\.\.\., (\d+), (\d+)(?:\)| <unf).*')
+TRUNCATION = re.compile(r"\d+<[^>]*>, (\d+)(?:\)| <unf).*")
+
+
 def span(name: str, arguments: str) -> range | None:
     """The bytes of the file that a call wrote; None if they cannot be told."""
-    ends = {"pwrite64": r', ""\.\.\., (\d+), (\d+)', "ftruncate": r", ()(\d+)"}
-    match = name in ends and re.fullmatch(rf"\d+<[^>]*>{ends[name]}(\)| <unf).*", arguments)
-    if not match:
-        return None
-    start = int(match[2])  # all that was behind a new end is gone
-    return range(start, start + int(match[1]) if match[1] else 1 << 63)
+    if name == "pwrite64" and (match := WRITE.fullmatch(arguments)):
+        size, offset = map(int, match.groups())
+        return range(offset, offset + size)
+    if name == "ftruncate" and (match := TRUNCATION.fullmatch(arguments)):
+        return range(int(match[1]), 1 << 63)  # all that was behind the new end is gone
+    return None
 
 
 def written(calls: list[Call]) -> list[tuple[str, range]]:
