@@ -37,7 +37,8 @@ class State(NamedTuple):
 
 
 def state_of(path: Path) -> State:
-    require(path, path.read_bytes())
+    assert onnxarchive.check(path, full=True) == []
+    assert os.listdir(path.parent) == [path.name]
     model = onnxarchive.load(path)
     with onnxarchive.open(path) as archive:
         assets, metadata = frozenset(archive.assets), frozenset(archive.metadata)
