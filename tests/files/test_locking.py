@@ -328,10 +328,10 @@ def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
 
 
 OPENING: dict[str, Callable[[Path], object]] = {
-    "open": lambda path: onnxarchive.open(path),
-    "edit": lambda path: edits.document(path),
-    "load": lambda path: onnxarchive.load(path),
-    "check": lambda path: onnxarchive.check(path),
+    "open": onnxarchive.open,
+    "edit": edits.document,
+    "load": onnxarchive.load,
+    "check": onnxarchive.check,
     "save": lambda path: onnxarchive.save(documented_model("other"), path),
     "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
     "export": lambda path: onnxarchive.export(path, path.with_name("other")),
@@ -490,27 +490,6 @@ def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
 
 # Network file systems
 
-# What opens, edits and replaces an archive, and what its doc_string is then.
-EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "open": (read_model, "old"),
-    "twice": (lambda path: twice(path), "new"),
-    "edit": (lambda path: edit(path), "new"),
-    "replace_model": (lambda path: replace(path), "new"),
-    "replace_model by a link": (lambda path: replace_by_a_link(path), "new"),
-    "with copy": (lambda path: replace(path, copy=True), "new"),
-    "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
-    "replace_tensor": (
-        lambda path: edits.replace_tensor(path, "w", np.zeros(300, np.float32)),
-        "old",
-    ),
-    "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
-    "save": (lambda path: onnxarchive.save(documented_model("new"), path), "new"),
-    "convert": (lambda path: convert_other(path), "new"),
-    "recover": (recover, "old"),
-    "recover an edit": (lambda path: recover_an_edit(path), "old"),
-    "check": (lambda path: onnxarchive.check(path, full=True), "old"),
-}
-
 
 def twice(path: Path) -> None:
     edits.document(path, "newer")
@@ -553,6 +532,28 @@ def convert_other(path: Path) -> None:
 def recover_an_edit(path: Path) -> None:
     path.write_bytes(interrupt(path, edits.document).states["new end begun"])
     assert recover(path).is_rolled_back
+
+
+# What opens, edits and replaces an archive, and what its doc_string is then.
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "open": (read_model, "old"),
+    "twice": (twice, "new"),
+    "edit": (edit, "new"),
+    "replace_model": (replace, "new"),
+    "replace_model by a link": (replace_by_a_link, "new"),
+    "with copy": (partial(replace, copy=True), "new"),
+    "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
+    "replace_tensor": (
+        lambda path: edits.replace_tensor(path, "w", np.zeros(300, np.float32)),
+        "old",
+    ),
+    "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
+    "save": (lambda path: onnxarchive.save(documented_model("new"), path), "new"),
+    "convert": (convert_other, "new"),
+    "recover": (recover, "old"),
+    "recover an edit": (recover_an_edit, "old"),
+    "check": (lambda path: onnxarchive.check(path, full=True), "old"),
+}
 
 
 @pytest.fixture
