@@ -471,7 +471,7 @@ def test_an_edit_that_has_ended_is_used_no_more(archive: Path) -> None:
 # Where, and how it is refused
 
 
-def test_only_a_local_file_is_edited(path: Path) -> None:
+def test_only_a_local_file_is_edited() -> None:
     data = saved(weights(1))
     for target in ("https://example.com/m.onnxa", data):
         message = r"expected a local file, found .*onnxarchive\.download .*onnxarchive\.save"
