@@ -145,19 +145,13 @@ def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None)
     assert list(tmp_path.iterdir()) == []
 
 
-def _set_byte(path: Path, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(b"\x01")
-
-
 @pytest.mark.parametrize("jobs", JOBS)
 def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
     source, data = write_parts(tmp_path, MAPPED, 3)
 
     def change(done: int, total: int) -> None:
         if done == MAPPED + PIECE:  # a fifth of w1 is written
-            _set_byte(data, 2 * MAPPED - 1)
+            flip_byte(data, 2 * MAPPED - 1)
 
     with pytest.raises(ChecksumError, match="'w1'"):
         onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
@@ -173,7 +167,7 @@ def test_what_is_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int)
 
     def change(done: int, total: int) -> None:
         if done == PIECE:  # half of w0 is written, and its CRC-32 before
-            _set_byte(data, nbytes - 1)
+            flip_byte(data, nbytes - 1)
             changed.append(done)
 
     onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
