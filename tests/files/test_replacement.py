@@ -704,9 +704,18 @@ def test_what_this_process_writes_stays(tmp_path: Path) -> None:
 @posix
 def test_what_is_not_named_as_an_abandoned_file_or_is_none_stays(target: Path) -> None:
     folder = target.parent
-    stay = [".target.1-1.tmp.bak", ".target.1-1", ".target.-1.tmp", ".target.1-.tmp"]
-    stay += [".target.a-1.tmp", ".target.onnxa.1-1.tmp", ".targets.1-1.tmp", "target.1-1.tmp"]
-    for name in (*stay, ".Target.1-1.tmp", "x.target.1-1.tmp"):
+    for name in (
+        ".target.1-1.tmp.bak",
+        ".target.1-1",
+        ".target.-1.tmp",
+        ".target.1-.tmp",
+        ".target.a-1.tmp",
+        ".target.onnxa.1-1.tmp",
+        ".targets.1-1.tmp",
+        "target.1-1.tmp",
+        ".Target.1-1.tmp",
+        "x.target.1-1.tmp",
+    ):
         (folder / name).write_bytes(b"of somebody")
     (folder / ".target.2-1.tmp").symlink_to("target")
     (folder / ".target.2-2.tmp").symlink_to("nowhere")

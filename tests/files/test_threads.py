@@ -20,10 +20,7 @@ from onnxarchive.files import threads
 LARGE = 1 << 20
 
 
-SIZES = st.lists(st.integers(0, 5 * LARGE), max_size=30)
-
-
-@given(SIZES, st.integers(1, 9))
+@given(st.lists(st.integers(0, 5 * LARGE), max_size=30), st.integers(1, 9))
 def test_every_item_is_worked_on_once_and_what_is_made_comes_in_order(
     sizes: list[int], jobs: int
 ) -> None:

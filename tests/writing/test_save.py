@@ -571,7 +571,8 @@ TENSORS = {
     "raw": ('raw_tensor("w", onnx.TensorProto.UINT8, (16 << 20,))', 20, 56 * MIB),
     "typed": (
         'onnx.TensorProto(name="w", data_type=1, dims=[1 << 20], float_data=[1.0] * (1 << 20))',
-        *(30, 24 * MIB),
+        30,
+        24 * MIB,
     ),
 }
 
