@@ -205,17 +205,17 @@ def test_a_file_that_is_written_to_after_it_was_assigned_is_refused(
     archive: Path, tmp_path: Path, name: str
 ) -> None:
     """A model, its external data, and an asset."""
-    assigned = tmp_path / name
-    assigned.write_bytes(b"cat")
     model = model_with(w=np.arange(70_000, dtype=np.float32))
     is_external = name == "new.bin"
-    onnx.save(model, tmp_path / "new.onnx", save_as_external_data=is_external, location=name)
+    onnx.save(model, tmp_path / "new.onnx", save_as_external_data=is_external, location="new.bin")
+    (tmp_path / "labels.txt").write_bytes(b"cat")
+    assigned = tmp_path / name
     status = assigned.stat()
     with (
         refused(archive, ArchiveFormatError, "as it was assigned until the edit ends") as caught,
         onnxarchive.edit(archive) as edit,
     ):
-        edit.assets["labels.txt"] = tmp_path / "labels.txt" if name == "labels.txt" else b"cat"
+        edit.assets["labels.txt"] = tmp_path / "labels.txt"
         edit.models["new"] = tmp_path / "new.onnx"
         with assigned.open("r+b") as file:
             file.seek(-1, os.SEEK_END)
