@@ -118,13 +118,12 @@ def _repeated(sound: Pieces, times: int) -> Faults:
         yield at, sound.replaced(at, bytes([byte] * times), instead_of=1)
 
 
-# By name, with the bits that are flipped.
-FAULTS: dict[str, tuple[Callable[[Pieces], Faults], range]] = {
-    "cut at any length": (_cut, range(0)),
-    "low bits": (partial(_flipped, bits=range(4)), range(4)),
-    "high bits": (partial(_flipped, bits=range(4, 8)), range(4, 8)),
-    "a byte left out": (partial(_repeated, times=0), range(0)),
-    "a byte doubled": (partial(_repeated, times=2), range(0)),
+FAULTS: dict[str, Callable[[Pieces], Faults]] = {
+    "cut at any length": _cut,
+    "low bits": partial(_flipped, bits=range(4)),
+    "high bits": partial(_flipped, bits=range(4, 8)),
+    "a byte left out": partial(_repeated, times=0),
+    "a byte doubled": partial(_repeated, times=2),
 }
 
 
@@ -134,18 +133,17 @@ def test_an_archive_with_a_fault_is_refused_unless_the_specification_calls_the_b
     tmp_path: Path, name: str, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
     sound, path = _sound(name), tmp_path / "m"
-    faults, bits = FAULTS[kind]
     sound.write(path)
     expected = _read(path)
-    accepted, count = set(), 0
-    for fault, damaged in faults(sound):
+    tried, accepted = set(), set()
+    for fault, damaged in FAULTS[kind](sound):
         damaged.write(path)
-        count += 1
+        tried.add(fault)
         if _require_refused_or_same(path, expected):
             accepted.add(fault)
     path.unlink()  # pytest keeps what is left
-    free = {(offset, bit) for offset, bit in fault_seeds.free_bits(sound) if bit in bits}
+    free = tried & fault_seeds.free_bits(sound)
     record_property("accepted that should be refused", len(accepted - free))
     assert accepted == free
-    assert count >= sound.stored * (len(bits) or 1)
-    record_property("mutated files", count)
+    assert len(tried) >= sound.stored * (4 if "bits" in kind else 1)
+    record_property("mutated files", len(tried))
