@@ -408,7 +408,7 @@ def test_errors_of_libraries_become_errors_with_the_name_of_the_file(
         lambda: onnxarchive.convert(FAILING, tmp_path / "m.onnxa"),
         lambda: onnxarchive.download(FAILING, tmp_path / "m.onnxa"),
         lambda: create_object(FAILING, 0),
-        lambda: list(list_objects(FAILING)),
+        lambda: list_objects(FAILING),
     ):
         with pytest.raises(OSError, match=r"failing://host/m\.onnxa") as caught:
             call()
