@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
-import obstore.store
 import pytest
+from obstore.store import AzureStore, HTTPStore, MemoryStore, S3Store
 from remote_files import open_object, reading
 from web_server import Answer, Request, WebServer, serving
 
@@ -18,8 +18,11 @@ from onnxarchive.remote.location import Location
 
 SIZE = 300_000
 READ = reading(b"")
-PUBLIC = {"skip_signature": True, "allow_http": True}
 Access = dict[str, Any]
+HTTP: Any = {"allow_http": True}
+PUBLIC: Access = {"skip_signature": True, "allow_http": True}
+S3, AZURE, HOSTED = "s3://bucket/m.onnxa", "az://bucket/m.onnxa", "hosted://m.onnxa"
+NOWHERE = "http://nowhere.invalid"
 
 
 @pytest.fixture(scope="module")
@@ -71,97 +74,94 @@ class Hosted(fsspec.AbstractFileSystem):  # type: ignore[misc]
 fsspec.register_implementation("hosted", Hosted, clobber=True)
 
 
-# The URL, how it is reached, and the variables that are set, for a server of this URL.
-Place = tuple[str, Access, dict[str, str]]
+class Place(NamedTuple):
+    """Where an object is.
+
+    Attributes:
+        url: The URL of the object, or its key in a store.
+        access: Arguments that tell how it is reached.
+        variables: Variables of the environment that tell it, too.
+    """
+
+    url: str
+    access: Access
+    variables: dict[str, str]
 
 
-def in_s3(**more: Any) -> Place:
-    return "s3://bucket/m.onnxa", {"storage_options": {**PUBLIC, **more}}, {}
+def at(url: str, variables: dict[str, str] | None = None, **options: Any) -> Place:
+    return Place(url, {"storage_options": options} if options else {}, variables or {})
 
 
-def behind_proxy(server: str) -> Place:
-    options = {"client_options": {"PROXY_URL": server}}
-    return "http://nowhere.invalid/m.onnxa", {"storage_options": options}, {}
+def in_store(store: Any) -> Place:
+    return Place("m.onnxa", {"store": store}, {})
 
 
-def by_account_file(server: str) -> Place:
-    names = ("private_key", "private_key_id", "client_email")
-    account = dict.fromkeys(names, "") | {"disable_oauth": True, "gcs_base_url": server}
-    Path("account.json").write_text(json.dumps(account))
-    options = {"service_account": "account.json", "allow_http": True}
-    return "gs://bucket/m.onnxa", {"storage_options": options}, {}
-
-
-def by_azure_variable(server: str) -> Place:
-    return "az://bucket/m.onnxa", {"storage_options": PUBLIC}, azure(server)
+def in_store_by(variables: dict[str, str], make: Callable[..., Any]) -> Place:
+    """A place in a store that was made while these variables were set."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in variables.items():
+            environment.setenv(name, value)
+        return in_store(make("b", skip_signature=True, client_options=HTTP))
 
 
 def azure(server: str) -> dict[str, str]:
     return {"AZURE_STORAGE_ENDPOINT": server, "AZURE_STORAGE_ACCOUNT_NAME": "me"}
 
 
-def by_store(kind: str, *arguments: str, **options: Any) -> Place:
-    """A store that was made while these variables were set."""
-    variables = options.pop("variables", {})
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in variables.items():
-            environment.setenv(name, value)
-        make = getattr(obstore.store, kind)
-        store = make(*arguments, client_options={"allow_http": True}, **options)
-    return "m.onnxa", {"store": store}, {}
+def by_account_file(server: str) -> Place:
+    names = ("private_key", "private_key_id", "client_email")
+    account = dict.fromkeys(names, "") | {"disable_oauth": True, "gcs_base_url": server}
+    Path("account.json").write_text(json.dumps(account))
+    return at("gs://bucket/m.onnxa", service_account="account.json", allow_http=True)
 
 
 def by_file_of_s3fs(server: str) -> Place:
     pytest.importorskip("s3fs")
-    path = Path(f"{server.rpartition(':')[2]}.ini")
+    path = Path(f"{port_of(server)}.ini")
     keys = "aws_access_key_id=key\naws_secret_access_key=SECRET\nregion=us-east-1"
     path.write_text(f"[default]\n{keys}\nendpoint_url={server}\n")
-    return "s3a://bucket/m.onnxa", {}, {"AWS_CONFIG_FILE": str(path)}
+    return at("s3a://bucket/m.onnxa", {"AWS_CONFIG_FILE": str(path)})
 
 
 def by_option_of_s3fs(server: str) -> Place:
     pytest.importorskip("s3fs")
-    return "s3a://bucket/m.onnxa", {"storage_options": {"anon": True, "endpoint_url": server}}, {}
+    return at("s3a://bucket/m.onnxa", anon=True, endpoint_url=server)
 
 
 def by_configuration_of_fsspec(server: str) -> Place:
     fsspec.config.conf["hosted"] = {"host": server}
-    return "hosted://m.onnxa", {}, {}
+    return at(HOSTED)
 
 
+def port_of(server: str) -> str:
+    return server.rpartition(":")[2]
+
+
+# Places of an object on a server of a URL.
 LASTING: dict[str, Callable[[str], Place]] = {
-    "option": lambda it: in_s3(endpoint=it),
-    "variable": lambda it: (*in_s3()[:2], {"AWS_ENDPOINT_URL": it}),
-    "web store": lambda it: by_store("HTTPStore", it),
-    "proxy variable": lambda it: ("http://nowhere.invalid/m.onnxa", {}, {"http_proxy": it}),
+    "option": lambda it: at(S3, endpoint=it, **PUBLIC),
+    "variable": lambda it: at(S3, {"AWS_ENDPOINT_URL": it}, **PUBLIC),
+    "web store": lambda it: in_store(HTTPStore(it, client_options=HTTP)),
+    "proxy variable": lambda it: at(f"{NOWHERE}/m.onnxa", {"http_proxy": it}),
     "file of s3fs": by_file_of_s3fs,
     "option of s3fs": by_option_of_s3fs,
 }
 PLACES: dict[str, Callable[[str], Place]] = {
     **LASTING,
     "account file": by_account_file,
-    "variable of Azure": by_azure_variable,
-    "store": lambda it: by_store("S3Store", "b", endpoint=it, skip_signature=True),
-    "store and variable": lambda it: by_store(
-        "S3Store", "b", skip_signature=True, variables={"AWS_ENDPOINT_URL": it}
+    "variable of Azure": lambda it: at(AZURE, azure(it), **PUBLIC),
+    "store": lambda it: in_store(
+        S3Store("b", endpoint=it, skip_signature=True, client_options=HTTP)
     ),
-    "store of Azure": lambda it: by_store(
-        "AzureStore", "b", skip_signature=True, variables=azure(it)
-    ),
-    "proxy": behind_proxy,
-    "proxy of S3": lambda it: (
-        *in_s3(endpoint="http://nowhere.invalid")[:2],
-        {"http_proxy": it},
-    ),
-    "option of fsspec": lambda it: ("hosted://m.onnxa", {"storage_options": {"host": it}}, {}),
-    "variable of fsspec": lambda it: ("hosted://m.onnxa", {}, {"HOSTED_ENDPOINT": it}),
+    "store and variable": lambda it: in_store_by({"AWS_ENDPOINT_URL": it}, S3Store),
+    "store of Azure": lambda it: in_store_by(azure(it), AzureStore),
+    "proxy": lambda it: at(f"{NOWHERE}/m.onnxa", client_options={"PROXY_URL": it}),
+    "proxy of S3": lambda it: at(S3, {"http_proxy": it}, endpoint=NOWHERE, **PUBLIC),
+    "option of fsspec": lambda it: at(HOSTED, host=it),
+    "variable of fsspec": lambda it: at(HOSTED, {"HOSTED_ENDPOINT": it}),
     "configuration of fsspec": by_configuration_of_fsspec,
-    "user of fsspec": lambda it: (f"hosted://{it.rpartition(':')[2]}@m.onnxa", {}, {}),
-    "query of fsspec": lambda it: (
-        f"hosted://m.onnxa?{it}",
-        {"storage_options": {"host": it}},
-        {},
-    ),
+    "user of fsspec": lambda it: at(f"hosted://{port_of(it)}@m.onnxa"),
+    "query of fsspec": lambda it: at(f"{HOSTED}?{it}", host=it),
 }
 
 
@@ -239,14 +239,14 @@ def test_options_without_a_lasting_form_are_not_cached(
 
 def test_files_of_an_unknown_server_are_not_cached(tmp_path: Path) -> None:
     options = {"host": "host"}
-    location = Location.of("hosted://m.onnxa", storage_options=options, cache=tmp_path)
+    location = Location.of(HOSTED, storage_options=options, cache=tmp_path)
     with location.open(READ) as file:
         assert file.read(0, 4) == b"host"
     assert not list(tmp_path.iterdir())
 
 
 def test_stores_in_memory_are_not_taken_for_each_other() -> None:
-    stores = [obstore.store.MemoryStore(), obstore.store.MemoryStore()]
+    stores = [MemoryStore(), MemoryStore()]
     for number, store in enumerate(stores):
         store.put("m.onnxa", bytes([number]) * 10)
     first, second = (open_object("m.onnxa", store=it) for it in stores)
