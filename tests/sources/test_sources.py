@@ -4,7 +4,7 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from models import (
     raw_tensor,
     string_tensor,
 )
-from onnx import TensorProto
+from onnx import StringStringEntryProto, TensorProto
 from written import contents, converted, write_model, zipped
 
 import onnxarchive
@@ -280,18 +280,17 @@ def _outside(location: str = "data.bin", **pairs: object) -> TensorProto:
     return external(raw_tensor("layer/w"), location, **pairs)
 
 
-def _changed(pair: bytes = b"", dims: Sequence[int] = (4,), **fields: Any) -> TensorProto:
-    """An external tensor with other fields, and with a serialized pair of external data."""
-    tensor = _outside()
-    if b"location" in pair:
-        tensor.ClearField("external_data")
-    if pair:
-        tensor.external_data.add().MergeFromString(pair)
-    tensor.dims[:] = dims
+def _with(tensor: TensorProto, **fields: Any) -> TensorProto:
     tensor.MergeFrom(TensorProto(**fields))
     return tensor
 
 
+# Pairs whose key or value is no text.
+_BAD_LOCATION, _BAD_OFFSET, _BAD_KEY = map(
+    StringStringEntryProto.FromString,
+    [b"\x0a\x08location\x12\x02\xffx", b"\x0a\x06offset\x12\x02\xffx", b"\x0a\x02\xffx"],
+)
+_EXTERNAL: dict[str, Any] = {"name": "layer/w", "data_location": TensorProto.EXTERNAL}
 _BOTH = "expected no data beside data_location EXTERNAL, found raw_data; to store"
 # Tensors, and what is said of each.
 FAULTY: list[tuple[TensorProto, str]] = [
@@ -309,15 +308,16 @@ FAULTY: list[tuple[TensorProto, str]] = [
     (_outside(compression="zlib"), "'compression'"),
     # Python takes a time that grows with the square of the folders to make it a real path.
     (_outside("a/" * 2500 + "data.bin"), "at most 4096 characters, found .*5008 characters"),
-    *((_changed(pair), "") for pair in (b"\x0a\x08location\x12\x02\xffx", b"\x0a\x02\xffx")),
-    (_changed(b"\x0a\x06offset\x12\x02\xffx"), ""),
+    (TensorProto(**_EXTERNAL, data_type=1, dims=[4], external_data=[_BAD_LOCATION]), ""),
+    (_with(_outside(), external_data=[_BAD_OFFSET]), ""),
+    (_with(_outside(), external_data=[_BAD_KEY]), ""),
     *(
-        (_changed(data_type=number), f"data type {number}")
+        (_with(_outside(), data_type=number), f"data type {number}")
         for number in (0, TensorProto.STRING, 99)
     ),
-    (_changed(dims=[1 << 32, 1 << 32]), "dims"),
-    (_changed(raw_data=bytes(16)), _BOTH),
-    (TensorProto(name="layer/w", data_location=TensorProto.EXTERNAL, raw_data=b"1"), _BOTH),
+    (external(TensorProto(name="layer/w", data_type=1, dims=[1 << 32] * 2), "data.bin"), "dims"),
+    (_with(_outside(), raw_data=bytes(16)), _BOTH),
+    (TensorProto(**_EXTERNAL, raw_data=b"1"), _BOTH),
     (external(raw_tensor("layer/w", TensorProto.BOOL, (2000,)), "ones.bin"), "found 255"),
 ]
 
