@@ -20,6 +20,14 @@ import onnxarchive
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+_VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+needs_mapped_buffers = pytest.mark.skipif(
+    _VERSION < (1, 31), reason="this ONNX Runtime copies buffers of external data"
+)
+needs_packed_weights = pytest.mark.skipif(
+    _VERSION < (1, 32), reason="this ONNX Runtime does not compare packed weights"
+)
+
 # Names of the counts of models.
 COMPARED = "models compared with their archives' sessions"
 ONLY_MADE = "models of which only a session is made"

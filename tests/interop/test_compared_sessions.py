@@ -21,16 +21,13 @@ import numpy as np
 import onnx
 import onnx.backend.test
 import pytest
+from compared_sessions import COMPARED, ONLY_MADE, ort, run, session_of_archive, session_of_model
 from models import every_tensor, text_model
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from onnx.backend.test.case import node as operators
 from onnx.defs import onnx_opset_version
 
 import onnxarchive
-
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-
-from compared_sessions import COMPARED, ONLY_MADE, run, session_of_archive, session_of_model  # noqa: E402
 
 pytestmark = pytest.mark.sweep
 

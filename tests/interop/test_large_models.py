@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from compared_sessions import needs_mapped_buffers, ort
 from models import MEASURE_MEMORY, run_python, text_model
 from onnx import TensorProto
 from pages import needs_smaps
@@ -21,8 +22,6 @@ from sparse_files import GIB, convert_sparsely, external, write_data
 from written import write_model
 
 import onnxarchive
-
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 pytestmark = [pytest.mark.large, needs_smaps]
 
@@ -75,10 +74,8 @@ def _anonymous() -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
 
 
-@pytest.mark.parametrize("is_in_memory", [False, True])
+@pytest.mark.parametrize("is_in_memory", [False, pytest.param(True, marks=needs_mapped_buffers)])
 def test_a_session_of_5_gib_runs_in_a_few_mib(of_5_gib: Path, is_in_memory: bool) -> None:
-    if is_in_memory and tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
-        pytest.skip("this ONNX Runtime copies buffers of external data")
     source: Any = of_5_gib
     if is_in_memory:
         with of_5_gib.open("rb") as file:

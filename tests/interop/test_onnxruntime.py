@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from compared_sessions import ort, quiet
 from models import (
     break_local_header,
     entry_of,
@@ -37,10 +38,6 @@ from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import linked_model
-
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-
-from compared_sessions import quiet  # noqa: E402
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 PREPACKING = "session.disable_prepacking"

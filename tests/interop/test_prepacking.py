@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import error_of, output_of, result_of
+from compared_sessions import needs_packed_weights, ort, quiet
 from edits import refused, untouched
 from models import (
     break_local_header,
@@ -33,11 +34,7 @@ from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureErro
 from onnxarchive.interop.ort_options import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
 from onnxarchive.model.prepacked import PREFIX, PackedSet, PackedWeight
 
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32),
-    reason="ONNX Runtime does not compare packed weights",
-)
+pytestmark = needs_packed_weights
 
 MIB = 1 << 20
 CPU = ["CPUExecutionProvider"]
@@ -577,8 +574,7 @@ def test_a_link_stays_valid_when_weights_are_packed(archive: Path, link: Path) -
 def test_a_model_that_onnx_runtime_saved_with_packed_weights_converts(
     tmp_path: Path, path: Path
 ) -> None:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = quiet()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     for key, value in {SAVE_PACKED: "1", OPTIMIZED_DATA: "data", OPTIMIZED_NBYTES: "1"}.items():
         options.add_session_config_entry(key, value)

@@ -11,17 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from compared_sessions import needs_mapped_buffers, needs_packed_weights
 from models import runnable_model
 from pages import needs_smaps
 from processes import mapped, started
 
 import onnxarchive
 
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-
 MIB = 1 << 20
 SIZE = 64 * MIB
-VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 
 pytestmark = needs_smaps
 
@@ -111,9 +109,8 @@ def test_anonymous_memory_stays_flat_without_prepacking(archives: list[Path]) ->
     assert taken(archives, "default") > 0.9 * SIZE
 
 
+@needs_mapped_buffers
 def test_weights_in_memory_are_used_where_they_lie(archives: list[Path]) -> None:
-    if VERSION < (1, 31):
-        pytest.skip("this ONNX Runtime copies buffers of external data")
     assert taken(archives, "bytes") < 4 * MIB
     assert taken(archives, "unaligned") > 0.9 * SIZE  # ONNX Runtime copies these
     assert 0.9 * SIZE < taken(archives, "file") < 1.5 * SIZE  # read once, and not copied
@@ -127,7 +124,7 @@ def test_the_pages_are_shared_with_views_of_the_archive(archives: list[Path]) ->
         assert 0.45 < sums["Pss"] / sums["Rss"] < 0.55
 
 
-@pytest.mark.skipif(VERSION < (1, 32), reason="ONNX Runtime does not compare packed weights")
+@needs_packed_weights
 def test_packed_weights_are_mapped(archives: list[Path], tmp_path: Path) -> None:
     packed = tmp_path / "packed.onnxa"
     shutil.copy(archives[1], packed)

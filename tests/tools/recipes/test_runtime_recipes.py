@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import chromium
+from compared_sessions import needs_mapped_buffers, ort
 from models import break_local_header, entry_of, flip_byte, further_model, runnable_model
 from processes import completed
 from web_server import WebServer
 
 import onnxarchive
-
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 pytestmark = pytest.mark.tool
 
@@ -201,9 +200,8 @@ def test_cmake_builds_the_recipe(program: Path, archive: Path, tmp_path: Path) -
     assert float(done.stdout) == run(program, archive)[0]
 
 
+@needs_mapped_buffers
 def test_the_weights_stay_in_the_map(program: Path, archive: Path, path: Path) -> None:
-    if tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
-        pytest.skip("this ONNX Runtime copies buffers of external data")
     onnxarchive.save(runnable_model(64 * MIB), path)
     taken = run(program, path)[1] - run(program, archive)[1]
     # The recipe's input has 4 MiB.
