@@ -378,8 +378,8 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
     return done.stdout
 
 
-# First lines of a program that measures memory: `growth(call)` returns the peak growth of anonymous
-# memory during a call, in bytes. The call may invoke `sample` for additional samples.
+# First lines of a program that measures memory: `anonymous()` returns the anonymous bytes,
+# `growth(call)` its peak growth during a call, which may invoke `sample` for additional samples.
 MEASURE_MEMORY = """
 import sys, threading
 peak = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from compared_sessions import needs_mapped_buffers, needs_packed_weights
-from models import runnable_model
+from models import MEASURE_MEMORY, runnable_model
 from pages import needs_smaps
 from processes import mapped, started
 
@@ -25,12 +25,8 @@ pytestmark = needs_smaps
 
 # Runs a model once, says how many bytes of anonymous memory that took, and waits for a line.
 PROGRAM = """
-import json, pathlib, sys
+import json, pathlib
 import numpy as np, onnxruntime, onnxarchive
-
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
 
 def session(source):
     options = onnxruntime.SessionOptions()
@@ -73,7 +69,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
 def running(
     archives: list[Path], how: str = "mapped"
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return started([sys.executable, "-c", PROGRAM, *archives, how], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", MEASURE_MEMORY + PROGRAM, *archives, how]
+    return started(command, stdin=subprocess.PIPE)
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, float]:
