@@ -30,6 +30,7 @@ from models import (
     runnable_model,
 )
 from pages import needs_smaps
+from processes import wait_until
 
 import onnxarchive
 from onnxarchive.interop import netron
@@ -227,9 +228,7 @@ def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
     with netron.Server(path) as server:
         read(server.url + "data/layer_0_weight")
         address = server.url.split("/")[2]
-    deadline = time.monotonic() + 30
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: threading.active_count() <= threads)
     assert threading.active_count() == threads
     assert sorted(path.parent.iterdir()) == before
     if os.path.exists("/proc/self/fd"):
@@ -357,7 +356,7 @@ def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
 def test_a_browser_shows_no_values_of_a_weight_that_has_changed(
     browser: Any, path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    flip_byte(path, entry_of(path, "layer_0_weight").data_offset + 5)
+    flip_weight(path)
     with netron.Server(path) as server:
         browser.get(server.url)
         show_node(browser, "MatMul")
