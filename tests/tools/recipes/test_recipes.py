@@ -31,8 +31,7 @@ def run_recipe(name: str, *arguments: object, needs: tuple[str, ...] = ()) -> st
     """Runs a recipe, which must succeed; returns its output."""
     for library in ("onnxruntime", *needs):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    done = completed([sys.executable, RECIPES / name, *map(str, arguments)], status=0)
-    return done.stdout
+    return completed([sys.executable, RECIPES / name, *arguments], status=0).stdout
 
 
 def _layers(*names: str) -> onnx.ModelProto:
@@ -129,8 +128,7 @@ def test_a_tokenizer_comes_with_its_model(path: Path) -> None:
 )
 def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -> None:
     pytest.importorskip(needs)
-    command = [sys.executable, str(RECIPES / name)]
-    done = completed(command, status=1)
+    done = completed([sys.executable, RECIPES / name], status=1)
     assert f"\npython {Path(name).name} " in done.stderr
     assert "Traceback" not in done.stderr
 
