@@ -242,7 +242,6 @@ def _newest_opset() -> int:
 def test_a_session_of_an_archive_of_any_operator_gives_the_bits_of_the_model(
     path: Path, module: str, record_property: Callable[[str, object], None]
 ) -> None:
-    archive = path
     compared: Counter[str] = Counter()
     only_made, differing = 0, []
     for name, form in FORMS.items():
@@ -256,10 +255,10 @@ def test_a_session_of_an_archive_of_any_operator_gives_the_bits_of_the_model(
                 compared[name] += 1
             else:
                 only_made += 1
-            onnxarchive.save(it.model, archive, size_threshold=0, convert_attribute=True)
-            sources: dict[str, Any] = {"path": archive}
+            onnxarchive.save(it.model, path, size_threshold=0, convert_attribute=True)
+            sources: dict[str, Any] = {"path": path}
             if any(tensor.ByteSize() >= LARGE for tensor in it.tensors):
-                sources["bytes"] = archive.read_bytes()
+                sources["bytes"] = path.read_bytes()
             for kind, source in sources.items():
                 ort.set_seed(SEED)
                 try:

@@ -67,9 +67,8 @@ def test_openvino_makes_of_a_link_what_onnxruntime_makes(
 
 
 def test_the_recipe_prints_the_outputs(path: Path) -> None:
-    archive = path
-    onnxarchive.save(_linear_model(TensorProto.FLOAT), archive)
-    done = completed([sys.executable, RECIPE, archive], status=0)
+    onnxarchive.save(_linear_model(TensorProto.FLOAT), path)
+    done = completed([sys.executable, RECIPE, path], status=0)
     name, *numbers = done.stdout.replace("[", " ").replace("]", " ").split()
     assert name == "y"
     expected = np.tile(WEIGHT.sum(axis=0), 2)
