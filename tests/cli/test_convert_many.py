@@ -31,8 +31,8 @@ def run(*arguments: str | Path) -> int:
     return main(["convert", *map(str, arguments)])
 
 
-def _write(path: Path, seed: int, count: int = 1000) -> Path:
-    return write_model(path, weight_model(seed, count))
+def _write(path: Path, seed: int) -> Path:
+    return write_model(path, weight_model(seed))
 
 
 @pytest.fixture

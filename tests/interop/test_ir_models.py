@@ -106,9 +106,9 @@ class _Lazy:
         return ir.LazyTensor(evaluate, ir.DataType.FLOAT, ir.Shape([count]), name=name)
 
 
-def _lazy_model(lazy: _Lazy, count: int = 10) -> Any:
+def _lazy_model(lazy: _Lazy) -> Any:
     initializers = []
-    for index in range(count):
+    for index in range(10):
         value = ir.Value(
             name=f"w{index}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1000])
         )

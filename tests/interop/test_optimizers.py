@@ -55,8 +55,8 @@ def _optimizer(module: str) -> Callable[..., Any]:
     return found
 
 
-def _weight(name: str, seed: int, rows: int = 64) -> TensorProto:
-    elements = np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32)
+def _weight(name: str, seed: int) -> TensorProto:
+    elements = np.random.default_rng(seed).standard_normal((64, 64)).astype(np.float32)
     return numpy_helper.from_array(elements, name)
 
 

@@ -67,9 +67,9 @@ def files_of(weight: PackedWeight) -> list[str]:
     return [name for buffers in weight.buffers.values() for name, _ in buffers]
 
 
-def index_of(path: Path, folder: str = FOLDER) -> PackedSet:
+def index_of(path: Path) -> PackedSet:
     with onnxarchive.open(path) as archive:
-        return PackedSet.of_json(bytes(archive.read(f"{folder}index.json")))
+        return PackedSet.of_json(bytes(archive.read(f"{FOLDER}index.json")))
 
 
 def packed_entries(path: Path) -> list[str]:

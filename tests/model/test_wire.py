@@ -60,8 +60,8 @@ def varint(number: int, width: int = 1) -> bytes:
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
-def tag(message: type[Message], name: str, wire_type: int, width: int = 1) -> bytes:
-    return varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | wire_type, width)
+def tag(message: type[Message], name: str, wire_type: int) -> bytes:
+    return varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | wire_type)
 
 
 def put(message: type[Message], name: str, value: bytes | int) -> bytes:

@@ -29,11 +29,7 @@ def _small_model() -> onnx.ModelProto:
 
 
 def _save(
-    directory: Path,
-    model: onnx.ModelProto,
-    *,
-    name: str = "m.onnx",
-    locations: Mapping[str, str] | None = None,
+    directory: Path, model: onnx.ModelProto, *, locations: Mapping[str, str] | None = None
 ) -> Path:
     """Writes a directory: each initializer is external, in one file or in that of its name."""
     copy = onnx.ModelProto()
@@ -48,7 +44,7 @@ def _save(
     for location, content in files.items():
         (directory / location).parent.mkdir(parents=True, exist_ok=True)
         (directory / location).write_bytes(content)
-    (directory / name).write_bytes(copy.SerializeToString())
+    (directory / "m.onnx").write_bytes(copy.SerializeToString())
     return directory
 
 

@@ -39,9 +39,9 @@ def _loaded(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _weights(count: int = 5) -> onnx.ModelProto:
+def _weights() -> onnx.ModelProto:
     """Initializers of 1.2 to 6 KiB and small ones, one of a packed type."""
-    large = [raw_tensor(f"w{i}", dims=(300 * (i + 1),), seed=i) for i in range(count)]
+    large = [raw_tensor(f"w{i}", dims=(300 * (i + 1),), seed=i) for i in range(5)]
     small = [raw_tensor("small", dims=(3,)), raw_tensor("int4", TensorProto.INT4, (4001,))]
     return model_of(*large, *small, string_tensor("labels"))
 

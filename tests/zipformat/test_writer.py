@@ -42,9 +42,9 @@ def write_all(target: SupportsWrite, entries: Entries, alignment: int = 64) -> l
     return [*offsets, zip_writer.finish()]
 
 
-def written(entries: Entries, alignment: int = 64) -> bytes:
+def written(entries: Entries) -> bytes:
     target = io.BytesIO()
-    write_all(target, entries, alignment)
+    write_all(target, entries)
     return target.getvalue()
 
 
