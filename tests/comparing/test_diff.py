@@ -798,16 +798,18 @@ def test_full_finds_what_an_equal_crc32_hides(
         tensor = raw_tensor("w", TensorProto.UINT8, (len(data),))
         tensor.raw_data = data
         same = raw_tensor("same", seed=1)
-        model = model_of(*[tensor] * (place == "initializer"), same)
-        for name, value in (("s", same), ("c", tensor)) if place == "attribute" else ():
-            model.graph.node.append(helper.make_node("Constant", [], [name], value=value))
+        model = model_of(same)
+        if place == "initializer":
+            model.graph.initializer.append(tensor)
+        elif place == "attribute":
+            for name, value in (("s", same), ("c", tensor)):
+                model.graph.node.append(helper.make_node("Constant", [], [name], value=value))
         return model
 
     data = bytes(range(200)) * (1 + offset // 200)
     other = data[:offset] + same_crc32(data[offset:])
-    options: dict[str, Any] = dict(
-        zip(("size_threshold", "other_size_threshold"), thresholds, strict=True)
-    )
+    options: dict[str, Any]
+    options = {"size_threshold": thresholds[0], "other_size_threshold": thresholds[1]}
     if place == "asset":
         options |= {"assets": {"w": data, "b": b"1"}, "other_assets": {"w": other, "b": b"1"}}
     assert compare(make(data), make(other), **options).is_same
