@@ -5,6 +5,7 @@ No test asserts a time.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from edits import NAME, no_clone, weights
 from hypothesis import settings
+from limits import user
 from models import copying_clone, runnable_model
 from sparse_files import require_room
 from web_server import WebServer, serving
@@ -204,11 +206,5 @@ def own_path() -> Iterator[Path]:
 @pytest.fixture
 def nobody(own_path: Path) -> Iterator[None]:
     """Runs the test as `nobody` if the user is root, who has all permissions."""
-    if os.geteuid():
+    with contextlib.nullcontext() if os.geteuid() else user(65534):
         yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)

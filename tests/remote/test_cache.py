@@ -19,6 +19,7 @@ import lock_calls
 import pytest
 import remote_files
 from commands import run
+from limits import umask
 from models import entry_of, run_python, runnable_model
 from mounts import attempt, mounted
 from obstore.store import LocalStore, MemoryStore
@@ -270,11 +271,8 @@ def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
 
 @posix
 def test_a_new_directory_and_its_files_are_the_users_own(directory: Path) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         opened(directory / "below").close()
-    finally:
-        os.umask(before)
     assert (directory / "below").stat().st_mode & 0o777 == 0o700
     modes = {it.stat().st_mode & 0o777 for it in (directory / "below").iterdir()}
     assert modes == {0o600}
