@@ -79,10 +79,10 @@ class Interrupt:
 # What is interrupted while an object goes is told of, and lost.
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("no_clones")
 def test_an_interrupt_between_any_two_lines_leaves_the_old_or_the_new_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
     path = tmp_path / "m.onnxa"
     before, change = faults.EDITS["replace_model with a longer end"]
 

@@ -22,7 +22,6 @@ from written import contents
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.files import filesystem
 
 WRITES: dict[str, Callable[..., object]] = public_calls.WRITES | {
     "convert_many": lambda path, target: onnxarchive.convert_many(
@@ -84,11 +83,11 @@ def test_a_file_system_that_cannot_sync_is_written_all_the_same(
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+@pytest.mark.usefixtures("no_clones")
 def test_an_edit_in_place_needs_syncs_and_a_copy_does_not(
     archive: Path, monkeypatch: pytest.MonkeyPatch, edit: Callable[..., object], code: int
 ) -> None:
     before = archive.read_bytes()
-    monkeypatch.setattr(filesystem, "clone", lambda *_: False)
     refuse(monkeypatch, "fsync", code)
     try:
         edit(archive)

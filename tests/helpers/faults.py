@@ -564,7 +564,7 @@ def main() -> None:
     """Tries all faults of one edit, and prints the outcomes."""
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
-    patch.object(filesystem, "clone", lambda *_: False).start()
+    patch.object(filesystem, "clone", edits.no_clone).start()
     scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from edits import no_clone
+
 from onnxarchive.files import filesystem
 
 TRAILER_SIZE = 96  # bytes of an undo log's trailer
@@ -69,7 +71,7 @@ def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
         ftruncate(descriptor, size)
 
     with (
-        patch.object(filesystem, "clone", lambda *_: False),
+        patch.object(filesystem, "clone", no_clone),
         patch.object(os, "pwrite", watched_write),
         patch.object(os, "ftruncate", watched_truncation),
     ):
