@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+import timeit
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -399,11 +400,12 @@ def _outcome(source: Path, **options: Any) -> bytes:
     return target.getvalue()
 
 
-# Exchanges two names for as long as it is let, now fast, now slowly, and says when it has begun.
+# Exchanges two names for as long as it is let, now fast, now slowly, rests while each is where it
+# was, and says when it has begun.
 EXCHANGING = """
 import ctypes, itertools, os, sys, time
 
-first, second = map(os.fsencode, sys.argv[1:])
+first, second = map(os.fsencode, sys.argv[1:3])
 exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2")
 for count in itertools.count():
     if exchange(-100, first, -100, second, 2):  # AT_FDCWD, RENAME_EXCHANGE
@@ -412,16 +414,18 @@ for count in itertools.count():
         print("exchanged", flush=True)
     if count % 4096 < 64:
         time.sleep(0.0002)
+    if count % 4096 == 4095:
+        time.sleep(float(sys.argv[3]))
 """
 
 
 @pytest.fixture
-def exchanging() -> Iterator[Callable[[Path, Path], None]]:
-    """Has two names exchanged by another process until the test ends."""
+def exchanging() -> Iterator[Callable[[Path, Path, float], None]]:
+    """Has two names exchanged by another process, with rests, until the test ends."""
     with contextlib.ExitStack() as stack:
 
-        def begin(first: Path, second: Path) -> None:
-            command = [sys.executable, "-c", EXCHANGING, first, second]
+        def begin(first: Path, second: Path, rest: float) -> None:
+            command = [sys.executable, "-c", EXCHANGING, first, second, str(rest)]
             process = stack.enter_context(started(command))
             assert process.stdout is not None
             assert process.stderr is not None
@@ -436,12 +440,13 @@ def exchanging() -> Iterator[Callable[[Path, Path], None]]:
 @ways
 @pytest.mark.parametrize(("kind", "name"), [("file", "data.bin"), ("directory", "data.bin")])
 def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_names(
-    top: Path, exchanging: Callable[[Path, Path], None], kind: str, name: str
+    top: Path, exchanging: Callable[[Path, Path, float], None], kind: str, name: str
 ) -> None:
     source = top / "source" / ("m.onnx" if kind == "file" else "")
     expected = _outcome(source)
+    duration = min(timeit.repeat(lambda: _outcome(source), number=1, repeat=5))
     (top / "link").symlink_to(top / "outside" / name)
-    exchanging(top / "source" / name, top / "link")
+    exchanging(top / "source" / name, top / "link", 5 * duration)
     outcomes = {"right": 0, "refused": 0}
     for _ in range(10_000):
         outcome = _outcome(source)
