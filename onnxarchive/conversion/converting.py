@@ -268,7 +268,7 @@ def convert_silently(
             require_no_input(target.path, [*files, *options.asset_files])
         plan = plan_archive(models, options, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
-        count = len([None for name, _ in plan.items if not name.startswith(ASSET_PREFIX)])
+        count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=sources[""].name,
             target=target.name,

@@ -262,7 +262,7 @@ class Changes:
                 if self._has_entry(data.contents, data.name):
                     key = data.name
                 else:
-                    data = LazyData(data.nbytes, partial(_of_open, data), ref)
+                    data = LazyData(data.nbytes, partial(_of_open, data))
             if isinstance(data, FileData) and data.identity == self.file.identity:
                 key = name_of.get((data.offset, data.nbytes))
                 if key is None and data.nbytes and data.offset + data.nbytes > end:

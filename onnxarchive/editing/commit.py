@@ -107,7 +107,7 @@ def commit(changes: Changes) -> None:
         plan.is_end(archive)
         and not plan.items
         and len(models) == len(archive.contents.models)
-        and all(has_bytes(archive, name, data) for name, data in plan.models)
+        and all(has_bytes(archive, item.name, item.data) for item in plan.models)
     )
     if options.compact or options.copy or not is_same:
         _require_valid(changes, plan)
@@ -134,15 +134,15 @@ def _changed_assets(changes: Changes, models: _Models) -> dict[str, Data | None]
 def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
     archive = changes.archive
-    model_sizes = {name: data.nbytes for name, data in plan.models}
+    model_sizes = {item.name: item.data.nbytes for item in plan.models}
     check_model_sizes(model_sizes, archive.max_model_nbytes, archive.contents.strict)
     if changes.options.compact:  # all is new, as in `save`, and weights in a model are only mapped
         return
     sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
-    sizes |= {name: data.nbytes for name, data in plan.items}
+    sizes |= {item.name: item.data.nbytes for item in plan.items}
     sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
     models = sorted(plan.models, key=attrgetter("name"))  # the default one is first
-    serialized = {name: b"".join(data) for name, data in models}
+    serialized = {item.name: b"".join(item.data) for item in models}
     check_models(serialized, sizes, archive.contents.strict)
 
 
@@ -174,8 +174,8 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
     if unused:
         raise _unused(archive, models, unused)
-    new: dict[str, Data] = dict(tensor_items)
-    new |= {name: data for name, data in assets.items() if data is not None}
+    new = {item.name: item for item in tensor_items}
+    new |= {name: Item(name, data) for name, data in assets.items() if data is not None}
     order, stay = [*names, *new], len(names)
     if not assets.keys().isdisjoint(names):  # then in the order of `save`
         remaining = [name for name in dict.fromkeys(order) if assets.get(name, name) is not None]
@@ -183,9 +183,9 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         order += sorted(name for name in remaining if name.startswith(ASSET_PREFIX))
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
-    new |= {name: replaced.pop(name) for name in order[stay:] if name in replaced}
+    new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
     items = [
-        Item(name, new.get(name) or EntryData(archive.contents, name)) for name in order[stay:]
+        new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
     ]
     if any(name not in archive.entries for name in new):
         require_names(order)

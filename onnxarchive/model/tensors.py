@@ -199,15 +199,15 @@ class MadeData:
     __slots__ = ()
     crc32: Final = None
 
-    def resolve(self) -> tuple[TensorRef | None, Data]:
-        """The data, and the tensor whose elements it holds; called in any thread, or repeatedly.
+    def resolve(self) -> Data:
+        """The data; called in any thread, or repeatedly.
 
         A copy in memory holds only this data: the writer frees the copy after writing it.
         """
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.resolve()[1])
+        return iter(self.resolve())
 
 
 @dataclass(slots=True, eq=False)
@@ -217,16 +217,14 @@ class LazyData(MadeData):
     Attributes:
         nbytes: Its size in bytes; of a tensor, as shape and data type need.
         make: The function.
-        ref: The tensor whose elements it holds; None for other data.
     """
 
     nbytes: int
     make: Callable[[], Data]
-    ref: TensorRef | None = None
 
-    def resolve(self) -> tuple[TensorRef | None, Data]:
+    def resolve(self) -> Data:
         """As `MadeData.resolve`."""
-        return self.ref, self.make()
+        return self.make()
 
 
 @dataclass(slots=True, eq=False)
@@ -241,15 +239,15 @@ class InitializerData(MadeData):
     initializers: Sequence[onnx.TensorProto]
     index: int
 
-    def resolve(self) -> tuple[TensorRef, Data]:
+    def resolve(self) -> Data:
         """As `MadeData.resolve`."""
         ref = main_initializer(self.initializers[self.index], self.index)
-        return ref, Stored(raw_data(ref, self.nbytes))
+        return Stored(raw_data(ref, self.nbytes))
 
 
 def resolved(data: Data) -> Data:
     """The data that `MadeData` makes; other data is returned."""
-    return data.resolve()[1] if isinstance(data, MadeData) else data
+    return data.resolve() if isinstance(data, MadeData) else data
 
 
 def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:

@@ -61,7 +61,7 @@ class Serialized:
             )
         if is_raw:
             return self.file.part(span.offset, nbytes)
-        return LazyData(nbytes, partial(_Decoded, self.view, span, nbytes), ref)
+        return LazyData(nbytes, partial(_Decoded, self.view, span, nbytes))
 
 
 def parse_files(files: Sequence[DataFile]) -> list[Serialized]:

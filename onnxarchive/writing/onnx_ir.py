@@ -231,7 +231,7 @@ class SplitModel:
                 data.append(data_of(tensor))
             else:
                 nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
-                data.append(LazyData(nbytes, partial(data_of, tensor), ref))
+                data.append(LazyData(nbytes, partial(data_of, tensor)))
         return Source(self.proto, data, is_own=True)
 
     @property

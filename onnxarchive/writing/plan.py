@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from onnxarchive.files.file_data import FileData, read_all, spool
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
-from onnxarchive.model.tensors import InitializerData, LazyData, MadeData, TensorRef
+from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -42,10 +42,14 @@ class Item(NamedTuple):
     Attributes:
         name: Name of the entry.
         data: Its data.
+        ref: The tensor whose elements it holds, if these are checked or `LazyData`; else None.
+        crc32: CRC-32 that the data had when it was read before, with which the writer compares it.
     """
 
     name: str
     data: Data
+    ref: TensorRef | None = None
+    crc32: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Plan:
     @cached_property
     def nbytes(self) -> int:
         """Size of all data in bytes, without headers and padding."""
-        return sum([data.nbytes for _, data in self.entries])
+        return sum([item.data.nbytes for item in self.entries])
 
     def size(
         self,
@@ -81,7 +85,7 @@ class Plan:
         """The size of the archive in bytes, if `existing` entries end at `offset`."""
         count = len(existing.entries) + len(self.entries)
         directory_size = sum(map(len, existing.records))
-        for name, data in self.entries:
+        for name, data, *_ in self.entries:
             least = max(alignment, least_alignment(name))
             header, record = layout.place(name, data.nbytes, 0, offset, least).pack()
             offset += len(header) + data.nbytes
@@ -217,36 +221,10 @@ def plan_archive(
         items += planned.items
         serialized[identifier] = planned.serialize()
     crc32s = shared.crc32s if shared else {}
-    for number, (name, data) in enumerate(items):
-        if name in crc32s:
-            items[number] = Item(name, _SharedData(data.nbytes, data, crc32s[name]))
+    items = [item._replace(crc32=crc32s.get(item.name)) for item in items]
     items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
-
-
-@dataclass(slots=True, eq=False)
-class _SharedData(MadeData):
-    """The data of a shared tensor; `Stored` and `FileData` get a CRC-32, which the writer compares.
-
-    Attributes:
-        data: The data. A CRC-32 that it already has is kept.
-        earlier_crc32: CRC-32 that the data had when models were searched for equal tensors.
-    """
-
-    nbytes: int
-    data: Data
-    earlier_crc32: int
-
-    def resolve(self) -> tuple[TensorRef | None, Data]:
-        ref, data = None, self.data
-        if isinstance(data, MadeData):
-            ref, data = data.resolve()
-        if data.crc32 is None and isinstance(data, Stored):
-            data = Stored(data.view, self.earlier_crc32)
-        elif data.crc32 is None and isinstance(data, FileData):
-            data = replace(data, crc32=self.earlier_crc32)
-        return ref, data
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -318,13 +296,11 @@ def plan_model(
         data: Data | None = None
         if is_external:
             data = next(external_data, None) or refuse_external(ref)
-            if tensor.data_type in tensors.CHECKED_TYPES:
-                data = LazyData(data.nbytes, partial(tensors.resolved, data), ref)
         elif (nbytes := tensors.stored_nbytes(tensor)) is not None:
             if number < count:
                 data = InitializerData(nbytes, initializers, number)
             else:
-                data = LazyData(nbytes, partial(_raw_data, ref), ref)
+                data = LazyData(nbytes, partial(_raw_data, ref))
         may_leave = number < count or ref.is_initializer or options.convert_attribute
         if data is not None and data.nbytes >= options.size_threshold and may_leave:
             leave = leave or not is_external
@@ -333,7 +309,8 @@ def plan_model(
                 shared_keys.add(key)
             else:
                 key = assigned.assign(ref.name)
-                items.append(Item(key, data))
+                is_named = isinstance(data, LazyData) or tensor.data_type in tensors.CHECKED_TYPES
+                items.append(Item(key, data, ref if is_named else None))
                 if shared:
                     added.append((key, ref, data))
             if number < count:

@@ -19,7 +19,6 @@ from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
-from onnxarchive.model.tensors import MadeData, TensorRef
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
@@ -147,12 +146,7 @@ def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
         ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
             element of a tensor breaks a rule.
     """
-    refs: list[TensorRef | None] = []
-    resolved: list[Data] = []
-    for _, made in batch:
-        ref, data = made.resolve() if isinstance(made, MadeData) else (None, made)
-        refs.append(ref)
-        resolved.append(data)
+    resolved = [tensors.resolved(item.data) for item in batch]
     parts = [data for data in resolved if isinstance(data, FileData)]
     if parts and len(batch) > 1:
         contents = iter(read_all(parts))
@@ -160,13 +154,10 @@ def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
             Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
             for data in resolved
         ]
-    return [
-        _fetch_one(item, ref, data, copied_size)
-        for item, ref, data in zip(batch, refs, resolved, strict=True)
-    ]
+    return [_fetch_one(item, data, copied_size) for item, data in zip(batch, resolved, strict=True)]
 
 
-def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) -> Fetched:
+def _fetch_one(item: Item, data: Data, copied_size: int) -> Fetched:
     """Computes the CRC-32 unless the data states it.
 
     Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
@@ -175,7 +166,8 @@ def _fetch_one(item: Item, ref: TensorRef | None, data: Data, copied_size: int) 
     have changed in between, the writer compares the CRC-32; entries of an archive compare it
     themselves. If the data is remote, it is first copied to a temporary file.
     """
-    nbytes, stated, is_entry = item.data.nbytes, data.crc32, isinstance(data, EntryData)
+    nbytes, ref, is_entry = item.data.nbytes, item.ref, isinstance(data, EntryData)
+    stated = item.crc32 if data.crc32 is None else data.crc32
     is_constant = isinstance(data, _InMemory) and data.is_constant
     if not is_constant and data.nbytes <= copied_size:
         copy = data.read() if isinstance(data, FileData) else copied(data)

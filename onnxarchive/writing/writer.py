@@ -15,7 +15,7 @@ from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
-from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.safetensors import read_safetensors
 from onnxarchive.sources.source import Elements, Source
@@ -165,7 +165,7 @@ class Writer(Closing):
         data_type, dims, data = elements.data_type, elements.dims, elements.data
         tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=dims)
         ref = TensorRef((("given", None),), tensor)
-        item = Item(name, LazyData(data.nbytes, lambda: data, ref))
+        item = Item(name, data, ref)
         # Refuses its elements before anything is changed.
         ((nbytes, crc, pieces, is_verified),) = fetch([item])
         key = self._keys.assign(name)
@@ -257,7 +257,7 @@ class Writer(Closing):
                 unused.pop(key, None)
             items += planned[identifier].items
         planned[""].model.graph.initializer.extend(unused.values())
-        sizes = self._nbytes | {name: data.nbytes for name, data in items}
+        sizes = self._nbytes | {item.name: item.data.nbytes for item in items}
         by_entry = {model_entry(id): plan.model for id, plan in planned.items()}
         proto.check_all_references(by_entry, sizes, Strict())
         return Plan(items, model_items({id: plan.serialize() for id, plan in planned.items()}))
