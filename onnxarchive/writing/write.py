@@ -19,6 +19,7 @@ from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
+from onnxarchive.model.tensors import MadeData
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
@@ -146,7 +147,7 @@ def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
         ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
             element of a tensor breaks a rule.
     """
-    resolved = [tensors.resolved(item.data) for item in batch]
+    resolved = [data.resolve() if isinstance(data, MadeData) else data for _, data, *_ in batch]
     parts = [data for data in resolved if isinstance(data, FileData)]
     if parts and len(batch) > 1:
         contents = iter(read_all(parts))
