@@ -215,15 +215,3 @@ def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(
     assert len(os.listdir(link.parent)) == 2
     assert len(onnxarchive.recover(link).removed) == 1
     assert os.listdir(link.parent) == ["m.onnxa"]
-
-
-@pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_timeout_is_not_negative(path: Path, timeout: float) -> None:
-    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
-        edits.change_model(path, lambda it: it, timeout=timeout)
-    left = path.with_name(f".{path.name}.1-1.tmp")
-    left.write_bytes(path.read_bytes())
-    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
-        onnxarchive.recover(path, timeout=timeout)
-    assert left.exists()
-    assert onnxarchive.recover(path).removed == (str(left),)

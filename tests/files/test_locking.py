@@ -284,24 +284,6 @@ def test_readers_open_an_archive_at_once_and_keep_no_lock(archive: Path) -> None
         assert first.model == second.model
 
 
-@pytest.mark.parametrize("timeout", TIMEOUTS)
-@kinds
-def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: float) -> None:
-    before = archive.read_bytes()
-    with held(kind, archive) as let_go:
-        for act in (
-            lambda: replace(archive, timeout=timeout),
-            lambda: replace(archive, timeout=timeout, copy=True),
-            lambda: recover(archive, timeout=timeout),
-        ):
-            assert require_locked(act).path == str(archive)
-        assert archive.read_bytes() == before
-        let_go()
-        replace(archive, timeout=timeout)
-    assert read_model(archive) == "new"
-    assert os.listdir(archive.parent) == [archive.name]
-
-
 WRITER = """
     import sys
     import onnxarchive
@@ -324,20 +306,7 @@ def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
     assert os.listdir(archive.parent) == [archive.name]
 
 
-# A thread that has the lock itself
-
-
-OPENING: dict[str, Callable[[Path], object]] = {
-    "open": onnxarchive.open,
-    "edit": edits.document,
-    "load": onnxarchive.load,
-    "check": onnxarchive.check,
-    "save": lambda path: onnxarchive.save(documented_model("other"), path),
-    "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
-    "export": lambda path: onnxarchive.export(path, path.with_name("other")),
-    "recover": recover,
-    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
-}
+# Interrupts and timeouts
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="calls of POSIX are interrupted")
@@ -359,38 +328,33 @@ def test_an_interrupt_that_comes_with_the_lock_leaves_none(
         assert is_free(archive)
 
 
-@pytest.mark.parametrize("act", OPENING.values(), ids=OPENING)
-def test_a_thread_that_edits_an_archive_does_not_wait_for_itself(
-    archive: Path, act: Callable[[Path], object]
+@pytest.mark.parametrize(
+    ("timeout", "error", "found"),
+    [
+        ("x", TypeError, "timeout: expected a number of seconds or None, found 'x'"),
+        *(
+            (it, ValueError, "expected a timeout of 0 seconds or more, found")
+            for it in (-1, -0.001, float("nan"))
+        ),
+    ],
+)
+def test_a_timeout_is_none_or_a_number_that_is_not_negative(
+    archive: Path, timeout: Any, error: type[Exception], found: str
 ) -> None:
-    with onnxarchive.edit(archive) as edit:
-        with pytest.raises(LockedError, match="finish the edit first") as caught:
-            act(archive)
-        assert caught.value.path == str(archive)
-        edit.model.doc_string = "new"
-    assert read_model(archive) == "new"
-    assert os.listdir(archive.parent) == [archive.name]
-
-
-@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
-def test_opening_takes_no_negative_timeout(archive: Path, timeout: float) -> None:
-    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
-        onnxarchive.open(archive, timeout=timeout)
-
-
-def test_a_timeout_is_a_number_or_none(archive: Path) -> None:
-    timeout: Any = "x"
+    left = archive.with_name(f".{archive.name}.1-1.tmp")
+    left.write_bytes(archive.read_bytes())
     for act in (
         lambda: onnxarchive.open(archive, timeout=timeout),
         lambda: edits.document(archive, timeout=timeout),
         lambda: onnxarchive.convert(archive, archive, timeout=timeout),
+        lambda: onnxarchive.export(archive, archive.with_name("other"), timeout=timeout),
         lambda: onnxarchive.save(documented_model("new"), archive, timeout=timeout),
+        lambda: recover(archive, timeout=timeout),
     ):
-        with pytest.raises(
-            TypeError, match="timeout: expected a number of seconds or None, found 'x'"
-        ):
+        with pytest.raises(error, match=found):
             act()
     assert read_model(archive) == "old"
+    assert recover(archive).removed == (str(left),)
 
 
 @pytest.mark.parametrize("through_a_link", [False, True])
