@@ -29,16 +29,6 @@ print([name for name in upper if f"onnxarchive.{name}" in sys.modules])
     assert run_python(code) == "[]\n"
 
 
-def test_elements_are_matched_by_name_and_the_others_are_removed_or_added() -> None:
-    one = onnx.ModelProto(opset_import=[helper.make_opsetid("a", 1), helper.make_opsetid("b", 1)])
-    other = onnx.ModelProto(opset_import=[helper.make_opsetid("c", 3), helper.make_opsetid("b", 2)])
-    assert [*list_changes("opset_import", one, other)] == [
-        Change("a", "1", None),
-        Change("b", "1", "2"),
-        Change("c", None, "3"),
-    ]
-
-
 def test_the_two_names_of_the_default_domain_are_one() -> None:
     one = onnx.ModelProto(opset_import=[helper.make_opsetid("", 1)])
     other = onnx.ModelProto(opset_import=[helper.make_opsetid("ai.onnx", 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from models import (
 )
 
 import onnxarchive
-from onnxarchive import ModelNotFoundError
 
 IDS = ["", "decoder"]
 
@@ -94,17 +92,6 @@ def test_an_exported_model_is_converted_back_to_the_same_archive(
         assets={"notes.txt": b"notes"},
     )
     assert (tmp_path / "again.onnxa").read_bytes() == archive.read_bytes()
-
-
-@pytest.mark.parametrize("external_data", [None, "m.data"])
-def test_an_id_that_no_model_has_is_refused_with_those_that_there_are(
-    archive: Path, tmp_path: Path, external_data: str | None
-) -> None:
-    with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'encoder'"):
-        onnxarchive.export(
-            archive, tmp_path / "m.onnx", model="encoder", external_data=external_data
-        )
-    assert os.listdir(tmp_path) == ["archive"]
 
 
 # Extract

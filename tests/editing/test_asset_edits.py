@@ -61,16 +61,6 @@ def test_new_assets_stand_before_the_models_and_move_nothing(
         assert dict(opened.assets) == ASSETS | {name: name.encode() for name in new}
 
 
-def test_views_of_the_old_assets_and_tensors_stay(archive: Path, way: Way) -> None:
-    with onnxarchive.open(archive) as opened:
-        tensor, asset = opened.read("w1"), opened.read("assets/deep/er")
-        before = bytes(tensor)
-        edits.change_assets(archive, {"a": b"new"}, ["deep/er"], **way)
-        assert bytes(asset) == ASSETS["deep/er"]
-        assert bytes(tensor) == before
-        assert list(opened.assets) == ["b", "deep/er"]  # as it was when it was opened
-
-
 def test_all_models_are_kept(path: Path, way: Way) -> None:
     models = {"decoder": of(b=B, c=A)}
     onnxarchive.save(of(a=A, b=B), path, models=models)

@@ -203,14 +203,10 @@ def test_tensors_are_a_mapping_of_read_only_arrays(archive: Path) -> None:
         assert list(tensors) == ["w0", "w1"]
         with pytest.raises(TypeError, match="tensors cannot be deleted"):
             del tensors["w0"]
-        for wrong, found in (
-            (np.ones(300), r"DOUBLE of shape \[300\]"),
-            (np.ones((300, 1), np.float32), r"FLOAT of shape \[300, 1\]"),
-            (3, r"INT64 of shape \[\]"),
+        with pytest.raises(
+            ValueError, match=r"'w1' .*: expected FLOAT .*, found INT64 of shape \[\]"
         ):
-            message = rf"'w1' .*: expected FLOAT of shape \[300\], found {found}"
-            with pytest.raises(ValueError, match=message):
-                tensors["w1"] = wrong
+            tensors["w1"] = 3
         for name in ("x", "labels", "W0"):
             with pytest.raises(KeyError, match=name):
                 tensors[name] = ONES

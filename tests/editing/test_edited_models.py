@@ -148,14 +148,6 @@ def test_what_is_no_id_is_refused(pair: Path, id: str) -> None:
             edit()
 
 
-def test_compact_writes_what_save_writes(pair: Path) -> None:
-    new = of(c=C, z=A, n=D)
-    replace_model(pair, new, name="decoder", compact=True)
-    assert pair.read_bytes() == saved(ENCODER, models={"decoder": new}, assets={"x": b"y"})
-    replace_model(pair, of(b=B), compact=True)
-    assert pair.read_bytes() == saved(of(b=B), models={"decoder": new}, assets={"x": b"y"})
-
-
 def test_a_model_gets_the_options_of_the_one_that_it_replaces_or_of_all(path: Path) -> None:
     small = of(s=A[:40])
     onnxarchive.save(of(a=A), path, models={"b": small}, size_threshold=8, alignment=4096)

@@ -196,6 +196,7 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "copy": lambda path: replace_model(path, weights(3), copy=True),
     "save": lambda path: onnxarchive.save(weights(1), path),
     "a tensor": edits.EDITS["tensors"],
+    "assets": lambda path: edits.change_assets(path, {"a": b"new"}, ["labels"]),
 }
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 from lock_calls import is_free
 from models import open_below
 from processes import at_once
@@ -90,14 +89,6 @@ def test_a_file_is_read_by_position_and_past_its_end_gives_what_is_there(
             assert b"".join(file.pieces(offset, nbytes)) == CONTENT[offset : offset + nbytes]
         assert file.read(size, 10) == file.read(size + 1000, 10) == b""
         assert list(file.pieces(size, 10)) == []
-
-
-@given(st.integers(0, 70), st.integers(0, 70))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_span_is_read_as_it_is(source: Path, reading: str, offset: int, size: int) -> None:
-    with MappedFile(source) as file:
-        assert file.read(offset, size) == CONTENT[offset : offset + size]
-        assert bytes(file.view()[offset : offset + size]) == CONTENT[offset : offset + size]
 
 
 @pytest.mark.parametrize("limit", [1, 7])

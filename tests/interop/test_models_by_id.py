@@ -54,6 +54,7 @@ def outputs(model: str, folder: Path) -> list[bytes]:
 
 READS: list[Callable[..., object]] = [
     lambda path, **model: onnxarchive.link(path, path.parent / "m.onnx", **model),
+    lambda path, **model: onnxarchive.export(path, path.parent / "m.onnx", **model),
     onnxarchive.session,
     lambda path, **model: onnxarchive.session(path.read_bytes(), **model),
     onnxarchive.session_options,

@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -663,25 +662,6 @@ def test_a_file_that_is_no_archive_is_refused_and_named(
         assert (caught.value.rule, caught.value.path) == (rule, str(path))
         assert str(caught.value).startswith(f"{path}: expected ")
         assert f" [{rule}]" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
-    path = {"directory": tmp_path, "pipe": tmp_path / "pipe", "device": Path("/dev/zero")}[kind]
-    if kind == "pipe":
-        os.mkfifo(path)
-    with pytest.raises(ArchiveFormatError, match=f"found a {kind}") as caught:
-        onnxarchive.open(path)
-    assert (caught.value.rule, caught.value.path) == ("FILE-1", str(path))
-    message = f"expected a regular file, found a {kind}"
-    assert onnxarchive.check(path) == [onnxarchive.Finding("FILE-1", None, message)]
-
-
-def test_a_socket_is_no_archive(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket"))
-        with pytest.raises((ArchiveFormatError, OSError)):
-            onnxarchive.open(tmp_path / "socket")
 
 
 def test_errors_of_the_system_pass(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from textwrap import dedent
 import numpy as np
 import pytest
 from models import model_of
+from processes import completed
 
 import onnxarchive
 
 LARGE = 1 << 20  # bytes of the tensor `w`: many pages
-TIMEOUT = 20  # seconds
 BEGINNING = """
 import gc, os, sys, onnxarchive
 
@@ -64,13 +64,7 @@ def other(tmp_path: Path, path: Path) -> Path:
 
 def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a Python program that may end in any way, but has to end."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT,
-    )
+    return completed([sys.executable, "-W", "error", "-c", code, *arguments])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal as Linux sends it")
@@ -203,15 +197,24 @@ def test_an_open_archive_whose_file_changes(path: Path, other: Path, case: str) 
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a pipe that is written to", "/dev/null", "/dev/zero"])
+@pytest.mark.parametrize(
+    ("name", "kind", "is_written"),
+    [
+        ("", "a directory", False),
+        ("pipe", "a pipe", False),
+        ("pipe", "a pipe", True),
+        ("/dev/null", "a device", False),
+        ("/dev/zero", "a device", False),
+    ],
+)
 def test_what_is_no_regular_file_is_refused_at_once_by_whatever_reads_archives(
-    tmp_path: Path, kind: str
+    tmp_path: Path, name: str, kind: str, is_written: bool
 ) -> None:
-    path = Path(kind) if kind.startswith("/") else tmp_path / "pipe"
+    path = tmp_path / name
     writer = None
-    if not kind.startswith("/"):
+    if name == "pipe":
         os.mkfifo(path)
-        if kind.endswith("to"):
+        if is_written:
             writer = os.open(path, os.O_RDWR)
             os.write(writer, b"PK\3\4")
     code = """
@@ -220,13 +223,15 @@ for call in (onnxarchive.open, onnxarchive.load):
     try:
         call(sys.argv[1])
     except onnxarchive.ArchiveError as error:
-        print(error.rule)
+        print(error.rule, error.path, f"found {sys.argv[2]}" in str(error))
 for full in (False, True):
-    print(*(finding.rule for finding in onnxarchive.check(sys.argv[1], full=full)))
+    for finding in onnxarchive.check(sys.argv[1], full=full):
+        print(finding.rule, finding.message)
 """
     try:
-        done = _run(code, path)
+        done = _run(code, path, kind)
     finally:
         if writer is not None:
             os.close(writer)
-    assert (done.stdout, done.stderr) == ("FILE-1\n" * 4, "")
+    found = f"FILE-1 expected a regular file, found {kind}\n"
+    assert (done.stdout, done.stderr) == (f"FILE-1 {path} True\n" * 2 + found * 2, "")

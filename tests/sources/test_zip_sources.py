@@ -22,7 +22,7 @@ from onnx import TensorProto
 from written import converted, files_below, zipped
 
 import onnxarchive
-from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
+from onnxarchive import ArchiveError, ArchiveFormatError
 from onnxarchive.sources.recognition import is_model_file
 
 # Zips the content of a directory to a path.
@@ -569,18 +569,6 @@ def test_a_damaged_entry_is_told_and_nothing_is_left(
     assert repr(name) in refused(path, ArchiveFormatError)
 
 
-def test_a_wrong_crc_is_a_checksum_error(
-    apart_zip: Path, apart: Path, refused: Callable[..., str]
-) -> None:
-    data = apart_zip.read_bytes()
-    weight = (apart / "w0.bin").read_bytes()
-    begin = data.index(weight)
-    apart_zip.write_bytes(data[:begin] + bytes([weight[0] ^ 1]) + data[begin + 1 :])
-    message = refused(apart_zip, ChecksumError)
-    assert "'w0.bin'" in message
-    assert "CRC-32" in message
-
-
 def test_a_zip_is_not_written_over(apart_zip: Path) -> None:
     before = apart_zip.read_bytes()
     with pytest.raises(ValueError, match="input"):
@@ -588,18 +576,8 @@ def test_a_zip_is_not_written_over(apart_zip: Path) -> None:
     assert apart_zip.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        *(lambda it: it[:-1], lambda it: it[: len(it) // 2], lambda it: it[:4]),
-        *(lambda it: b"\0" + it, lambda it: b"PK\3\4" + it, lambda it: it + b"\0"),
-        lambda it: it.replace(b"assets/one", b"assets/ONE", 1),
-    ],
-)
-def test_a_spoiled_zip_is_refused(
-    apart_zip: Path, spoil: Callable[[bytes], bytes], refused: Callable[..., str]
-) -> None:
-    apart_zip.write_bytes(spoil(apart_zip.read_bytes()))
+def test_a_zip_that_is_cut_is_refused(apart_zip: Path, refused: Callable[..., str]) -> None:
+    apart_zip.write_bytes(apart_zip.read_bytes()[:-1])
     refused(apart_zip, ArchiveFormatError)
 
 

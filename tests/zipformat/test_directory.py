@@ -327,18 +327,6 @@ def remove_zip64_end(image: Image) -> None:
     image.zip64_record = image.locator = None
 
 
-def extend_zip64_record(image: Image) -> None:
-    """Extensible data (4.3.14.2), as it would be proper."""
-    in_zip64_record(stated_size=44 + 10)(image)
-    image.after_zip64_record = bytes(10)
-
-
-def use_zip64_record_of_another_version(image: Image) -> None:
-    """Version 2 of the record (7.3.4) states an encrypted directory's compression."""
-    in_zip64_record(version_needed=62, stated_size=44 + 28)(image)
-    image.after_zip64_record = bytes(28)
-
-
 def point_locator_to_earlier_copy(image: Image) -> None:
     assert image.zip64_record is not None
     image.after_directory = image.zip64_record.pack()

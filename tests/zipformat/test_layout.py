@@ -34,7 +34,7 @@ def around(*middles: int) -> st.SearchStrategy[int]:
 
 SIZES = around(0, 64, 0xFFFF, GIB_4, 1 << 40)
 OFFSETS = around(0, 64, 32768, GIB_4, 1 << 40)
-NAMES = st.binary(min_size=1, max_size=300) | st.text(min_size=1, max_size=40).map(
+NAMES = st.binary(min_size=1, max_size=1024) | st.text(min_size=1, max_size=40).map(
     lambda name: name.encode(errors="replace")
 )
 PLACEMENTS = st.builds(
@@ -145,14 +145,6 @@ def test_every_residue_of_an_offset_gets_its_own_padding_and_none_a_whole_unit(
 ) -> None:
     paddings = [Placement(b"k", 0, 0, offset, alignment).padding for offset in range(alignment)]
     assert sorted(paddings) == list(range(alignment))
-
-
-@pytest.mark.parametrize("alignment", ALIGNMENTS)
-def test_every_length_of_a_name_is_aligned(alignment: int) -> None:
-    for size in range(1, 1025):
-        placement = Placement(b"n" * size, 1, 0, 7, alignment)
-        assert placement.data_offset == 7 + len(placement.pack()[0])
-        assert placement.data_offset % alignment == 0
 
 
 def test_the_extra_fields_of_the_largest_local_header_can_be_stated() -> None:
