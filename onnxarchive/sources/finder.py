@@ -1,13 +1,17 @@
-"""Finds the bytes of a model's external tensors in the files beside the model."""
+"""Finds the bytes of a model's large tensors: in the model itself, and in files beside it."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import (
     ArchiveFormatError,
@@ -20,10 +24,11 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.dtypes import DataType
-from onnxarchive.model.tensors import ExternalData, TensorRef
-from onnxarchive.sources.data_files import DataFile, DataFiles
+from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
+from onnxarchive.model.tensors import ExternalData, LazyData, TensorRef
+from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
     HTML_PAGE,
@@ -31,9 +36,9 @@ from onnxarchive.sources.recognition import (
     Kind,
     ends_early,
     kind_of_head,
+    recognised,
 )
-from onnxarchive.sources.serialized import Serialized
-from onnxarchive.sources.source import Source, sha1, with_cleared_tail
+from onnxarchive.sources.source import MAX_PATH_SIZE, Source, sha1, with_cleared_tail
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
@@ -49,13 +54,160 @@ _MAX_PAGE_SIZE = 1 << 20  # assumed of HTML pages
 _MAX_RECOGNISED = 64  # files; a server that gives pages gives them for all files
 _MAX_LISTED = 20  # faults in a message
 _MAX_NAMED = 3  # tensors of one fault
+_MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
+
+
+class DataFile(Protocol):
+    """A file that contains the bytes of tensors, or a model."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes."""
+
+    def part(self, offset: int, nbytes: int) -> Data:
+        """A range of the file; the caller has checked that the range is within the file."""
+
+    def head(self, nbytes: int) -> bytes:
+        """The first bytes of the file, or all bytes of a smaller file."""
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes of the file."""
+
+
+class DataFiles:
+    """The files of a source by location: in a directory, a zip, or a model's folder in a store.
+
+    Each is opened once.
+
+    Args:
+        open_file: Opens the file at a plain path; None if there is none.
+
+    Attributes:
+        opened: The files that were found so far, by plain path.
+    """
+
+    def __init__(self, open_file: Callable[[str], DataFile | None]) -> None:
+        self._open_file = open_file
+        self._by_location: dict[str, DataFile | None] = {}
+        self.opened: dict[str, DataFile] = {}
+
+    def find(self, location: str) -> DataFile | None:
+        """The file of a location, or None."""
+        if location not in self._by_location:
+            path = _plain(location)
+            file = self.opened.get(path) or self._open_file(path)
+            self._by_location[location] = file
+            if file is not None:
+                self.opened[path] = file
+        return self._by_location[location]
+
+    def listed(self, path: str) -> DataFile:
+        """The file at a path that was listed."""
+        file = self.find(path)
+        if file is None:
+            raise ArchiveFormatError(
+                f"expected a file at {path!r}, found none: it is a broken link or was removed"
+            )
+        return file
+
+    def whole(self, path: str) -> Data:
+        """The bytes of the file at a path that was listed."""
+        file = self.listed(path)
+        return file.part(0, file.nbytes)
+
+
+def _plain(location: str) -> str:
+    """The location without `.` components, so that each file has a single path."""
+    if len(location) > MAX_PATH_SIZE:
+        raise ArchiveFormatError(
+            f"expected a path of at most {MAX_PATH_SIZE} characters, found {shown(location)}"
+        )
+    path = "/".join(part for part in location.split("/") if part != os.curdir)
+    if not is_plain_path(path):
+        raise ArchiveFormatError(f"expected {PLAIN_PATH}, found {shown(location)}")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A model without the data of its large tensors.
+
+    Attributes:
+        model: The model.
+        file: The complete model.
+        view: The bytes of `file`.
+        spans: Offset and encoding of each large tensor's data in `file`, by location in `model`.
+    """
+
+    model: onnx.ModelProto
+    file: DataFile
+    view: memoryview
+    spans: Mapping[str | bytes, Span]
+
+
+def _parse_all(files: Sequence[DataFile]) -> Iterator[_Parsed]:
+    """Parses files as the models of one source; the data of large tensors stays in the files.
+
+    The messages of all models together are counted before a model is parsed (MODEL-3).
+    """
+    views = [_view(file) for file in files]
+    stripped: list[Stripped] = []
+    for view in views:
+        with recognised(view, expected="a model"):
+            stripped.append(strip_weights(view))
+    if wire.have_more_messages([without.model for without in stripped], proto.MAX_MESSAGES):
+        together = " in all models together" if len(files) > 1 else ""
+        raise ArchiveFormatError(
+            f"expected at most {proto.MAX_MESSAGES} messages{together}, found more", rule="MODEL-3"
+        )
+    for file, view, (data, spans) in zip(files, views, stripped, strict=True):
+        with recognised(view, expected="a model"):
+            model = _parse(data, file.nbytes)
+        # A link has a fingerprint, a model in an archive has none.
+        proto.take_link_fingerprint(model)
+        locations = [f"{SPAN_LOCATION}{number}" for number in range(len(spans))]
+        yield _Parsed(model, file, view, dict(zip(locations, spans, strict=True)))
+
+
+def _view(file: DataFile) -> memoryview:
+    if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
+        raise ArchiveFormatError(
+            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
+            "its tensors as external data",
+            rule="MODEL-2",
+        )
+    return file.view
+
+
+def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
+    if wire.count_graphs(data) > 1:
+        raise ArchiveFormatError(
+            "expected one graph, found several, which protobuf would merge; the file is two models "
+            "in one"
+        )
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ArchiveFormatError(
+            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+            "damaged"
+        ) from None
+    if not model.HasField("graph"):
+        raise ArchiveFormatError(
+            f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
+        )
+    return model
 
 
 _Range: TypeAlias = tuple[DataFile, int, int]  # a file, offset and size in bytes
+# The error of one of several tensors with the same fault, for a missing file that of the last
+# tensor in the file; and the tensors.
+_Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
 
 
 class Finder:
-    """Finds the bytes of external tensors of one or several models.
+    """Finds the bytes of the large tensors of one or several models.
 
     Args:
         files: The files beside the models.
@@ -77,29 +229,35 @@ class Finder:
         self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
         self._ranges: list[list[_Range]] = []  # for each model, those of its tensors
 
-    def find(self, serialized: Serialized) -> Source:
+    def find_all(self, models: Sequence[DataFile]) -> list[Source]:
+        """Parses files as the models of one source, and finds the bytes of their tensors."""
+        sources = [self._find(parsed) for parsed in _parse_all(models)]
+        self._limit_sharing()
+        return sources
+
+    def _find(self, parsed: _Parsed) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all that is missing."""
         self._ranges.append([])
         data: list[Data] = []
-        faults = _Faults()
+        faults: dict[object, _Fault] = {}
         idle: list[TensorRef] = []  # tensors with `external_data` beside data in the model
         packed: list[TensorRef] = []
         cleared: dict[str, str] = {}
-        for ref in tensors.walk(serialized.model):
+        for ref in tensors.walk(parsed.model):
             tensor = ref.tensor
             pairs = tensor.external_data
-            span = serialized.span(tensor)
+            span = parsed.spans.get(pairs[0].value) if len(pairs) == 1 else None
             if pairs and tensor.data_location != tensors.EXTERNAL and tensors.data_fields(tensor):
                 idle.append(ref)
                 tensor.ClearField("external_data")
             elif len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
                 packed.append(ref)
             try:
-                tensor_data = self._data(ref) if span is None else serialized.data(ref, span)
+                tensor_data = self._data(ref) if span is None else _inside(parsed, ref, span)
             except OutsideError as error:  # one remedy helps all tensors
                 raise OutsideError(f"{ref}: {error.message}", rule=error.rule) from None
             except ArchiveFormatError as error:
-                faults.add(ref, error)
+                _add_fault(faults, ref, error)
             else:
                 if tensor_data is not None:
                     if tensor.data_type in tensors.CHECKED_TYPES:
@@ -107,8 +265,8 @@ class Finder:
                     data.append(tensor_data)
                 elif _clear_tail(tensor):
                     cleared[ref.where] = ref.name
-        faults.require_none()
-        self._limit_sharing()
+        if faults:
+            raise _together([*faults.values()])
         warnings = []
         if idle:
             warnings.append(f"external_data was left out beside data in the model: {_list(idle)}")
@@ -117,7 +275,7 @@ class Finder:
                 "weights that ONNX Runtime packed were left out, onnxarchive.prepack packs them "
                 f"again: {_list(packed)}"
             )
-        return Source(serialized.model, data, True, warnings=tuple(warnings), cleared=cleared)
+        return Source(parsed.model, data, True, warnings=tuple(warnings), cleared=cleared)
 
     def _data(self, ref: TensorRef) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
@@ -245,6 +403,38 @@ class Finder:
             )
 
 
+def _inside(parsed: _Parsed, ref: TensorRef, span: Span) -> Data | None:
+    """The bytes of a tensor whose data is a span of the model's file.
+
+    None if type and shape do not determine the number of bytes. The bytes are then put into the
+    tensor; the plan of the archive checks them.
+    """
+    nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.data_type is None
+    if nbytes is None:
+        tensors.set_raw_data(ref.tensor, b"".join(decode(parsed.view, span)))
+        return None
+    if nbytes != span.nbytes if is_raw else nbytes > _MAX_DECODED * span.nbytes:
+        raise ArchiveFormatError(
+            f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
+        )
+    if is_raw:
+        return parsed.file.part(span.offset, nbytes)
+    return LazyData(nbytes, partial(_Decoded, parsed.view, span, nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """The numbers of a tensor in a serialized model, decoded to bytes while they are read."""
+
+    model: memoryview
+    span: Span
+    nbytes: int
+    crc32: None = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return decode(self.model, self.span)
+
+
 class _FileError(ArchiveFormatError):
     """A data file is missing, or ends before the end of a tensor's data.
 
@@ -259,38 +449,30 @@ class _FileError(ArchiveFormatError):
         self.end = end
 
 
-class _Faults:
-    """The faults of a model's tensors; a file that many tensors lack is one fault."""
+def _add_fault(faults: dict[object, _Fault], ref: TensorRef, error: ArchiveFormatError) -> None:
+    """Adds the fault of a tensor; a file that many tensors lack is one fault."""
+    error = without_traceback(error)
+    key = type(error), error.location if isinstance(error, _FileError) else error.message
+    earlier, refs = faults.setdefault(key, (error, []))
+    refs.append(ref)
+    if isinstance(earlier, _FileError) and isinstance(error, _FileError):
+        faults[key] = max(earlier, error, key=lambda fault: fault.end), refs
 
-    def __init__(self) -> None:
-        # The error of one of the tensors, a `_FileError` of the last one in the file; the tensors.
-        self._faults: dict[object, tuple[ArchiveFormatError, list[TensorRef]]] = {}
 
-    def add(self, ref: TensorRef, error: ArchiveFormatError) -> None:
-        error = without_traceback(error)
-        key = type(error), error.location if isinstance(error, _FileError) else error.message
-        earlier, refs = self._faults.setdefault(key, (error, []))
-        refs.append(ref)
-        if isinstance(earlier, _FileError) and isinstance(error, _FileError):
-            self._faults[key] = max(earlier, error, key=lambda fault: fault.end), refs
-
-    def require_none(self) -> None:
-        """Raises all faults in one error, a ChecksumError if they are all about checksums."""
-        faults = list(self._faults.values())
-        if not faults:
-            return
-        kinds = {type(error) for error, _ in faults}
-        kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
-        texts = [
-            f"{_list(refs)}: {error.message.removeprefix(f'{refs[0]}: ')}"
-            for error, refs in faults[:_MAX_LISTED]
-        ]
-        if len(faults) == 1:
-            raise kind(texts[0], rule=faults[0][0].rule)
-        count = sum(len(refs) for _, refs in faults)
-        if len(faults) > _MAX_LISTED:
-            texts.append(f"and {len(faults) - _MAX_LISTED:,} more faults")
-        raise kind("\n  ".join((f"{count:,} tensors have faulty data:", *texts)))
+def _together(faults: list[_Fault]) -> ArchiveFormatError:
+    """One error for all faults of a model, a ChecksumError if they are all about checksums."""
+    kinds = {type(error) for error, _ in faults}
+    kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
+    texts = [
+        f"{_list(refs)}: {error.message.removeprefix(f'{refs[0]}: ')}"
+        for error, refs in faults[:_MAX_LISTED]
+    ]
+    if len(faults) == 1:
+        return kind(texts[0], rule=faults[0][0].rule)
+    count = sum(len(refs) for _, refs in faults)
+    if len(faults) > _MAX_LISTED:
+        texts.append(f"and {len(faults) - _MAX_LISTED:,} more faults")
+    return kind("\n  ".join((f"{count:,} tensors have faulty data:", *texts)))
 
 
 def _list(refs: Sequence[TensorRef]) -> str:

@@ -18,23 +18,21 @@ from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
-from onnxarchive.files.beneath import Root
+from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.sources.data_files import (
-    DataFile,
-    DataFiles,
+from onnxarchive.sources.finder import DataFile, DataFiles, Finder
+from onnxarchive.sources.other_files import (
+    divided,
+    is_litter,
+    levels_in_cache,
     models_and_assets,
-    open_beneath,
     paths_below,
 )
-from onnxarchive.sources.finder import Finder
-from onnxarchive.sources.other_files import divided, is_litter, levels_in_cache
 from onnxarchive.sources.recognition import MODEL_SUFFIX, is_model_name
-from onnxarchive.sources.serialized import parse_files
 from onnxarchive.sources.source import Source
 from onnxarchive.sources.zip_file import read_zip
 
@@ -116,7 +114,7 @@ class SourceReader:
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"
             )
-        files = DataFiles(partial(open_beneath, root))
+        files = DataFiles(partial(_open_beneath, root))
         (source,) = self._models([model], files)
         source.directory = root.path
         source.files = (model.path, *_paths(root, files))
@@ -131,7 +129,7 @@ class SourceReader:
     def read_directory(self, path: str) -> Source:
         """The source in a directory: the files of one model or of an unpacked archive."""
         root = self._root(path)
-        files = DataFiles(partial(open_beneath, root))
+        files = DataFiles(partial(_open_beneath, root))
         names = [name for name in models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
         source = self._whole(files, model, names)
@@ -171,7 +169,7 @@ class SourceReader:
                 for name in paths_below(root)
                 if _identity(os.path.join(root.path, name)) not in identities
             ]
-            files = DataFiles(partial(open_beneath, root))
+            files = DataFiles(partial(_open_beneath, root))
             _add_others(source, files, others)
             source.files += _paths(root, files)
 
@@ -215,7 +213,21 @@ class SourceReader:
     def _models(self, models: Sequence[DataFile], files: DataFiles) -> list[Source]:
         """The models in files, with the data of their tensors in `files`."""
         finder = Finder(files, self.options.verify_checksum, self.elsewhere)
-        return [finder.find(serialized) for serialized in parse_files(models)]
+        return finder.find_all(models)
+
+
+def _open_beneath(root: Root, path: str) -> FileData | None:
+    """Opens a file of a directory for `DataFiles`; links are followed if `root` allows it."""
+    try:
+        return FileData.of(path, root)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OutsideError:
+        raise
+    except ArchiveFormatError as error:
+        raise ArchiveFormatError(f"{error.message} at {path!r}") from None
+    except OSError as error:
+        raise ArchiveFormatError(f"cannot read {path!r}: {error.strerror}") from None
 
 
 def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:

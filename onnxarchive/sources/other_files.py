@@ -1,4 +1,4 @@
-"""Judges by name what lies beside a model: litter, weights, and folders of the Hugging Face cache.
+"""Lists and judges by name what lies beside a model: files, litter, and Hugging Face caches.
 
 A model of the hub is a directory `models--ORGANISATION--NAME`. The files of a revision, below
 `snapshots/REVISION/`, are symbolic links to the files in `blobs/`.
@@ -6,9 +6,17 @@ A model of the hub is a directory `models--ORGANISATION--NAME`. The files of a r
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from onnxarchive.model.keys import MODEL_PROTO, RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from onnxarchive.files.beneath import Root
 
 # Files that file managers and Python add to zips and directories.
 _APPLE_DOUBLE = "._"
@@ -27,6 +35,7 @@ _WEIGHTS = (
     "*.msgpack",
     "*.tflite",
 )
+_ASSETS = "assets"
 SNAPSHOTS = "snapshots"
 _PREFIX = "models--"
 _REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
@@ -83,3 +92,59 @@ def levels_in_cache(path: str) -> int | None:
 def is_cached_model(path: str, folders: Iterable[str]) -> bool:
     """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
     return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)
+
+
+def models_and_assets(root: Root) -> list[str]:
+    """The paths of files that may be models or assets, sorted.
+
+    They are the files in the directory itself and below `assets`; if `__MODEL_PROTO` exists, also
+    folders with names reserved for later format versions.
+    """
+    files, reserved = [], []
+    for entry in root.scan(""):
+        if _leads_to(entry.is_file):
+            files.append(entry.name)
+        elif entry.name == _ASSETS and _leads_to(entry.is_dir):
+            paths = paths_below(root, _ASSETS, is_read=lambda _: True)
+            files += [path for path in paths if not path.endswith("/")]
+        elif entry.name.startswith(RESERVED_PREFIX):
+            reserved.append(f"{entry.name}/")
+    return sorted(files + reserved if MODEL_PROTO in files else files)
+
+
+def paths_below(
+    root: Root,
+    folder: str = "",
+    *,
+    is_read: Callable[[str], bool] = lambda path: not is_hidden(f"{path}/"),
+    max_folders: int | None = None,
+) -> Iterator[str]:
+    """Yields the paths of files and, ending with a slash, of links to folders and folders not read.
+
+    Args:
+        root: The directory.
+        folder: The folder to begin with.
+        is_read: True for the path of a folder that is read; without it, hidden ones are not.
+        max_folders: For a hint: at most this many folders are read, and those that cannot be read
+            are left out.
+    """
+    folders = [folder]
+    skipped = () if max_folders is None else (OSError,)
+    for folder in islice(folders, max_folders):  # the loop appends to `folders`
+        with contextlib.suppress(*skipped):
+            for entry in root.scan(folder):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if not _leads_to(entry.is_dir):
+                    yield path
+                elif entry.is_symlink() or not is_read(path):
+                    yield f"{path}/"
+                else:
+                    folders.append(path)
+
+
+def _leads_to(is_kind: Callable[[], bool]) -> bool:
+    """The result of `is_file` or `is_dir` of a directory entry; False if the call fails."""
+    try:
+        return is_kind()
+    except OSError:  # such as a loop of links; opening the entry reports this
+        return False

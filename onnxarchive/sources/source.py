@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import onnx
 
@@ -13,6 +14,8 @@ from onnxarchive.files.data import Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
+
+MAX_PATH_SIZE: Final = 4096  # bytes; the longest path on Linux
 
 
 @dataclass(slots=True)

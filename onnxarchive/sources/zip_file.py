@@ -34,7 +34,7 @@ from onnxarchive.files.data import Crc32, Data, Stored, pieces
 from onnxarchive.files.file_data import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData
-from onnxarchive.sources.data_files import MAX_PATH_SIZE
+from onnxarchive.sources.source import MAX_PATH_SIZE
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (
@@ -306,7 +306,7 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
 
 
 class ZippedFile:
-    """An entry of a zip: a file, see `data_files.DataFile`, and the data of the whole file.
+    """An entry of a zip: a file, see `finder.DataFile`, and the data of the whole file.
 
     Attributes:
         nbytes: Size of the inflated data in bytes, as the directory states.
