@@ -11,6 +11,10 @@ import time
 from collections.abc import Iterator
 
 _PIECE_SIZE = 4096
+# Bytes that a client may send ahead: several of its largest segments. Its kernel counts a smaller
+# window as no progress, and ends the connection after 30 seconds (TCP_USER_TIMEOUT of reqwest).
+_WINDOW = 1 << 18
+_LATE = 0.25  # seconds that the line makes up for, if the machine has let it wait
 
 
 class SlowLine:
@@ -54,9 +58,9 @@ class SlowLine:
         try:
             while piece := await reader.read(_PIECE_SIZE):
                 now = time.monotonic()
-                start = max(now, self._free_at[direction])
+                start = max(now - _LATE, self._free_at[direction])
                 self._free_at[direction] = start + len(piece) / self._rate
-                await asyncio.sleep(self._free_at[direction] - now)
+                await asyncio.sleep(max(0, self._free_at[direction] - now))
                 while not self.is_open:
                     await asyncio.sleep(0.01)
                 writer.write(piece)
@@ -76,7 +80,7 @@ def slow_line(server_port: int, rate: float) -> Iterator[SlowLine]:
     line = SlowLine(server_port, rate)
     loop = asyncio.new_event_loop()
     listening = socket.create_server(("127.0.0.1", 0))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * _PIECE_SIZE)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW)
     line.port = listening.getsockname()[1]
 
     async def serve() -> None:

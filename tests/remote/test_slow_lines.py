@@ -135,6 +135,20 @@ def test_a_signal_ends_an_upload_at_once(s3: S3Server, tmp_path: Path, number: i
 
 
 @pytest.mark.tool
+def test_a_part_of_an_upload_that_is_only_slow_arrives(s3: S3Server, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(2_200_000,))), path)
+    with slow_line(int(s3.endpoint.rpartition(":")[2]), 2 * MBIT) as line:
+        options = through(s3, line) | {"stall_timeout": 1}  # a part takes 34 seconds
+        begin = time.monotonic()
+        onnxarchive.convert(path, "s3://bucket/slow", storage_options=options)
+        assert time.monotonic() - begin < 1.3 * path.stat().st_size * 8 / (2 * MBIT) + 2
+    assert line.sent < 1.01 * path.stat().st_size + 10_000
+    onnxarchive.download("s3://bucket/slow", tmp_path / "d", storage_options=s3.options)
+    assert (tmp_path / "d").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.tool
 @pytest.mark.parametrize("after", [0, 12_000_000])
 def test_an_upload_whose_bytes_stop_ends(
     s3: S3Server, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
