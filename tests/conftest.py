@@ -15,18 +15,22 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import object_servers
 import pytest
+from chromium import chromium
 from edits import NAME, no_clone, weights
 from hypothesis import settings
 from limits import user
 from models import copying_clone, runnable_model
+from object_servers import S3Server
 from sparse_files import require_room
 from web_server import WebServer, serving
 
 import onnxarchive
-from onnxarchive.files import filesystem
+from onnxarchive.files import filesystem, locking
 from tools.zip_readers.readers import READERS, Reader
 
 settings.register_profile("without deadline", deadline=None)
@@ -160,6 +164,39 @@ def web() -> Iterator[WebServer]:
     """A web server without files."""
     with serving({}) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    """A server of S3."""
+    with object_servers.s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server) -> S3Server:
+    """A server of S3 with an empty bucket."""
+    s3_server.empty()
+    return s3_server
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Headless Chromium that reaches this machine only."""
+    yield from chromium(tmp_path / "profile")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock of its own for those who wait for a lock: they are done at once."""
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    waiting = SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr(locking, "time", waiting)
+    return clock
 
 
 @pytest.fixture(autouse=True)

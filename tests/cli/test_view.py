@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import chromium
 from commands import output_of, run
 from models import entry_of, flip_byte
 from processes import started, wait_until
@@ -144,12 +143,6 @@ def view(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vi
     command = [sys.executable, "-m", "onnxarchive", "view", archive, "--json"]
     with started(command, env=environment | given) as process:
         yield View(process, folder)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """Headless Chromium."""
-    yield from chromium(tmp_path / "profile")
 
 
 @posix

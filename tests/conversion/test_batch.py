@@ -429,14 +429,9 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
 
 @pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")
 def test_files_that_other_programs_have_locked_are_waited_for_only_if_they_may_be_archives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    tree, clock = tmp_path / "tree", SimpleNamespace(now=0.0)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    monkeypatch.setattr(locking, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    tree = tmp_path / "tree"
     _write(tree / "m.onnx")
     (tree / "run.lock").touch()
     (tree / "notes").write_text("locked, too")

@@ -42,13 +42,6 @@ def url(web: WebServer) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "ein Ordner"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "PART_SIZE", objects.END_SIZE)
     monkeypatch.setattr(objects, "GAP_SIZE", 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from models import MEASURE_MEMORY, entry_of, model_of, run_python
-from object_servers import S3Server, nginx, s3_server
+from object_servers import S3Server, nginx
 from onnx import TensorProto, numpy_helper
 from processes import started, wait_until
 from remote_archives import ASSETS, a_model, arrays_of, many_tensors, require_equal
@@ -25,18 +24,6 @@ pytestmark = [pytest.mark.tool, pytest.mark.skipif(os.name == "nt", reason="POSI
 
 TARGET = "s3://bucket/a folder/m.onnxa"
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def s3(server: S3Server) -> S3Server:
-    server.empty()
-    return server
 
 
 def keys(s3: S3Server) -> int:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import chromium
 from web_server import WebServer
 
 pytestmark = pytest.mark.tool
 
 SUITE = Path(__file__).resolve().parents[2] / "conformance"
 PAGE = "readers/javascript/browser.html"
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    yield from chromium(tmp_path / "profile")
 
 
 @pytest.fixture

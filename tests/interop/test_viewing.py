@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from chromium import chromium
 from models import (
     MEASURE_MEMORY,
     break_local_header,
@@ -270,12 +269,6 @@ def test_another_kind_of_netron_is_told(
 
 
 # In a browser
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """Headless Chromium that reaches this machine only."""
-    yield from chromium(tmp_path / "profile")
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

@@ -64,19 +64,6 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock of its own for those who wait for a lock: they are done at once."""
-    clock = SimpleNamespace(now=0.0)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    waiting = SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
-    monkeypatch.setattr(locking, "time", waiting)
-    return clock
-
-
 def model_of(path: Path, **options: Any) -> onnx.ModelProto:
     with onnxarchive.open(path, **options) as archive:
         model: onnx.ModelProto = archive.model

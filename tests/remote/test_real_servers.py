@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from object_servers import S3Server, azurite, nginx, s3_server
+from object_servers import S3Server, azurite, nginx
 from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ObjectChangedError
@@ -15,19 +14,12 @@ CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 pytestmark = pytest.mark.tool
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
 @pytest.fixture(params=["obstore", "s3fs"])
-def place(request: pytest.FixtureRequest, server: S3Server) -> tuple[str, dict[str, Any]]:
+def place(request: pytest.FixtureRequest, s3: S3Server) -> tuple[str, dict[str, Any]]:
     """A URL and the options for it: s3a is a scheme of fsspec."""
-    server.empty()
     if request.param == "obstore":
-        return "s3://bucket/folder/m.onnxa", server.options
-    keys = {"key": "key", "secret": "SECRET", "endpoint_url": server.endpoint}
+        return "s3://bucket/folder/m.onnxa", s3.options
+    keys = {"key": "key", "secret": "SECRET", "endpoint_url": s3.endpoint}
     return "s3a://bucket/folder/m.onnxa", keys
 
 
@@ -40,7 +32,7 @@ def write(url: str, options: dict[str, Any], content: bytes) -> None:
 
 @pytest.mark.parametrize("size", [10, len(CONTENT)])
 def test_what_is_written_to_s3_is_read_and_listed(
-    place: tuple[str, dict[str, Any]], server: S3Server, size: int
+    place: tuple[str, dict[str, Any]], s3: S3Server, size: int
 ) -> None:
     url, options = place
     write(url, options, CONTENT[:size])
@@ -51,7 +43,7 @@ def test_what_is_written_to_s3_is_read_and_listed(
         assert file.read(5, 3) == CONTENT[5:8]
     (found,) = list_objects(url.rpartition("/")[0], storage_options=options)
     assert (found.path, found.url, found.size) == ("m.onnxa", url, size)
-    assert not server.uploads()
+    assert not s3.uploads()
 
 
 def test_an_object_of_s3_that_is_replaced_is_an_error(place: tuple[str, dict[str, Any]]) -> None:
@@ -66,7 +58,7 @@ def test_an_object_of_s3_that_is_replaced_is_an_error(place: tuple[str, dict[str
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
-    place: tuple[str, dict[str, Any]], server: S3Server, error: type[BaseException]
+    place: tuple[str, dict[str, Any]], s3: S3Server, error: type[BaseException]
 ) -> None:
     url, options = place
 
@@ -78,16 +70,16 @@ def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
 
     with pytest.raises(error):
         fail()
-    assert not server.uploads()
-    assert "<Key>" not in server.request("GET", "/bucket")
+    assert not s3.uploads()
+    assert "<Key>" not in s3.request("GET", "/bucket")
 
 
-def test_a_missing_bucket_is_a_missing_file_without_secrets(server: S3Server) -> None:
+def test_a_missing_bucket_is_a_missing_file_without_secrets(s3: S3Server) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        open_object("s3://no-such-bucket/m.onnxa", storage_options=server.options)
+        open_object("s3://no-such-bucket/m.onnxa", storage_options=s3.options)
     assert str(caught.value) == "[Errno 2] No such object: 's3://no-such-bucket/m.onnxa'"
     with pytest.raises(FileNotFoundError, match="s3://no-such-bucket"):
-        write("s3://no-such-bucket/m.onnxa", server.options, CONTENT)
+        write("s3://no-such-bucket/m.onnxa", s3.options, CONTENT)
 
 
 def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from models import model_of, raw_tensor
-from object_servers import S3Server, s3_server
+from object_servers import S3Server
 from processes import started, wait_until
 from slow_line import SlowLine, slow_line
 from web_server import WebServer
@@ -103,12 +103,6 @@ def test_a_signal_ends_a_download_at_once(line: SlowLine, tmp_path: Path, number
     assert time.monotonic() - begin < 2
     assert process.returncode in (130, 143, -number)
     assert [it.name for it in tmp_path.iterdir()] == [".m.download"]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
 
 
 def through(server: S3Server, line: SlowLine) -> dict[str, object]:

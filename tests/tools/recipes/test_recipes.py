@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from models import run_python, text_model, weight_model
-from object_servers import S3Server, s3_server
+from object_servers import S3Server
 from onnx import numpy_helper
 from processes import completed
 
@@ -136,16 +135,10 @@ def test_a_recipe_without_arguments_says_how_to_call_it(name: str, needs: str) -
 # Buckets
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-def run_in_store(server: S3Server, name: str, *arguments: str, status: int = 0) -> str:
+def run_in_store(s3: S3Server, name: str, *arguments: str, status: int = 0) -> str:
     """Runs a recipe with credentials from the environment; returns its output."""
     environment = {
-        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ENDPOINT_URL": s3.endpoint,
         "AWS_REGION": "us-east-1",
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": "key",
@@ -157,32 +150,32 @@ def run_in_store(server: S3Server, name: str, *arguments: str, status: int = 0) 
     return done.stdout
 
 
-def test_a_model_is_saved_to_a_bucket_and_used_from_there(server: S3Server) -> None:
+def test_a_model_is_saved_to_a_bucket_and_used_from_there(s3: S3Server) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    printed = run_in_store(server, "object_store.py", "s3://bucket/folder").splitlines()
+    printed = run_in_store(s3, "object_store.py", "s3://bucket/folder").splitlines()
     assert printed[0] == f"w {4 << 20}"
     assert "(1024, 1024) float32" in printed
     url = "s3://bucket/folder/model.onnxa"
-    assert onnxarchive.check(url, full=True, storage_options=server.options) == []
-    with onnxarchive.open(url, storage_options=server.options) as archive:
+    assert onnxarchive.check(url, full=True, storage_options=s3.options) == []
+    with onnxarchive.open(url, storage_options=s3.options) as archive:
         assert printed[-1] == f"{archive.contents.file.size:,} bytes downloaded"
 
 
-def test_a_cluster_converts_the_models_of_a_bucket(server: S3Server) -> None:
+def test_a_cluster_converts_the_models_of_a_bucket(s3: S3Server) -> None:
     pytest.importorskip("distributed", reason="distributed (Dask) is not installed")
     for seed in range(3):
         url = f"s3://bucket/models/{seed}.onnxa"
-        onnxarchive.save(weight_model(seed), url, storage_options=server.options)
+        onnxarchive.save(weight_model(seed), url, storage_options=s3.options)
     arguments = ("many_models.py", "s3://bucket/models", "s3://bucket/archives")
-    lines = run_in_store(server, *arguments).splitlines()
+    lines = run_in_store(s3, *arguments).splitlines()
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
     assert all(line.endswith(" bytes") for line in lines)
     for seed in range(3):
         url = f"s3://bucket/archives/{seed}.onnxa"
-        assert onnxarchive.load(url, storage_options=server.options) == weight_model(seed)
-    lines = run_in_store(server, *arguments).splitlines()
+        assert onnxarchive.load(url, storage_options=s3.options) == weight_model(seed)
+    lines = run_in_store(s3, *arguments).splitlines()
     assert all(line.endswith(": there already") for line in lines)
-    printed = run_in_store(server, "many_models.py", "s3://bucket/none", "s3://bucket/a", status=1)
+    printed = run_in_store(s3, "many_models.py", "s3://bucket/none", "s3://bucket/a", status=1)
     assert "1/1 s3://bucket/none: " in printed
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from chromium import chromium
 from compared_sessions import needs_mapped_buffers, ort
 from models import break_local_header, entry_of, flip_byte, further_model, runnable_model
 from processes import completed
@@ -55,11 +53,6 @@ def require_output_of_python(printed: str, archive: Path, model: str) -> None:
 
 
 # In a browser
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    yield from chromium(tmp_path / "profile")
 
 
 @pytest.fixture
