@@ -243,17 +243,18 @@ def convert_silently(
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
     `repository` is the directory whose other files become assets, if it is not the default model's.
     """
-    if any(source.url is not None for source in sources.values()):
-        options = replace(options, jobs=1)
     temporary = None if target.path is None or dry_run else directory_of(target.path)
     reading = replace(reading, temporary=temporary)
     without_others = replace(reading, other_files=False)
+    names = {identifier: location.name for identifier, location in sources.items()}
     # What is found when the models are planned and written may be a fault of any of them.
-    names = [location.name for location in sources.values()] if repository is None else [repository]
-    with contextlib.ExitStack() as resources, with_path(", ".join(names)):
+    together = ", ".join(names.values()) if repository is None else repository
+    with contextlib.ExitStack() as resources, with_path(together):
         models: dict[str, Source] = {}
         for identifier, location in sources.items():
-            with with_path(location.name):
+            if location.url is not None:
+                options = replace(options, jobs=1)
+            with with_path(names[identifier]):
                 models[identifier] = open_source(
                     location, resources, without_others if identifier else reading
                 )
@@ -270,7 +271,7 @@ def convert_silently(
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
-            source=sources[""].name,
+            source=names[""],
             target=target.name,
             nbytes=nbytes,
             tensors=count,

@@ -133,12 +133,11 @@ def read_all(parts: Iterable[FileData]) -> list[bytes]:
         parts, lambda part: (part.path, part.identity, id(part.file), id(part.root))
     ):
         same = list(group)
-        begin = min(part.offset for part in same)
-        nbytes = max(part.offset + part.nbytes for part in same) - begin
+        begin = min([part.offset for part in same])
+        nbytes = max([part.offset + part.nbytes for part in same]) - begin
+        is_dense = nbytes <= 2 * sum([part.nbytes for part in same])
         with same[0].opened() as file:
-            whole = (
-                file.read(begin, nbytes) if nbytes <= 2 * sum(part.nbytes for part in same) else b""
-            )
+            whole = file.read(begin, nbytes) if is_dense else b""
             if len(whole) == nbytes:
                 contents += [
                     whole[part.offset - begin : part.offset - begin + part.nbytes] for part in same
