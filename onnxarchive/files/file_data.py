@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from onnxarchive.errors import ArchiveFormatError, naming, with_path
+from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.files.beneath import Root
 from onnxarchive.files.data import Data, Stored, pieces
 from onnxarchive.files.file import File
@@ -104,21 +104,23 @@ class FileData:
         self._require_all(len(copy), file)
         return copy
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[MappedFile]:
-        """Opens the file, unless it is open, during a block."""
-        already_open = None if self.file is None else contextlib.nullcontext(self.file)
-        with already_open or _open_file(self.path, self.root) as file, with_path(file.path):
-            if file.identity != self.identity:
-                raise ArchiveFormatError("the file was replaced after it was opened")
-            yield file
+    def opened(self) -> contextlib.AbstractContextManager[MappedFile]:
+        """The file; a file that was not open is closed at the end of the `with` block."""
+        if self.file is not None:
+            return contextlib.nullcontext(self.file)
+        file = _open_file(self.path, self.root)
+        if file.identity != self.identity:
+            file.close()
+            raise ArchiveFormatError("the file was replaced after it was opened", path=file.path)
+        return file
 
     def _require_all(self, nbytes: int, file: MappedFile) -> None:
         if nbytes != self.nbytes:
             size = file.status().st_size
             raise ArchiveFormatError(
                 f"expected {self.nbytes} bytes at offset {self.offset}, found a file truncated to "
-                f"{size} bytes"
+                f"{size} bytes",
+                path=file.path,
             )
 
 
