@@ -297,13 +297,13 @@ def open_source(
     """
     path = location.path
     reader = SourceReader(resources, options)
+    if path is not None and os.path.isdir(path):
+        return reader.read_directory(path)
+    file = resources.enter_context(location.open())
+    # A file that is no archive needs no lock.
+    if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
+        return reader.read_onnx(FileData(file.path, file.identity, 0, file.size, file))
     with recognised(path, expected="a model"):
-        if path is not None and os.path.isdir(path):
-            return reader.read_directory(path)
-        file = resources.enter_context(location.open())
-        # A file that is no archive needs no lock.
-        if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
-            return reader.read_onnx(FileData(file.path, file.identity, 0, file.size, file))
         archive = _open_archive(location, file)
         if archive is not None:
             # Closing it ends the stream of a remote file.

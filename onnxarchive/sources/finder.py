@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -75,28 +75,26 @@ class DataFile(Protocol):
         """All bytes of the file."""
 
 
+@dataclass(slots=True)
 class DataFiles:
     """The files of a source by location: in a directory, a zip, or a model's folder in a store.
 
     Each is opened once.
 
-    Args:
-        open_file: Opens the file at a plain path; None if there is none.
-
     Attributes:
+        open_file: Opens the file at a plain path; None if there is none.
         opened: The files that were found so far, by plain path.
     """
 
-    def __init__(self, open_file: Callable[[str], DataFile | None]) -> None:
-        self._open_file = open_file
-        self._by_location: dict[str, DataFile | None] = {}
-        self.opened: dict[str, DataFile] = {}
+    open_file: Callable[[str], DataFile | None]
+    opened: dict[str, DataFile] = field(default_factory=dict)
+    _by_location: dict[str, DataFile | None] = field(default_factory=dict)
 
     def find(self, location: str) -> DataFile | None:
         """The file of a location, or None."""
         if location not in self._by_location:
             path = _plain(location)
-            file = self.opened.get(path) or self._open_file(path)
+            file = self.opened.get(path) or self.open_file(path)
             self._by_location[location] = file
             if file is not None:
                 self.opened[path] = file
@@ -151,11 +149,12 @@ def _parse_all(files: Sequence[DataFile]) -> Iterator[_Parsed]:
 
     The messages of all models together are counted before a model is parsed (MODEL-3).
     """
-    views = [_view(file) for file in files]
+    views: list[memoryview] = []
     stripped: list[Stripped] = []
-    for view in views:
-        with recognised(view, expected="a model"):
-            stripped.append(strip_weights(view))
+    for file in files:
+        views.append(_view(file))
+        with recognised(views[-1], expected="a model"):
+            stripped.append(strip_weights(views[-1]))
     if wire.have_more_messages([without.model for without in stripped], proto.MAX_MESSAGES):
         together = " in all models together" if len(files) > 1 else ""
         raise ArchiveFormatError(
@@ -206,33 +205,32 @@ _Range: TypeAlias = tuple[DataFile, int, int]  # a file, offset and size in byte
 _Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
 
 
+@dataclass(slots=True)
 class Finder:
     """Finds the bytes of the large tensors of one or several models.
 
-    Args:
+    Attributes:
         files: The files beside the models.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
     """
 
-    def __init__(
-        self,
-        files: DataFiles,
-        verify_checksum: bool,
-        elsewhere: Callable[[TensorRef], Data] | None = None,
-    ) -> None:
-        self._files = files
-        self._verify_checksum = verify_checksum
-        self._elsewhere = elsewhere
-        self._checksums: dict[DataFile, str] = {}
-        self._kinds: dict[str, Kind | None] = {}  # of small or too short files, by location
-        self._ranges: list[list[_Range]] = []  # for each model, those of its tensors
+    files: DataFiles
+    verify_checksum: bool
+    elsewhere: Callable[[TensorRef], Data] | None
+    _checksums: dict[DataFile, str] = field(default_factory=dict)
+    # Of small or too short files, by location.
+    _kinds: dict[str, Kind | None] = field(default_factory=dict)
+    # For each model, those of its tensors; and the size of all together.
+    _ranges: list[list[_Range]] = field(default_factory=list)
+    _nbytes: int = 0
 
     def find_all(self, models: Sequence[DataFile]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors."""
         sources = [self._find(parsed) for parsed in _parse_all(models)]
-        self._limit_sharing()
+        if self._nbytes > _SHARED_NBYTES:
+            self._limit_sharing()
         return sources
 
     def _find(self, parsed: _Parsed) -> Source:
@@ -303,7 +301,7 @@ class Finder:
         # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
         # file has the tensor's name.
         with contextlib.suppress(ArchiveFormatError):
-            return self._files.find(ref.name) is not None
+            return self.files.find(ref.name) is not None
         return False
 
     def _in_file(
@@ -318,11 +316,11 @@ class Finder:
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
         end = offset + nbytes
-        file = self._files.find(location)
+        file = self.files.find(location)
         if file is None:
-            if self._elsewhere is not None:
+            if self.elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
-                    return self._elsewhere(ref)
+                    return self.elsewhere(ref)
             message = f"expected {end} bytes in {location!r}, found no such file; copy this file "
             raise _FileError(f"{message}along with the model", location, end)
         # Some writers state a length of 0 for "unknown".
@@ -337,20 +335,18 @@ class Finder:
                 f"expected {nbytes} bytes in {location!r}, which torch.onnx wrote for this tensor "
                 f"alone, found {file.nbytes}"
             )
-        if self._verify_checksum and reference.checksum is not None:
+        if self.verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
         self._ranges[-1].append((file, offset, nbytes))
+        self._nbytes += nbytes
         return file.part(offset, nbytes)
 
     def _limit_sharing(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        total = sum([nbytes for ranges in self._ranges for _, _, nbytes in ranges])
-        if total <= _SHARED_NBYTES:
-            return
         files = {file for ranges in self._ranges for file, _, _ in ranges}
         nbytes_in_files = sum(file.nbytes for file in files)
         limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
-        if total <= limit:
+        if self._nbytes <= limit:
             return
         # Models share equal tensors with each other, but a model needs each of its own.
         counts: Counter[_Range] = Counter()

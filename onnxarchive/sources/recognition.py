@@ -125,7 +125,7 @@ def recognised(
             with contextlib.suppress(OSError, ValueError, ArchiveError):
                 kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
         elif isinstance(source, memoryview):
-            kind = kind_of_head(bytes(source[:HEAD_SIZE]), len(source)) or _cut_model(source)
+            kind = _kind_of_bytes(source, convert="")
         elif source is not None:
             kind = kind_of_path(source)
         if kind is None or (kind.is_source and expected == "a model"):
@@ -151,16 +151,20 @@ def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
         if os.path.isdir(path):
             return _directory(os.listdir(os.fsdecode(path)), name)
         with MappedFile(path) as file:
-            head = file.read(0, HEAD_SIZE)
-            if is_zip(head):
-                return _zip(list(read_zip(file.view(), None)[0]), convert)
             view = file.view()
-            kind = _zip_after_stub(view) or kind_of_head(head, file.size)
-            if kind is None and wire.is_model(view):
-                return Kind("an ONNX model", convert, is_source=True)
-            return kind or _cut_model(view)
+        if is_zip(view):
+            return _zip(list(read_zip(view, None)[0]), convert)
+        return _kind_of_bytes(view, convert)
     except (OSError, ArchiveError):
         return None
+
+
+def _kind_of_bytes(view: memoryview, convert: str) -> Kind | None:
+    """Recognises a file that does not begin like a zip; `convert` is the advice for a model."""
+    kind = _zip_after_stub(view) or kind_of_head(bytes(view[:HEAD_SIZE]), len(view))
+    if kind is None and wire.is_model(view):
+        return Kind("an ONNX model", convert, is_source=True)
+    return kind or _cut_model(view)
 
 
 def is_zip(data: bytes | memoryview) -> bool:
