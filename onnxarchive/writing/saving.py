@@ -143,18 +143,14 @@ def save(
     target = Location.of(path, **access)
     if target.path is not None:
         require_no_input(target.path, options.asset_files)
-    sources: dict[str, Source] = {}
+    splits = {id: part for id, part in parts.items() if not isinstance(part, onnx.ModelProto)}
+    sources = {
+        id: Source(part) if isinstance(part, onnx.ModelProto) else part.source()
+        for id, part in parts.items()
+    }
     if origin is not None:
         others = {id: one for id, one in origin.models.items() if id not in parts}
-        sources = sources_of(origin, others)
-    splits: dict[str, SplitModel] = {}
-    for identifier, part in parts.items():
-        if isinstance(part, onnx.ModelProto):
-            sources[identifier] = Source(part)
-        else:
-            sources[identifier] = part.source()
-            splits[identifier] = part
-    if origin is not None:
+        sources |= sources_of(origin, others)
         sources[""].assets = assets_of(origin)
     if splits:
         options = replace(options, jobs=1)
