@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -110,22 +109,24 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         ArchiveFormatError: The model is malformed, or holds `SPAN_LOCATION` itself.
     """
     spans: list[Span] = []
+
+    def strip(tensor: _Frame) -> list[_Edit]:
+        if tensor.depth == MAX_DEPTH:
+            return []  # external_data would be nested too deep
+        data_field = _data_field(wire, tensor)
+        if data_field is None or data_field[1].nbytes < size_threshold:
+            return []
+        begin, span = data_field
+        location = f"{SPAN_LOCATION}{len(spans)}"
+        spans.append(span)
+        # At the end of the tensor: of several `data_location` fields, protobuf takes the last.
+        return [
+            (begin, span.offset + span.nbytes, [_external_data(location)]),
+            (tensor.stop, tensor.stop, [_EXTERNAL_LOCATION]),
+        ]
+
     with memoryview(data) as view, view.cast("B") as wire:
-        edits = _Edits(wire)
-        for tensor in _tensors(wire, size_threshold):
-            if tensor.depth == MAX_DEPTH:
-                continue  # external_data would be nested too deep
-            field, number = _sole_data_field(wire, tensor) or (None, 0)
-            span = None if field is None else _span(field, number)
-            if field is None or span is None or span.nbytes < size_threshold:
-                continue
-            _, begin, _, _, end = field
-            location = f"{SPAN_LOCATION}{len(spans)}"
-            edits.replace(tensor, begin, end, _external_data(location))
-            # At the end of the tensor: of several `data_location` fields, protobuf takes the last.
-            edits.replace(tensor, tensor.stop, tensor.stop, _EXTERNAL_LOCATION)
-            spans.append(span)
-        stripped = b"".join(edits.pieces())
+        stripped = b"".join(_with_edits(wire, size_threshold, strip))
     if stripped.count(SPAN_LOCATION.encode()) != len(spans):
         raise ArchiveFormatError(
             f"the model holds the reserved location {SPAN_LOCATION!r}", rule="MODEL-3"
@@ -151,19 +152,21 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
         UnsupportedFeatureError: The filled model would exceed protobuf's limit of 2 GiB.
     """
     wire = as_bytes(model)
-    edits = _Edits(wire)
-    for tensor in _tensors(wire, _SMALLEST_EXTERNAL_TENSOR):
+
+    def fill_in(tensor: _Frame) -> list[_Edit]:
         location, outdated = _external_fields(wire, tensor)
         contents = None if location is None else data(location)
         if contents is None:
-            continue
+            return []
         raw = as_bytes(contents)
         header = varint(_RAW_DATA) + varint(len(raw))
         place = next(begin for tag, begin, *_ in outdated if tag == _EXTERNAL_DATA)
-        edits.replace(tensor, place, place, header, raw)
-        for _, begin, _, _, end in outdated:
-            edits.replace(tensor, begin, end)
-    return list(_coalesced(edits.pieces()))
+        return [
+            (begin, end, [header, raw] if begin == place else [])
+            for _, begin, _, _, end in outdated
+        ]
+
+    return list(_coalesced(_with_edits(wire, _SMALLEST_EXTERNAL_TENSOR, fill_in)))
 
 
 # The messages that lead to a tensor
@@ -180,30 +183,14 @@ _FIELDS_TO_TENSORS: Final = {
 }
 
 
-@dataclass(slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     """A message on the way to a tensor, or the tensor itself."""
 
     message: Any  # descriptor
-    parent: _Frame | None
     prefix: int  # offset of the varint with the length of the message
     start: int
     stop: int
     depth: int
-    growth: int = 0
-
-
-def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
-    """Yields the TensorProtos that `_children` finds, in the order of their offsets in `wire`."""
-    if len(wire) > MAX_MESSAGE_BYTES:
-        raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
-    stack = [_Frame(onnx.ModelProto.DESCRIPTOR, None, 0, 0, len(wire), 0)]
-    while stack:
-        frame = stack.pop()
-        if frame.message is _TENSOR:
-            yield frame
-        else:
-            stack += reversed(_children(wire, frame, smallest))
 
 
 def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
@@ -222,7 +209,7 @@ def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
         if not is_repeated:
             (merged if tag in singular else singular).add(tag)
         if stop - start >= smallest:
-            children.append((tag, _Frame(message, frame, prefix, start, stop, frame.depth + 1)))
+            children.append((tag, _Frame(message, prefix, start, stop, frame.depth + 1)))
     return [child for tag, child in children if tag not in merged]
 
 
@@ -259,13 +246,14 @@ _DATA_TAGS: Final = frozenset(
 )
 
 
-def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | None:
-    """The data field and the data type of a tensor with exactly one data field.
+def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
+    """The offset of the field with the data of a tensor in the model, and the span of the data.
 
-    None for an external tensor, or if the number of data fields is not 1.
+    None for an external tensor, if the number of data fields is not 1, for strings, for unpacked
+    numbers, and if the field does not suit the data type.
     """
     sole: Field | None = None
-    data_type = 0
+    number = 0
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
         tag, _, _, value, end = field
         if tag in _DATA_TAGS:
@@ -273,23 +261,17 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
                 return None
             sole = field
         elif tag == _DATA_TYPE:
-            data_type = read_int32(wire, value, end)
+            number = read_int32(wire, value, end)
         elif tag == _DATA_LOCATION:
             if read_int32(wire, value, end) == onnx.TensorProto.EXTERNAL:
                 return None
         elif tag == _EXTERNAL_DATA:
             return None
-    return None if sole is None else (sole, data_type)
-
-
-def _span(field: Field, number: int) -> Span | None:
-    """The span of a data field of a tensor with this number of a data type, or None.
-
-    None for strings, for unpacked numbers, and if the field does not suit the data type.
-    """
-    tag, _, _, value, end = field
+    if sole is None or number == onnx.TensorProto.STRING:
+        return None
+    tag, begin, _, value, end = sole
     name, nbytes = _PACKED_FIELDS.get(tag), end - value
-    if name is None or number == onnx.TensorProto.STRING:
+    if name is None:
         return None
     data_type = dtypes.BY_NUMBER.get(number)
     if tag == _RAW_DATA:
@@ -301,7 +283,7 @@ def _span(field: Field, number: int) -> Span | None:
             expected = f"elements of {data_type.typed_nbytes} bytes"
             raise malformed(value, expected, f"{nbytes} bytes")
         data_type = None
-    return Span(value, nbytes, name, data_type)
+    return begin, Span(value, nbytes, name, data_type)
 
 
 def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[Field]]:
@@ -357,49 +339,54 @@ _SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(""))
 # Writing the wire
 
 
-class _Edits:
-    """Replacements in a serialized model, with new lengths of the messages around them."""
+_Edit: TypeAlias = tuple[int, int, list[_Piece]]
+"""Offsets of the begin and the end of bytes in a model, and what takes their place."""
 
-    def __init__(self, wire: memoryview) -> None:
-        self._wire = wire
-        self._edits: list[tuple[int, int, tuple[_Piece, ...]]] = []
-        self._frames: dict[int, _Frame] = {}  # the edited messages, by the offset of their start
 
-    def replace(self, frame: _Frame, begin: int, end: int, *contents: _Piece) -> None:
-        """Replaces bytes of the message `frame`, from `begin` to `end`, by `contents`."""
-        self._edits.append((begin, end, contents))
-        frame.growth += sum(map(len, contents)) - (end - begin)
-        edited: _Frame | None = frame
-        while edited is not None and edited.start not in self._frames:
-            self._frames[edited.start] = edited
-            edited = edited.parent
+def _with_edits(
+    wire: memoryview, smallest: int, edit: Callable[[_Frame], list[_Edit]]
+) -> list[_Piece]:
+    """A serialized model with edited tensors, in pieces: views of `wire`, and what is inserted.
 
-    def pieces(self) -> list[_Piece]:
-        """The edited model: views of the original, and the inserted contents."""
-        self._mend_lengths()
+    Args:
+        wire: The model.
+        smallest: Least size of an edited tensor, in bytes.
+        edit: Gives the edits of a tensor, in order. It is called for each TensorProto that
+            `_children` finds, in the order of their offsets.
+    """
+    if len(wire) > MAX_MESSAGE_BYTES:
+        raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
+
+    def edited(frame: _Frame) -> list[_Piece]:
+        """The pieces of a message; none if nothing in it changes."""
+        edits: list[_Edit] = []
+        if frame.message is _TENSOR:
+            edits = edit(frame)
+        else:
+            for child in _children(wire, frame, smallest):
+                if contents := edited(child):
+                    length = varint(sum(map(len, contents)))
+                    edits.append((child.prefix, child.stop, [length, *contents]))
+        if not edits:
+            return []
         pieces: list[_Piece] = []
-        position = 0
-        for begin, end, contents in sorted(self._edits, key=itemgetter(0)):
+        position = frame.start
+        for begin, end, inserted in edits:
             if position < begin:
-                pieces.append(self._wire[position:begin])
-            pieces += contents
+                pieces.append(wire[position:begin])
+            pieces += inserted
             position = end
-        if position < len(self._wire):
-            pieces.append(self._wire[position:])
+        if position < frame.stop:
+            pieces.append(wire[position : frame.stop])
+        nbytes = sum(map(len, pieces))
+        if nbytes > MAX_MESSAGE_BYTES:
+            raise UnsupportedFeatureError(
+                f"the model would contain a message of {nbytes} bytes; "
+                f"protobuf allows {MAX_MESSAGE_BYTES}: keep the weights external"
+            )
         return pieces
 
-    def _mend_lengths(self) -> None:
-        inner_first = sorted(self._frames.values(), key=attrgetter("start"), reverse=True)
-        for frame in inner_first:
-            length = frame.stop - frame.start + frame.growth
-            if length > MAX_MESSAGE_BYTES:
-                raise UnsupportedFeatureError(
-                    f"the model would contain a message of {length} bytes; "
-                    f"protobuf allows {MAX_MESSAGE_BYTES}: keep the weights external"
-                )
-            if frame.parent is not None:
-                frame.parent.growth += frame.growth
-                self.replace(frame.parent, frame.prefix, frame.start, varint(length))
+    return edited(_Frame(onnx.ModelProto.DESCRIPTOR, 0, 0, len(wire), 0)) or [wire]
 
 
 def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
