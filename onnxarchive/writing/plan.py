@@ -220,8 +220,8 @@ def plan_archive(
         planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
         items += planned.items
         serialized[identifier] = planned.serialize()
-    crc32s = shared.crc32s if shared else {}
-    items = [item._replace(crc32=crc32s.get(item.name)) for item in items]
+    if shared:
+        items = [item._replace(crc32=shared.crc32s.get(item.name)) for item in items]
     items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
