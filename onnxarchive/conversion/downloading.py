@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from onnxarchive.files import locking
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
@@ -62,16 +61,9 @@ def download(
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
     path = path_of(url, path, is_key=store is not None)
-    replacement = Replacement(path, resumes=True)
-    try:
-        remote = open_object(Address(url, store, storage_options))
-    except BaseException:
-        replacement.discard()
-        raise
-    with remote:
-        file = download_object(remote, replacement, open_recognised, progress)
-    locking.unlock(file.fileno())  # closing alone would leave the lock to forks
-    file.close()
+    address = Address(url, store, storage_options)
+    with Replacement(path, resumes=True) as replacement, open_object(address) as remote:
+        download_object(remote, replacement, open_recognised, progress).close()
     return os.path.realpath(path)
 
 

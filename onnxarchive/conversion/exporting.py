@@ -184,8 +184,7 @@ def _export_external(
         linked_model(archive, external_data, offsets=offsets, in_place=True)
     )
     beside = _beside(destination, external_data)
-    data_replacement = Replacement(beside, timeout=timeout)
-    try:
+    with Replacement(beside, timeout=timeout) as data_replacement:
         require_space(beside, nbytes + len(serialized))
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
@@ -198,9 +197,6 @@ def _export_external(
             destination, require=lambda _: data_replacement.commit(), timeout=timeout
         ) as replacement:
             replacement.file.write(serialized)
-    except BaseException:
-        data_replacement.discard()
-        raise
 
 
 def _offsets(archive: Archive) -> tuple[dict[str, int], int]:

@@ -373,7 +373,7 @@ def _write_clone(
         replacement = Replacement(file.absolute_path, is_locked=True)
     except OSError:  # a new file, if needed, raises it again
         return False
-    try:
+    with replacement:
         clone = replacement.fileno()
         with naming(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
@@ -382,9 +382,6 @@ def _write_clone(
             return False
         write(replacement.file)
         replacement.written.truncate(replacement.file.offset)
-    except BaseException:
-        replacement.discard()
-        raise
     try:
         replacement.commit()
     except OSError as error:

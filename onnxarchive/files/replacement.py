@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
@@ -215,6 +215,8 @@ class Replacement:
     points to is replaced. Owner and permissions are kept (see `attributes.keep`). The new file is
     locked while it is written, unlike the leftover of a killed process.
 
+    As a context manager, it discards the new file if the block raises.
+
     Attributes:
         file: Writer of the new file.
         written: The new file.
@@ -281,6 +283,13 @@ class Replacement:
             if os.path.lexists(self._temporary.path):
                 break
             self.discard()  # `remove_abandoned` removed the file before this process locked it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            self.discard()
 
     def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
         if self.is_resumable:
@@ -420,12 +429,8 @@ def replacing(
     timeout: float | None = locking.TIMEOUT,
 ) -> Iterator[Replacement]:
     """Commits a `Replacement` when the block ends, or discards it if the block raises."""
-    replacement = Replacement(path, timeout=timeout)
-    try:
+    with Replacement(path, timeout=timeout) as replacement:
         yield replacement
-    except BaseException:
-        replacement.discard()
-        raise
     replacement.commit(require)
 
 

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
-from onnxarchive.files import attributes, locking
+from onnxarchive.files import attributes
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import sync
@@ -134,19 +134,15 @@ def _opened(
         if os.path.lexists(path):  # another process has just completed it
             replacement.discard()
             continue
-        try:
+        with replacement:
             # A copy is verified once, so it has to survive a power failure.
             sync(replacement.written, "choose a cache on another file system")
             description = {"url": remote.path[:_MOST_URL], "version": asdict(remote.version)}
             with replacing(_json_path(path)) as described:
                 attributes.set_mode(described.fileno(), path, _OWN_FILE_MODE)
                 described.file.write(json.dumps(description).encode())
-        except BaseException:
-            replacement.discard()
-            raise
-        copy = download_object(remote, replacement, read, progress)
-        attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
-        locking.unlock(copy.fileno())
+            copy = download_object(remote, replacement, read, progress)
+            attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
         return copy
     return copy
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files import locking
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
@@ -50,35 +51,31 @@ def download_object(
 ) -> MappedFile:
     """Downloads an archive into a new file, verifies it, and renames it into place.
 
-    An error discards the new file, unless it can be resumed: then it keeps what has arrived.
-
     Args:
         remote: The object. What is no archive is refused before its bytes are asked for.
-        replacement: The new file.
+        replacement: The new file. If it can be resumed after an error, it keeps what has arrived.
         read: Opens the object, and later the new file, as an archive.
         progress: Called with the bytes that have arrived and the bytes in all.
 
     Returns:
-        The open file, still locked except on Windows.
+        The open file, without a lock.
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
     """
     file = replacement.written
+    replacement.is_resumable &= remote.cache_key() is not None
     try:
-        replacement.is_resumable &= remote.cache_key() is not None
-        try:
-            read(remote)
-            _fetch(remote, replacement, progress)
-            with _Arrived(file, remote) as arrived:
-                read(arrived).verify()
-        except ArchiveFormatError:
-            file.truncate(0)
-            raise
-        return replacement.commit_open(lambda _: replacement.complete(remote.size))
-    except BaseException:
-        replacement.discard()
+        read(remote)
+        _fetch(remote, replacement, progress)
+        with _Arrived(file, remote) as arrived:
+            read(arrived).verify()
+    except ArchiveFormatError:
+        file.truncate(0)
         raise
+    downloaded = replacement.commit_open(lambda _: replacement.complete(remote.size))
+    locking.unlock(downloaded.fileno())  # closing alone would leave the lock to forks
+    return downloaded
 
 
 class _Arrived(MappedFile):
