@@ -124,22 +124,26 @@ def diff(
     with _open(locations[0], model) as one, _open(locations[1], model) as two:
         archives = one, two
         ids = [id for id in one.models if id in two.models] if model is None else [model]
-        assets = [archive.assets if model is None else () for archive in archives]
-        contents = [*map(_contents, archives, [ids, ids], assets)]
+        contents = [_contents(archive, ids, has_assets=model is None) for archive in archives]
         if full:
             _compare_bytes(_distinct(contents[0]), _distinct(contents[1]), progress)
         sections: dict[str, tuple[Change, ...]] = {}
         for id in ids:
-            described = [
+            models = [
                 _described_model(archive.models[id], each[id], stack_traces)
                 for archive, each in zip(archives, contents, strict=True)
             ]
             prefix = f"{id}/" if id and model is None else ""
-            changes = _model_changes(*described)
+            changes = _model_changes(*models)
             sections |= {prefix + section: changes[section] for section in changes}
         if model is None:
-            sections["models"] = _missing_models(one.models, two.models)
-            sections["assets"] = _asset_changes(*(each[None] for each in contents))
+            unmatched = [
+                {id: describe(archive.models[id].graph) for id in archive.models if id not in ids}
+                for archive in archives
+            ]
+            assets = [{path: str(each[None][path]) for path in each[None]} for each in contents]
+            sections["models"] = _text_changes(*unmatched)
+            sections["assets"] = _text_changes(*assets)
         return Difference(one.path, two.path, sections)
 
 
@@ -149,23 +153,10 @@ def _open(location: Location, model: str | None) -> Archive:
         return Archive(file, model=model or "")
 
 
-def _missing_models(
-    models: Mapping[str, onnx.ModelProto], others: Mapping[str, onnx.ModelProto]
-) -> tuple[Change, ...]:
-    """The models that only one of two archives has."""
-    removed = (Change(id, describe(models[id].graph), None) for id in models if id not in others)
-    added = (Change(id, None, describe(others[id].graph)) for id in others if id not in models)
-    return (*removed, *added)
-
-
-def _asset_changes(
-    assets: Mapping[str, _Content], others: Mapping[str, _Content]
-) -> tuple[Change, ...]:
-    changes: list[Change] = []
-    for path in {**assets, **others}:
-        texts = [[str(each[path])] if path in each else [] for each in (assets, others)]
-        changes += value_changes(path, *texts)
-    return tuple(changes)
+def _text_changes(texts: Mapping[str, str], others: Mapping[str, str]) -> tuple[Change, ...]:
+    """The changes between the descriptions of two archives' models or assets, by name."""
+    names = [name for name in {**texts, **others} if texts.get(name) != others.get(name)]
+    return tuple(Change(name, texts.get(name), others.get(name)) for name in names)
 
 
 @dataclass(slots=True)
@@ -190,12 +181,13 @@ class _Content:
 _Contents: TypeAlias = dict[str | None, dict[Any, _Content]]
 
 
-def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
+def _contents(archive: Archive, ids: Iterable[str], *, has_assets: bool) -> _Contents:
     @cache
     def entry_content(name: str) -> _Content:
         entry = archive.entries[name]
         return _Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
 
+    assets = archive.assets if has_assets else ()
     by_id: _Contents = {None: {name: entry_content(ASSET_PREFIX + name) for name in assets}}
     for id in ids:
         contents = by_id[id] = {}

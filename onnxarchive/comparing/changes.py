@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from operator import eq
 from typing import Any, Final, Literal
 
@@ -72,11 +72,9 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
 
     The elements of the lists are matched by name.
     """
-    lists = getattr(one, field), getattr(other, field)
-    ones, others = (_by_name(field, messages) for messages in lists)
-    for name in chain(ones, (name for name in others if name not in ones)):
-        before = lists[0][ones[name]] if name in ones else None
-        after = lists[1][others[name]] if name in others else None
+    ones, others = (_by_name(field, getattr(message, field)) for message in (one, other))
+    for name in {**ones, **others}:
+        before, after = ones.get(name), others.get(name)
         changes = tuple(_message_changes("", before, after))
         if changes and not changes[0].name:
             yield replace(changes[0], name=name)
@@ -134,8 +132,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
     """
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
-            for name, index in _by_name(field.name, value, f"{field.name} ").items():
-                yield name, value[index]
+            yield from _by_name(field.name, value, f"{field.name} ").items()
         elif field.message_type or schema.is_repeated(field):
             yield field.name, value
         elif field.containing_oneof or repr(value) != repr(field.default_value):
@@ -145,20 +142,20 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
     yield "unknown fields", [unknown] if unknown else []
 
 
-def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, int]:
-    """Index of each message by name: `x`, a second `x` is `x[1]`, an unnamed node `node[0]`."""
+def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
+    """The messages by name: `x`, a second `x` is `x[1]`, an unnamed node is `node[0]`."""
     counts: Counter[str] = Counter()
-    indices: dict[str, int] = {}
-    for index, message in enumerate(messages):
+    named: dict[str, Message] = {}
+    for message in messages:
         name = "" if prefix and field in _POSITIONAL else _name(message)
         key = f"{prefix}{name}" if name else field
         if counts[name] or not name:
             key += f"[{counts[name]}]"
-        while key in indices:  # another message has this name
+        while key in named:  # another message has this name
             key += "'"
-        indices[key] = index
+        named[key] = message
         counts[name] += 1
-    return indices
+    return named
 
 
 def _name(message: Any) -> str:
