@@ -35,24 +35,6 @@ _KINDS: Final = {"RssAnon": "anonymous", "RssFile": "mapped", "RssShmem": "mappe
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """An array among the inputs or outputs of a model.
-
-    Attributes:
-        name: Name of the input or output, with the position in a sequence or map: `y[0].values`.
-        array: The array, of numpy's type `object` or `str` if it holds strings.
-    """
-
-    name: str
-    array: NDArray[Any]
-
-    @property
-    def data_type(self) -> str:
-        """The ONNX name of the array's data type."""
-        return "STRING" if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Results of running a model.
 
@@ -61,8 +43,9 @@ class Outcome:
         providers: Execution providers of the session, in order of preference.
         random: Names of the random inputs.
         assumed: Open (dynamic) dimensions without a given size, by name; each has the size 1.
-        inputs: Arrays of the inputs; a sequence or map has several.
-        outputs: Arrays of the outputs.
+        inputs: Arrays of the inputs by name. A sequence or map has several: `x[0].values`. Arrays
+            of strings have numpy's type `object` or `str`.
+        outputs: Arrays of the outputs, in the same way.
         session_seconds: Time to make the session.
         run_seconds: Time of each run.
         memory: Growth of memory in bytes, from before the session to after the last run.
@@ -76,8 +59,8 @@ class Outcome:
     providers: tuple[str, ...]
     random: frozenset[str]
     assumed: Mapping[str, int]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
     session_seconds: float
     run_seconds: tuple[float, ...]
     memory: Mapping[str, int]
@@ -139,8 +122,8 @@ def run(
         providers=tuple(ort_session.get_providers()),
         random=frozenset(feed) - frozenset(inputs),
         assumed=assumed,
-        inputs=tuple(_values(feed)),
-        outputs=tuple(_values(outputs)),
+        inputs=dict(_arrays(feed)),
+        outputs=dict(_arrays(outputs)),
         packed=getattr(ort_session, "packed_weights", 0),
         session_seconds=session_seconds,
         run_seconds=tuple(run_seconds),
@@ -220,16 +203,16 @@ def _as_array(value: Any) -> Any:
     return dtypes.as_array(memoryview(data), data_type, value.shape())
 
 
-def _values(named: Mapping[str, Any]) -> Iterator[Value]:
-    """Yields the arrays of tensors, sequences, maps and optionals, with their names."""
+def _arrays(named: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yields name and array of tensors, and of the parts of sequences, maps and optionals."""
     for name, value in named.items():
         if isinstance(value, list | tuple):
-            yield from _values({f"{name}[{index}]": item for index, item in enumerate(value)})
+            yield from _arrays({f"{name}[{index}]": item for index, item in enumerate(value)})
         elif isinstance(value, dict):
-            yield Value(f"{name}.keys", np.array(list(value)))
-            yield Value(f"{name}.values", np.array(list(value.values())))
+            yield f"{name}.keys", np.array(list(value))
+            yield f"{name}.values", np.array(list(value.values()))
         elif value is not None:  # None is an empty optional
-            yield Value(name, np.asarray(value))
+            yield name, np.asarray(value)
 
 
 def _memory() -> dict[str, int]:

@@ -21,7 +21,7 @@ import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.interop import running
 from onnxarchive.interop.inputs import Port, make_inputs, random_input
-from onnxarchive.interop.running import Outcome, Value, run as run_model
+from onnxarchive.interop.running import Outcome, run as run_model
 from onnxarchive.model import dtypes
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
@@ -250,16 +250,17 @@ def test_strings_and_sequences_come_from_files_and_go_there(capsys: Captured) ->
 
 @pytest.mark.parametrize("name", [*(it.name for it in dtypes.BY_NUMBER.values()), "STRING"])
 def test_an_output_of_any_type_comes_from_its_file_as_an_input(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, capsys: Captured
 ) -> None:
     def run_identity(path: str, inputs: Any, **_: object) -> Outcome:
         """Runs types that ONNX Runtime lacks, too."""
         feed, assumed = make_inputs([Port("x", f"tensor({name.lower()})", (3, 5))], inputs, {})
-        outputs = (Value("y", feed["x"]),)
-        return Outcome(path, (), frozenset(), assumed, (), outputs, 0, (0,), {})
+        outputs = {"y": feed["x"]}
+        return Outcome(path, (), frozenset(), assumed, {}, outputs, 0, (0,), {})
 
     monkeypatch.setattr(running, "run", run_identity)
-    assert run("m.onnx", "--output", "first") == 0
+    (output,) = result_of(capsys, "run", "m.onnx", "--output", "first")["outputs"]
+    assert output == {"name": "y", "data_type": name, "dims": [3, 5]}
     assert run("m.onnx", "--input", "x=first/y.npy", "--output", "second") == 0
     x = random_input(Port("x", f"tensor({name.lower()})", (3, 5)), (3, 5))
     y = np.load("second/y.npy")

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 import webbrowser
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +21,14 @@ from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
+from onnxarchive.model import dtypes
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from onnxarchive.interop.inputs import Input
-    from onnxarchive.interop.running import Outcome, Value
+    from onnxarchive.interop.running import Outcome
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0
@@ -97,18 +100,17 @@ def _load(path: str) -> Input:
             raise ValueError(f"{path}: expected a .npy or .npz file; {reason}") from error
 
 
-def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
+def _save(outputs: Mapping[str, NDArray[Any]], directory: str) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
     from onnxarchive.files.local_file import PositionalWriter, make_file
     from onnxarchive.interop.inputs import npy_array
     from onnxarchive.model.keys import Keys
 
     keys, files = Keys(), {}
-    for output in outputs:
-        name = f"output {output.name!r}"
-        array = npy_array(output.array, name, "run without --output")
-        files[output.name] = f"{keys.assign(output.name[:200])}.npy"  # valid in every file system
-        with make_file(os.path.join(directory, files[output.name])) as file:
+    for name, output in outputs.items():
+        array = npy_array(output, f"output {name!r}", "run without --output")
+        files[name] = f"{keys.assign(name[:200])}.npy"  # valid in every file system
+        with make_file(os.path.join(directory, files[name])) as file:
             np.save(PositionalWriter(file), array, allow_pickle=False)  # errors name the file
     return files
 
@@ -124,14 +126,16 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         "providers": list(outcome.providers),
         "assumed_dims": dict(outcome.assumed),
         "inputs": [
-            _value(value) | {"random": value.name in outcome.random} for value in outcome.inputs
+            _described(name, array) | {"random": name in outcome.random}
+            for name, array in outcome.inputs.items()
         ],
-        "outputs": [*map(_value, outcome.outputs)],
+        "outputs": [_described(name, array) for name, array in outcome.outputs.items()],
     }
 
 
-def _value(value: Value) -> dict[str, Any]:
-    return {"name": value.name, "data_type": value.data_type, "dims": list(value.array.shape)}
+def _described(name: str, array: NDArray[Any]) -> dict[str, Any]:
+    data_type = "STRING" if array.dtype.kind in "UO" else dtypes.of_array(array).name
+    return {"name": name, "data_type": data_type, "dims": list(array.shape)}
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
