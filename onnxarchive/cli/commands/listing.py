@@ -22,7 +22,6 @@ from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
 from onnxarchive.reading.archive import Archive
-from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.layout import Placement
 
 _DEFAULT: Final = "(default)"  # shown for the empty id of the default model
@@ -39,43 +38,32 @@ def add_ls(commands: Any) -> None:
 def ls(arguments: argparse.Namespace) -> None:
     only = arguments.model
     with open_archive(arguments, only or "") as archive:
-        chosen = archive.models if only is None else {only: archive.model}
+        models = archive.contents.models
+        chosen = models if only is None else {only: models[only]}
         users = _users(archive)
-        entries = {entry.name: entry for entry in archive.entries.values()}
-        listed: dict[str, dict[str, Any]] = {}
-        outside = 0
-        for id in chosen:
-            refs = archive.contents.models[id].refs
-            outside += len(refs)
-            for key, ref in refs.items():
-                if key not in listed:
-                    listed[key] = {
-                        "name": ref.name,
-                        "key": key,
-                        "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
-                        "dims": [*ref.tensor.dims],
-                        "models": users[key],
-                        **_as_dict(entries[key]),
-                    }
-        others = [  # models and assets
-            {"name": name, **_as_dict(entry)}
-            for name, entry in entries.items()
-            if name not in users
-        ]
+        stored: list[dict[str, Any]] = []
+        others = []
+        for name, entry in archive.entries.items():
+            place = {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
+            ref = next((models[id].refs[name] for id in users.get(name, ()) if id in chosen), None)
+            if ref is not None:
+                data_type, dims = dtypes.BY_NUMBER[ref.tensor.data_type].name, [*ref.tensor.dims]
+                tensor = {"name": ref.name, "key": name, "data_type": data_type, "dims": dims}
+                stored.append({**tensor, "models": users[name], **place})
+            elif name not in users:  # a model or an asset
+                others.append({"name": name, **place})
         totals = {
-            "tensors": len(listed),
-            "in_model": sum(map(_count, chosen.values())) - outside,
-            "assets": len(others) - len(archive.models),
-            "weights": sum(item["nbytes"] for item in listed.values()),
+            "tensors": len(stored),
+            "in_model": sum(_count(model.model) - len(model.refs) for model in chosen.values()),
+            "assets": len(others) - len(models),
+            "weights": sum(tensor["nbytes"] for tensor in stored),
             "nbytes": archive.contents.file.size,
         }
-        are_several = len(archive.models) > 1
-    stored = sorted(listed.values(), key=itemgetter("data_offset"))
     words, numbers = itemgetter("name", "key", "data_type"), itemgetter("nbytes", "data_offset")
     rows = [[*words(row), shape(row["dims"]), *numbers(row), _ids(row["models"])] for row in stored]
     rows += [["", row["name"], "", "", *numbers(row), ""] for row in others]
     header = ["name", "key", "data type", "shape", "bytes", "offset", "models"]
-    if not are_several:
+    if len(models) == 1:
         header, rows = header[:-1], [row[:-1] for row in rows]
     summary = (
         f"{count(totals['tensors'], 'tensor')}, {size(totals['weights'])} in all; "
@@ -89,10 +77,6 @@ def ls(arguments: argparse.Namespace) -> None:
 def _count(model: onnx.ModelProto) -> int:
     """The number of tensors of a model."""
     return len(model.graph.initializer) + sum(1 for _ in tensors.walk_others(model))
-
-
-def _as_dict(entry: Entry) -> dict[str, int]:
-    return {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
 
 
 def _users(archive: Archive) -> dict[str, list[str]]:
@@ -118,11 +102,11 @@ def models(arguments: argparse.Namespace) -> None:
         users = _users(archive)
         listed = [_described(archive, id, users) for id in archive.models]
     header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
-    rows: list[list[object]] = []
-    for model in listed:
-        numbers = model["parameters"], model["shared_nbytes"], model["own_nbytes"]
-        ports = _few(model["inputs"]), _few(model["outputs"])
-        rows.append([model["id"] or _DEFAULT, *ports, *numbers])
+    numbers = itemgetter("parameters", "shared_nbytes", "own_nbytes")
+    rows = [
+        [model["id"] or _DEFAULT, _few(model["inputs"]), _few(model["outputs"]), *numbers(model)]
+        for model in listed
+    ]
     say(arguments, {"path": archive.path, "models": listed}, table(header, rows))
 
 
