@@ -21,7 +21,7 @@ from onnxarchive.errors import (
 from onnxarchive.files.filesystem import is_below, leads_out, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import replacing
-from onnxarchive.interop.ort_options import machine
+from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import ranges_of

@@ -22,11 +22,11 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.progress import Progress
-from onnxarchive.interop.onnxruntime import SessionInputs
-from onnxarchive.interop.ort_options import (
+from onnxarchive.interop.onnxruntime import (
     OPTIMIZED_DATA,
     OPTIMIZED_NBYTES,
     SAVE_PACKED,
+    SessionInputs,
     compares_packed,
     machine,
     require_onnxruntime,

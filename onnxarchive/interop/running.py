@@ -15,12 +15,12 @@ import numpy as np
 
 from onnxarchive.errors import ModelNotFoundError, with_path
 from onnxarchive.interop.inputs import Input, Port, make_inputs
-from onnxarchive.interop.onnxruntime import session
-from onnxarchive.interop.ort_options import (
+from onnxarchive.interop.onnxruntime import (
     RunError as RunError,
     prepacking_entries,
     require_onnxruntime,
     run_errors,
+    session,
     set_entries,
 )
 from onnxarchive.model import dtypes

@@ -34,7 +34,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.interop.ort_options import OPTIMIZED_DATA, copy_options
+from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import linked_model

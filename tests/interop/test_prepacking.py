@@ -31,7 +31,7 @@ from processes import completed
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError
-from onnxarchive.interop.ort_options import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
+from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
 from onnxarchive.model.prepacked import PREFIX, PackedSet, PackedWeight
 
 pytestmark = needs_packed_weights

@@ -220,7 +220,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
 
     Only weights are counted that have the same bytes as when they were packed.
     """
-    from onnxarchive.interop.ort_options import machine
+    from onnxarchive.interop.onnxruntime import machine
     from onnxarchive.reading.linked_models import packed_sets
 
     present = {
@@ -261,7 +261,7 @@ def set_lines(described: dict[str, Any]) -> list[str]:
 
 def _compares_packed() -> bool:
     """Whether there is an ONNX Runtime that compares packed weights before it uses them."""
-    from onnxarchive.interop.ort_options import compares_packed
+    from onnxarchive.interop.onnxruntime import compares_packed
 
     try:
         return compares_packed()
