@@ -391,17 +391,25 @@ def test_an_archive_is_not_written_to_a_terminal(source: Path) -> None:
     assert b"expected a file or a pipe as standard output, found a terminal" in done.stderr
 
 
+# A command whose new file is complete, but for its name, waits.
+WAITING = """
+import time
+from onnxarchive import cli
+from onnxarchive.files.replacement import Replacement
+Replacement.commit = lambda *_: time.sleep(600)
+cli.run()
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_conversion_leaves_nothing_behind(
-    tmp_path: Path, number: signal.Signals
+    source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    source = write_model(tmp_path / "m.onnx", runnable_model(1 << 27))  # takes a moment
-    target = tmp_path / "new.onnxa"
-    command = [sys.executable, "-m", "onnxarchive", "convert", source, target]
+    command = [sys.executable, "-c", WAITING, "convert", source, tmp_path / "new.onnxa"]
     with started(command) as process:
         wait_until(lambda: any(tmp_path.glob(".*.tmp")), process)
         process.send_signal(number)
-        error = process.communicate(timeout=30)[1]
+        error = process.communicate(timeout=280)[1]
     assert (process.returncode, error) == (
         128 + number,
         "onnxarchive: interrupted; temporary files were removed\n",
@@ -422,7 +430,7 @@ def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_trace
     command = ["-m", "onnxarchive"] if program == "-m" else [script]
     environment = {**os.environ, "PYTHONPATH": path}
     with started([sys.executable, *command, "ls", "m.onnxa"], env=environment) as process:
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=280) == ("", "")
     assert process.returncode == -signal.SIGINT  # 130 in a shell
 
 

@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_no_temporary_file_and_no_process(
         children = _children(process.pid)
         assert sum(map(_is_worker, children)) == (jobs if jobs > 1 else 0)
         send(process.pid, number)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=280)
         assert process.returncode == 128 + number, error
         assert "onnxarchive: interrupted" in error
         assert "Traceback" not in error
@@ -274,7 +274,7 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
     with _converting(tmp_path) as process:
         wait_until((out / "0.onnxa").exists, process)
         process.send_signal(signal.SIGINT)
-        error = process.communicate(timeout=30)[1]
+        error = process.communicate(timeout=280)[1]
         assert process.returncode == 130, error
     assert (out / "0.onnxa").exists()
     assert "nothing was written" not in error
@@ -289,7 +289,7 @@ def test_an_interrupt_while_workers_start_ends_the_command(
     with _converting(tmp_path, "--jobs", "2", nbytes=1_000_000) as process:
         wait_until(lambda: bool(_children(process.pid)), process)
         send(process.pid, number)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=280)
     assert process.returncode == 128 + number, error
     assert error.startswith("onnxarchive: interrupted")
     assert error.count("\n") == 1
@@ -310,7 +310,7 @@ def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
         wait_until(has_workers, process)
         for worker in workers:
             os.kill(worker, signal.SIGINT)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=280)
     assert error == ""
     assert f"{COUNT} models converted, 0 failed" in output
 
@@ -337,7 +337,7 @@ def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> 
         wait_until(lambda: any(out.glob(".*.tmp")), process)
         for worker in filter(_is_worker, _children(process.pid)):
             os.kill(worker, signal.SIGKILL)
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=280)
         assert process.returncode == 2, error
     assert "Traceback" not in error
     assert "worker failed" in output

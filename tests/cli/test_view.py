@@ -155,7 +155,7 @@ def test_view_serves_until_it_is_ended_and_leaves_no_page(
         assert read(view.url + "data/layer_0_weight") == bytes(opened.read("layer_0_weight"))
     assert len(list(view.temporary.rglob("*"))) == 2
     view.process.send_signal(number)
-    assert view.process.communicate(timeout=30) == ("", "")
+    assert view.process.communicate(timeout=280) == ("", "")
     assert view.process.returncode == 0
     assert list(archive.parent.iterdir()) == [archive]
     assert list(view.temporary.iterdir()) == []
@@ -192,7 +192,7 @@ def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View)
         read(view.url + "data/layer_0_weight")
     caught.value.close()
     view.process.send_signal(signal.SIGINT)
-    _, error = view.process.communicate(timeout=30)
+    _, error = view.process.communicate(timeout=280)
     start = f"onnxarchive: warning: a weight is not shown: {archive}: entry 'layer_0_weight': "
     assert error.startswith(start)
     assert error.count("\n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -168,31 +167,36 @@ def test_a_tree_keeps_its_shape_and_a_failure_stops_nothing(
 
 
 class _Backwards(Executor):
-    """Runs the calls in the opposite order, when the results are wanted."""
+    """Runs so many calls in the opposite order, each when `taken` was released for the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self.taken = threading.Semaphore()
+        self._count = count
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
-        self._thread = threading.Thread(target=self._run)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._calls.append((future, lambda: fn(*args, **kwargs)))
-        if not self._thread.is_alive():
-            self._thread.start()
+        if len(self._calls) == self._count:
+            threading.Thread(target=self._run, daemon=True).start()
         return future
 
     def _run(self) -> None:
-        time.sleep(0.2)
         for future, call in reversed(self._calls):
+            self.taken.acquire()
             future.set_result(call())
 
 
 def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in (3, 1, 2)]
     done: list[str] = []
-    found = convert_many(
-        paths, tmp_path / "out", _Backwards(), on_done=lambda item, _, __: done.append(item.source)
-    )
+    executor = _Backwards(3)
+
+    def on_done(item: Conversion, *_: int) -> None:
+        done.append(item.source)
+        executor.taken.release()
+
+    found = convert_many(paths, tmp_path / "out", executor, on_done=on_done)
     assert [item.source for item in found] == list(map(str, paths))
     assert done == [str(path) for path in reversed(paths)]
 
@@ -400,7 +404,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for executor in (None, _Backwards()):
+    for executor in (None, _Backwards(4)):
         with pytest.raises(KeyboardInterrupt):
             convert_many(paths, tmp_path / "out", executor, on_done=interrupt)
 

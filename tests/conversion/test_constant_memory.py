@@ -92,8 +92,11 @@ def _is_same_file(one: Path, other: Path) -> bool:
 def test_what_is_measured_is_what_is_allocated() -> None:
     code = f"""
 {MEASURE_MEMORY}
-import zlib
-print(growth(lambda: zlib.crc32(b"x" * (200 << 20))))
+import time
+def hold():
+    taken = b"x" * (200 << 20)
+    time.sleep(1)
+print(growth(hold))
 """
     assert 200 * MIB <= int(run_python(code)) < 250 * MIB
 

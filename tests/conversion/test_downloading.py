@@ -590,14 +590,18 @@ def test_a_download_that_a_signal_ends_goes_on_where_it_was(
     def change(request: Request, answer: Answer) -> Answer:
         first = request.range.removeprefix("bytes=").partition("-")[0]
         if first and int(first) > 600_000:
-            released.wait(30)
+            released.wait(280)
         return answer
+
+    def is_written() -> bool:
+        with MappedFile(folder / ".m.onnxa.download") as file:
+            return transfers.arrived_nbytes(file, len(ARCHIVE)) >= 3 * objects.END_SIZE
 
     web.change = change
     command = [sys.executable, "-c", SLOW, url.replace("//", "//me:SECRET@"), folder / "m.onnxa"]
     with started(command) as process:
         wait_until(lambda: web.nbytes >= 5 * objects.END_SIZE, process)
-        threading.Event().wait(1)  # the bytes are written
+        wait_until(is_written, process)
         process.send_signal(signal.Signals[number])
         wait_until(lambda: process.poll() is not None)
         out, err = process.communicate()
@@ -611,7 +615,7 @@ def test_a_download_that_a_signal_ends_goes_on_where_it_was(
     web.change = lambda _, answer: answer
     web.requests.clear()
     with started(command) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert asked(web) <= len(ARCHIVE) - 3 * objects.END_SIZE
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE

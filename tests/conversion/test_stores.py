@@ -103,7 +103,7 @@ from onnxarchive.cli import main
 from onnxarchive.remote import writing
 write = writing._StoreWriter.write
 def slowly(self, data):
-    time.sleep(0.02)
+    time.sleep(0.2)
     return write(self, data)
 writing._StoreWriter.write = slowly
 sys.exit(main(sys.argv[1:]))
@@ -121,7 +121,7 @@ def test_ctrl_c_leaves_nothing_in_the_bucket(
     with started(command) as process:
         wait_until(lambda: s3.uploads() > 0, process)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=280)
     assert "SECRET" not in out + err
     assert "Traceback" not in err
     assert keys(s3) == 0

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+_Result = TypeVar("_Result")
 _ENDING = [it for it in signal.Signals if it.name in ("SIGHUP", "SIGINT", "SIGTERM")]
 
 
@@ -80,13 +81,19 @@ def at_once(calls: Iterable[Callable[[], object]]) -> None:
         thread.join()
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits until a condition is true; fails after a minute, or if `process` ends first."""
+def wait_until(
+    condition: Callable[[], _Result], process: subprocess.Popen[str] | None = None
+) -> _Result:
+    """Waits until a condition is true; returns its value.
+
+    Fails after a minute, or if `process` ends first.
+    """
     deadline = time.monotonic() + 60
-    while not holds():
+    while not (found := condition()):
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.001)
+    return found
 
 
 def is_running(process: int) -> bool:

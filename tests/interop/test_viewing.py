@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -271,28 +270,15 @@ def test_another_kind_of_netron_is_told(
 # In a browser
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    return pytest.fail(f"{what} did not appear")
-
-
 def select(browser: Any, css: str) -> list[Any]:
     return list(browser.find_elements("css selector", css))
 
 
 def show_node(browser: Any, op_type: str) -> None:
     """Clicks a node of the graph."""
-    texts = wait_for(
-        lambda: [it for it in select(browser, ".node text") if it.text == op_type],
-        f"a node {op_type}",
-    )
+    texts = wait_until(lambda: [it for it in select(browser, ".node text") if it.text == op_type])
     texts[0].click()
-    wait_for(lambda: "INPUTS" in sidebar(browser), "the properties of the node")
+    wait_until(lambda: "INPUTS" in sidebar(browser))
 
 
 def sidebar(browser: Any) -> str:
@@ -301,13 +287,12 @@ def sidebar(browser: Any) -> str:
 
 def shown_values(browser: Any, weight: str) -> str:
     """Expands a weight in the sidebar and then its tensor, and gives what is written there."""
-    value = wait_for(
+    value = wait_until(
         lambda: [
             it
             for it in select(browser, ".sidebar .sidebar-item-value")
             if re.search(rf"^name: {re.escape(weight)}$", it.text, re.MULTILINE)
-        ],
-        f"the weight {weight}",
+        ]
     )[0]
     expanders = value.find_elements("css selector", ".sidebar-item-value-expander")
     expanders[0].click()
@@ -315,9 +300,8 @@ def shown_values(browser: Any, weight: str) -> str:
         buttons = value.find_elements("css selector", ".sidebar-item-value-button")
         if not value.find_elements("css selector", "pre") and buttons:
             buttons[min(index, len(buttons) - 1)].click()
-    texts = wait_for(
-        lambda: [it.text for it in value.find_elements("css selector", "pre") if len(it.text) > 3],
-        f"the values of {weight}",
+    texts = wait_until(
+        lambda: [it.text for it in value.find_elements("css selector", "pre") if len(it.text) > 3]
     )
     return str(texts[0])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from models import run_python
+from processes import wait_until
 from remote_files import CONTENT, open_object
 from web_server import Answer, Request, WebServer
 
@@ -263,10 +264,7 @@ def test_closing_a_stream_cancels_its_requests(server: WebServer, method: str) -
         gc.disable()  # which would end requests that a reference cycle keeps
         try:
             parts.close()
-            end = time.monotonic() + 20
-            while server.running and time.monotonic() < end:
-                time.sleep(0.02)
-            assert not server.running
+            wait_until(lambda: not server.running)
         finally:
             gc.enable()
             released.set()

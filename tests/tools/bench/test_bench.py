@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from pages import needs_smaps
-from processes import completed, started
+from processes import completed, started, wait_until
 
 import onnxarchive
 from tools.bench import cases, inputs, process, report, run as bench, server
@@ -285,8 +284,7 @@ def test_an_interrupted_run_leaves_nothing_behind(number: signal.Signals, tmp_pa
         assert process.stderr is not None
         assert process.stderr.readline() == "start ...\n"
         (folder,) = tmp_path.iterdir()
-        while not any(folder.iterdir()):  # until the first tool has begun to write
-            time.sleep(0.01)
+        wait_until(lambda: any(folder.iterdir()), process)  # the first tool has begun to write
         process.send_signal(number)
         assert process.wait() == bench.INTERRUPTED
         assert "nothing is left behind" in process.stderr.read()
@@ -370,7 +368,7 @@ def test_memory_that_is_given_back_meanwhile_is_seen(
         "def prepare(place):\n"
         "    def step():\n"
         "        taken = bytearray(200 << 20)\n"
-        "        time.sleep(0.1)\n"
+        "        time.sleep(1)\n"
         "    return step\n"
         "measure = cases.Measure('taking', 'warm', prepare)\n"
         "cases.CASES['taking'] = cases.Case('', (measure,))\n"
