@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, Unpack
 
 from onnxarchive.errors import (
@@ -20,14 +19,14 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.data import SupportsWrite
+from onnxarchive.files.data import Data, SupportsWrite
 from onnxarchive.files.file import File
 from onnxarchive.files.file_data import FileData, RandomAccessData, spool
 from onnxarchive.files.filesystem import directory_of, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX, is_key
+from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
@@ -353,24 +352,19 @@ def _open_archive(location: Location, file: File) -> Archive | None:
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:
-    stored = partial(EntryData, archive.contents)
-    if verify_checksum:
-        for key in [name for name in archive.entries if is_key(name)]:
-            actual = sha1(stored(key))
-            for ref in archive.contents.refs(key):
-                expected = tensors.checksum(ref.tensor)
-                if expected not in (None, actual):
-                    raise ChecksumError(
-                        f"{ref}: expected SHA-1 {expected}, found {actual}",
-                        rule="DATA-6",
-                        entry=key,
-                    )
-
     def source(identifier: str) -> Source:
-        refs = archive.contents.models[identifier].refs.items()  # in the order of `tensors.walk`
+        tensors_data: list[Data] = []
         cleared: dict[str, str] = {}
-        data = [with_cleared_tail(stored(key), ref, cleared) for key, ref in refs]
-        return Source(archive.models[identifier], data, is_own=True, cleared=cleared)
+        # In the order of `tensors.walk`.
+        for key, ref in archive.contents.models[identifier].refs.items():
+            data = EntryData(archive.contents, key)
+            expected = tensors.checksum(ref.tensor) if verify_checksum else None
+            if expected is not None and (actual := sha1(data)) != expected:
+                raise ChecksumError(
+                    f"{ref}: expected SHA-1 {expected}, found {actual}", rule="DATA-6", entry=key
+                )
+            tensors_data.append(with_cleared_tail(data, ref, cleared))
+        return Source(archive.models[identifier], tensors_data, is_own=True, cleared=cleared)
 
     default, *further = archive.models
     whole = source(default)

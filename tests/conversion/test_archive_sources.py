@@ -58,7 +58,7 @@ def test_damaged_bytes_are_not_passed_on(archive: Path, name: str) -> None:
     assert list(archive.parent.iterdir()) == [archive]
 
 
-# Sound zips that break a rule of archives, which converting mends
+# Sound zips that break a rule of archives, which converting mends or refuses
 
 
 def _write(path: Path, entries: Mapping[str, bytes]) -> Path:
@@ -86,6 +86,15 @@ def test_elements_that_break_a_rule_are_not_passed_on(tmp_path: Path, count: int
         onnxarchive.convert(path, tmp_path / "new.onnxa", jobs=1)
     assert (caught.value.rule, caught.value.entry) == ("TENSOR-5", "w")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checksums_of_tensors_are_compared_when_asked(tmp_path: Path) -> None:
+    tensor = external(W, "w", checksum="0" * 40)
+    path = _write(tmp_path / "m.onnxa", _entries(tensor, w=W.raw_data))
+    assert converted(path) == saved(model_of(W))
+    with pytest.raises(ChecksumError, match="expected SHA-1 0000") as caught:
+        onnxarchive.convert(path, tmp_path / "new.onnxa", verify_checksum=True)
+    assert (caught.value.rule, caught.value.entry) == ("DATA-6", "w")
 
 
 BROKEN = {
