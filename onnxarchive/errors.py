@@ -200,9 +200,9 @@ def without_traceback(error: _Error) -> _Error:
     return error.with_traceback(None)
 
 
-def describe_error(error: OSError) -> str:
-    """The message of an `OSError`: the file and the fault, without the error number."""
-    if error.strerror is None:
+def describe_error(error: object) -> str:
+    """The message of an error; of an `OSError` the file and the fault, without the number."""
+    if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     file = "" if error.filename is None else f"{error.filename or repr(error.filename)}: "
     return file + error.strerror

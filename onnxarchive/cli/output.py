@@ -56,7 +56,7 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
     """Prints an error, or a message, to standard error; `debug` adds the error's traceback."""
     if debug and isinstance(error, BaseException):
         print(_shown_safely("".join(traceback.format_exception(error))), file=sys.stderr)
-    text = describe_error(error) if isinstance(error, OSError) else str(error)
+    text = describe_error(error)
     path = getattr(error, "filename", None) or getattr(error, "path", None)
     if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))

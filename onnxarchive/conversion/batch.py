@@ -107,7 +107,8 @@ def convert_many(
         folder = folder.at(os.path.realpath(folder.path))
         if not dry_run:
             os.makedirs(folder.require_local(), exist_ok=True)
-    work = list(_work([folder.at(source) for source in sources], folder))
+    met: set[str] = set()
+    work = [item for source in sources for item in _work(folder.at(source), folder, met)]
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
         follow_links = os.path.abspath(follow_links)
@@ -158,48 +159,68 @@ def _outcomes(
             yield index, _failure(source, target, f"the worker failed: {failure!r}")
 
 
-def _work(sources: Iterable[Location], folder: Location) -> Iterator[_Work]:
-    """Yields each model, the archive to make of it, and None.
+def _work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
+    """Yields each model of a source, the archive to make of it, and None.
 
     Yields an error message in place of None for a model whose path is not allowed, for a source or
-    folder that cannot be read, and for a source without models.
+    folder that cannot be read, and for a source without models. `met` has the addresses of models
+    that are converted already.
     """
-    met: set[str] = set()
-    for source in sources:
-        faults: list[tuple[str, str]] = []
-        note = partial(_note_fault, faults, source)
-        has_model = False
-        try:
-            for address, relative in _models(source, note):
-                if _is_made(address, source, folder):
-                    continue
-                has_model = True
-                if address in met:
-                    continue
-                met.add(address)
-                if source.path is not None or is_plain_path(relative):
-                    yield source.at(address), _archive(folder, relative), None
-                else:
-                    message = f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}"
-                    faults.append((address, message))
-        except (OSError, ArchiveError, ImportError) as error:
-            note(error)
-        if not has_model and not faults:
-            message = "expected a model in this tree, found none"
-            note(FileNotFoundError(errno.ENOENT, message, source.name))
-        for address, message in faults:
-            faulty = source.at(address)
-            target = _archive(folder, os.path.basename(faulty.name.rstrip("/")))
-            yield faulty, target, message
+    faults: list[_Work] = []
+
+    def note(error: Exception) -> None:
+        faults.append(_fault(source, folder, error))
+
+    has_model = False
+    try:
+        for address, relative in _models(source, note):
+            if _is_made(address, source, folder):
+                continue
+            has_model = True
+            if address in met:
+                continue
+            met.add(address)
+            if source.path is not None or is_plain_path(relative):
+                yield source.at(address), _archive(folder, relative), None
+            else:
+                expected = f"expected {PLAIN_PATH} below {source.name}"
+                faulty = ValueError(f"{expected}, found {shown(relative)}")
+                yield _fault(source.at(address), folder, faulty)
+    except (OSError, ArchiveError, ImportError) as error:
+        note(error)
+    if not has_model and not faults:
+        message = "expected a model in this tree, found none"
+        note(FileNotFoundError(errno.ENOENT, message, source.name))
+    yield from faults
+
+
+def _fault(source: Location, folder: Location, error: Exception) -> _Work:
+    """The fault of a source; if an `OSError` names a path below a local source, of this path."""
+    if source.path is not None and isinstance(error, OSError):
+        source = source.at(os.path.abspath(error.filename or source.path))
+    target = _archive(folder, os.path.basename(source.name.rstrip("/")))
+    return source, target, describe_error(error)
 
 
 def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, str]]:
-    """Yields absolute path or URL, and relative path, of each model."""
-    if source.path is None:
-        yield from _find_remote_models(source)
-    else:
+    """Yields the absolute path or URL of each model, and its path relative to the source.
+
+    Below a URL, an object is a model if its name ends with `.onnx` or `.onnxa`, and no component of
+    its path begins with a dot; no object is read. Objects come in the order of their paths, which
+    are as the store lists them, unchecked.
+    """
+    if source.path is not None:
         for path, relative in find_models(source.path, on_error):
             yield os.path.abspath(path), relative
+    elif source.name.lower().endswith(_MODEL_SUFFIXES):
+        yield source.address, os.path.basename(source.name)
+    else:
+        for listed in sorted(source.objects()):
+            is_hidden = any(
+                part[:1] == "." and part not in (".", "..") for part in listed.path.split("/")
+            )
+            if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
+                yield listed.url, listed.path
 
 
 def _is_made(address: str, source: Location, folder: Location) -> bool:
@@ -218,16 +239,6 @@ def _archive(folder: Location, relative: str) -> Location:
     if folder.path is not None:
         return folder.at(os.path.join(folder.path, name))
     return folder.at(f"{folder.address.rstrip('/')}/{name}")
-
-
-def _note_fault(faults: list[tuple[str, str]], source: Location, error: Exception) -> None:
-    """Adds the address and the message of an error; a list of errors would keep them."""
-    if not isinstance(error, OSError):
-        faults.append((source.address, str(error)))
-    elif source.path is None:
-        faults.append((source.address, describe_error(error)))
-    else:
-        faults.append((os.path.abspath(error.filename or source.path), describe_error(error)))
 
 
 def find_models(
@@ -278,26 +289,6 @@ def _is_candidate(path: str) -> bool:
         return False
 
 
-def _find_remote_models(folder: Location) -> Iterator[tuple[str, str]]:
-    """Finds the models below a URL, in the order of their paths.
-
-    An object is a model if its name ends with `.onnx` or `.onnxa`; no object is read. Names that
-    begin with a dot are skipped. If the URL ends with `.onnx` or `.onnxa`, it is the only model.
-
-    Yields:
-        The URL of a model, and the path that the store lists, relative to `folder` and unchecked.
-    """
-    if folder.name.lower().endswith(_MODEL_SUFFIXES):
-        yield folder.address, os.path.basename(folder.name)
-        return
-    for listed in sorted(folder.objects()):
-        is_hidden = any(
-            part[:1] == "." and part not in (".", "..") for part in listed.path.split("/")
-        )
-        if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
-            yield listed.url, listed.path
-
-
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
     """Assets that can be sent to workers: each an absolute path or `bytes`."""
     return {
@@ -346,9 +337,7 @@ def convert_one(
         with attributes.collected() as lost:  # a worker's warnings would not be seen
             conversion = convert_silently({"": source}, target, options, reading, dry_run=dry_run)
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))
-    except (ArchiveError, ValueError) as error:
-        return _failure(source, target, str(error), _public_type(error))
-    except OSError as error:
-        return _failure(source, target, describe_error(error), type(error).__name__)
+    except (ArchiveError, ValueError, OSError) as error:
+        return _failure(source, target, describe_error(error), _public_type(error))
     except Exception as error:  # the other conversions go on
         return _failure(source, target, f"{type(error).__name__}: {error}")
