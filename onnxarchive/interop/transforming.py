@@ -321,7 +321,8 @@ def _require_dropped(
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """The main graph, training graphs and their subgraphs, but not the graphs in functions."""
-    return walking.graphs(model, without="functions")
+    graphs = walking.below(model, (), onnx.GraphProto.DESCRIPTOR)
+    return (graph for path, graph in graphs if path[0][0] != "functions")  # type: ignore[misc]
 
 
 def _used_names(model: onnx.ModelProto) -> set[str]:

@@ -14,7 +14,6 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     Report,
     Strict,
-    UnsupportedFeatureError,
     shown,
 )
 from onnxarchive.files.data import Buffer
@@ -88,14 +87,8 @@ def filled(data: Buffer, inlined: Mapping[str, memoryview]) -> tuple[memoryview,
         return (memoryview(data),)
     from onnxarchive.model import weights  # not needed to open an archive
 
-    try:
-        pieces = weights.fill(data, inlined.get)
-    except UnsupportedFeatureError as error:
-        raise ArchiveFormatError(
-            f"{error.message}; store more tensors outside (size_threshold, convert_attribute)",
-            rule="MODEL-2",
-        ) from error
-    return tuple(memoryview(piece) for piece in pieces)
+    require_size(len(data) + sum(view.nbytes for view in inlined.values()))
+    return tuple(map(memoryview, weights.fill(data, inlined.get)))
 
 
 def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelProto | None:
@@ -164,17 +157,15 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
     before = metadata(model)
     changed = {key: value for key, value in pairs.items() if before.get(key) != value}
     unwritten = dict(changed)
-    updated = onnx.ModelProto()
+    are_removed = []
     for pair in model.metadata_props:
         key = tensors.text(pair.key)
+        are_removed.append(key not in unwritten and (key in changed or key not in pairs))
         if key in unwritten:
-            updated.metadata_props.add(key=key, value=unwritten.pop(key))
-        elif key in pairs and key not in changed:
-            updated.metadata_props.append(pair)
+            pair.value = unwritten.pop(key)
+    tensors.remove(model.metadata_props, are_removed)
     for key, value in unwritten.items():
-        updated.metadata_props.add(key=key, value=value)
-    del model.metadata_props[:]
-    model.metadata_props.extend(updated.metadata_props)
+        model.metadata_props.add(key=key, value=value)
 
 
 class CheckedModel(NamedTuple):

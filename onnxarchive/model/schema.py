@@ -15,12 +15,10 @@ def fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
     They are the name of each field, and True if it is repeated; the shortest paths come first.
     """
     distances = {kind: 0}
-    nearest = [kind]
-    while nearest:
-        distance = distances[nearest[0]] + 1
-        farther = (message for message in messages() if message not in distances)
-        nearest = [message for message in farther if _leading(message, distances)]
-        distances.update(dict.fromkeys(nearest, distance))
+    others = [message for message in messages() if message is not kind]
+    while nearest := [message for message in others if _leading(message, distances)]:
+        distances |= dict.fromkeys(nearest, max(distances.values()) + 1)
+        others = [message for message in others if message not in distances]
     return {
         message: [(field.name, is_repeated(field)) for field in _leading(message, distances)]
         for message in distances

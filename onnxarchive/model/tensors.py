@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,9 +21,6 @@ from onnxarchive.files.data import Data, Stored
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.walking import MAIN_GRAPH, Path, below
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
 STRING = onnx.TensorProto.STRING
@@ -248,19 +245,6 @@ class InitializerData(MadeData):
 def resolved(data: Data) -> Data:
     """The data that `MadeData` makes; other data is returned."""
     return data.resolve() if isinstance(data, MadeData) else data
-
-
-def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
-    """The elements of a tensor of strings as an array of `str`.
-
-    Raises:
-        ValueError: The tensor has another type, its elements do not fit its shape, or an element is
-            not UTF-8.
-    """
-    if tensor.data_type != STRING or any(dim < 0 for dim in tensor.dims):
-        raise ValueError("not a tensor of strings")
-    elements = [element.decode() for element in tensor.string_data]
-    return np.array(elements, dtype=object).reshape(tuple(tensor.dims))
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:

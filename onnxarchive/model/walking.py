@@ -1,4 +1,4 @@
-"""Walks over the messages of a model, and yields its graphs with their paths.
+"""Walks over the messages of a model, and yields those of one type with their paths.
 
 The descriptors of ONNX's protos (`schema`) give the fields that the walk enters, so the walk misses
 no tensor or graph in a field that the installed onnx knows.
@@ -7,33 +7,18 @@ no tensor or graph in a field that the installed onnx knows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-
-import onnx
 
 from onnxarchive.model import schema
 
 if TYPE_CHECKING:
+    import onnx
     from google.protobuf.message import Message
 
 Path: TypeAlias = tuple[tuple[str, int | None], ...]
 """The fields from a model to a message in it, each with an index if the field is repeated."""
 
 MAIN_GRAPH: Final[Path] = (("graph", None),)
-
-
-def graphs(model: onnx.ModelProto, *, without: str) -> Iterator[onnx.GraphProto]:
-    """Yields the graphs of a model but those in one of its fields.
-
-    The main graph comes first, and each graph before its subgraphs.
-    """
-    yield model.graph
-    kind = onnx.GraphProto.DESCRIPTOR
-    subgraphs = below(model.graph, MAIN_GRAPH, kind)
-    for path, graph in chain(subgraphs, below(model, (), kind, without="graph")):
-        if path[0][0] != without:
-            yield graph  # type: ignore[misc]
 
 
 def below(

@@ -171,10 +171,7 @@ def fields_of(data: Buffer) -> Iterator[Field]:
 
 def count_graphs(data: Buffer) -> int:
     """The number of fields with a graph in a serialized ModelProto; protobuf merges several."""
-    count = 0
-    for tag, *_ in fields_of(data):
-        count += tag == _GRAPH
-    return count
+    return sum(tag == _GRAPH for tag, *_ in fields_of(data))
 
 
 def is_model(data: Buffer) -> bool:

@@ -263,7 +263,7 @@ class Archive(Closing):
         name = type(self).__name__
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
 
-    def __reduce__(self) -> tuple[Callable[..., Archive], tuple[str, int, str]]:
+    def __reduce__(self) -> tuple[Callable[[str], Archive], tuple[str]]:
         """Pickles the path, `max_model_nbytes` and the model's id; unpickling opens the archive.
 
         Raises:
@@ -277,19 +277,14 @@ class Archive(Closing):
                 "file object or at a URL; open it in the process that uses it"
             )
         file.fileno()  # raises if the file is closed
-        return _reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
+        reopen = partial(open, model=self.model_id, max_model_nbytes=self.max_model_nbytes)
+        return reopen, (file.absolute_path,)
 
     def _repr_html_(self) -> str:
         from html import escape  # only notebooks need it
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
-
-
-def _reopened(path: str, max_model_nbytes: int, model: str) -> Archive:
-    """Opens an archive that was pickled."""
-    with opened(Location.of(path)) as file:
-        return Archive(file, max_model_nbytes, model)
 
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from onnxarchive.errors import (
@@ -152,19 +153,19 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
     stored_type = tensors.stored_type(tensor)
     if stored_type is not None:
         return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
-    try:
-        strings = tensors.strings(tensor)
-    except ValueError as error:
-        found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
-        if tensor.HasField("segment"):
-            found = "a segment of a tensor"
-        elif tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
+    found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+    if tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
+        try:
+            elements = [element.decode() for element in tensor.string_data]
+            strings = np.array(elements, dtype=object).reshape(tuple(tensor.dims))
+        except ValueError as error:
             found += f" with wrong string_data: {error}"
-        raise ArchiveFormatError(
-            f"{ref}: expected a tensor that an array can hold, found {found}"
-        ) from None
-    strings.flags.writeable = False
-    return strings
+        else:
+            strings.flags.writeable = False
+            return strings
+    if tensor.HasField("segment"):
+        found = "a segment of a tensor"
+    raise ArchiveFormatError(f"{ref}: expected a tensor that an array can hold, found {found}")
 
 
 class Assets(NamedMapping[bytes]):
