@@ -164,21 +164,6 @@ def test_another_archive_that_is_copied_over_an_interrupted_edit_stays(
     edits.require(path, content)
 
 
-def test_a_clone_or_a_new_file_has_the_owner_of_the_old_one(path: Path) -> None:
-    if not hasattr(os, "getuid") or os.getuid() != 0:
-        pytest.skip("only root gives files away")
-    os.chown(path, 1234, 1235)
-    os.chmod(path, 0o640)
-    changes: list[Callable[[], None]] = [
-        lambda: onnxarchive.save(model("second"), path),
-        lambda: edits.replace_model(path, model("third"), copy=True),
-    ]
-    for change in changes:
-        change()
-        status = path.stat()
-        assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1234, 1235, 0o640)
-
-
 @pytest.mark.parametrize("padding", [0, 20_000])
 def test_verifying_an_archive_that_was_changed_since_says_so(path: Path, padding: int) -> None:
     """Once an edit by others, which may be what it has found, has ended."""

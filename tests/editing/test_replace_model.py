@@ -28,7 +28,7 @@ from edits import (
     weights,
     written,
 )
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from models import (
     attribute,
     copying_clone,
@@ -217,6 +217,7 @@ def options_of_save() -> st.SearchStrategy[dict[str, Any]]:
     is_referring=st.booleans(),
     kind=st.sampled_from(["in its place", "on a clone", "with copy"]),
 )
+@example(weights(2), [removed(0)], {"size_threshold": 0}, None, 64, {}, True, "in its place")
 def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_gives_what_save_makes(
     tmp_path: Path,
     model: onnx.ModelProto,

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from limits import limited, umask
+from limits import limited
 from lock_calls import is_free
 from models import model_of, open_below, raw_tensor
 from processes import completed, started
@@ -615,15 +615,6 @@ def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
         make_file(made)
     assert (tmp_path / "link").is_symlink()
     assert names(tmp_path / "there") == ["file"]
-
-
-@posix
-def test_the_permission_bits_of_a_new_directory_are_those_that_the_umask_leaves(
-    tmp_path: Path,
-) -> None:
-    with umask(0o027), new_directory(tmp_path / "target"):
-        pass
-    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750
 
 
 # Files of killed processes

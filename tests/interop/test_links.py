@@ -466,7 +466,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @requires(refused=30, fitting=5, misfits=10)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=500)
 @given(
     changes=st.lists(
         st.tuples(

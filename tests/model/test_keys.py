@@ -267,6 +267,8 @@ def test_an_asset_name_has_at_most_1024_bytes_with_its_prefix() -> None:
         (["assets/a", "assets/a/b", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
         (["assets/a/b", "assets/a", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
         (["assets/A", "assets/a/b/c", MODEL_PROTO], [("NAME-2", "assets/a/b/c")]),
+        (["assets/A/b", "assets/a/B", MODEL_PROTO], [("NAME-2", "assets/a/B")]),
+        (["assets/a/b", "assets/A", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
         (["assets/a", "assets/ab", "assets/a.b", MODEL_PROTO], []),
         (
             ["assets/a/b", "assets/a-", "assets/a/b/c", "assets/a", MODEL_PROTO],

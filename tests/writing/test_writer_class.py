@@ -193,18 +193,11 @@ def test_the_model_is_not_changed(path: Path) -> None:
     ("value", "dtype", "shape"),
     [
         (3.5, np.float64, ()),
-        (np.float32(2), np.float32, ()),
         ([1, 2, 3], np.int64, (3,)),
-        ([[True, False]], np.bool_, (1, 2)),
         (np.zeros((0, 3), np.int8), np.int8, (0, 3)),
-        (np.arange(6).reshape(2, 3).T, np.int64, (3, 2)),
         (np.arange(6, dtype=">i4"), np.int32, (6,)),
-        (np.asfortranarray(WEIGHT), np.float32, (20, 30)),
         (WEIGHT[::-2, ::3], np.float32, (10, 10)),
         (np.arange(7).astype(ml_dtypes.int4), ml_dtypes.int4, (7,)),
-        (np.ones(5, ml_dtypes.float6_e2m3fn), ml_dtypes.float6_e2m3fn, (5,)),
-        (np.ones((), ml_dtypes.float8_e8m0fnu), ml_dtypes.float8_e8m0fnu, ()),
-        (np.array([1 + 2j]), np.complex128, (1,)),
     ],
 )
 def test_whatever_numpy_makes_an_array_of_can_be_added(
@@ -289,31 +282,20 @@ def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, va
     assert list(tensors_of(path)) == ["w"]
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        *(("a", "a"), ("a", "A"), ("A/b", "a/B"), ("a", "a/b"), ("a/b", "a"), ("a/b", "A")),
-        ("A", "a/b/c"),
-    ],
-)
-def test_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(
-    path: Path, first: str, second: str
-) -> None:
+def test_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(path: Path) -> None:
     with Writer(path) as writer:
-        writer.add_asset(first, b"1")
-        with pytest.raises(ValueError, match="assets/") as caught:
-            writer.add_asset(second, b"2")
-        assert not isinstance(caught.value, ArchiveFormatError)
+        writer.add_asset("a/b", b"1")
+        for taken in ("a/b", "A/B", "a"):
+            with pytest.raises(ValueError, match="assets/") as caught:
+                writer.add_asset(taken, b"2")
+            assert not isinstance(caught.value, ArchiveFormatError)
         with pytest.raises(FileNotFoundError):
             writer.add_asset("other", path.parent / "missing")
         writer.add_asset("other", b"3")
         writer.finish(model_of())
     assert onnxarchive.check(path, full=True) == []
     with onnxarchive.open(path) as archive:
-        assert {name: bytes(it) for name, it in archive.assets.items()} == {
-            first: b"1",
-            "other": b"3",
-        }
+        assert dict(archive.assets) == {"a/b": b"1", "other": b"3"}
 
 
 @pytest.mark.parametrize(
