@@ -16,7 +16,7 @@ from onnxarchive.files.filesystem import directory_of, require_no_input, require
 from onnxarchive.files.local_file import PositionalWriter, make_file
 from onnxarchive.files.locking import Work
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.replacement import Replacement, new_directory, replacing
+from onnxarchive.files.replacement import Replacement, new_directory
 from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
@@ -155,11 +155,12 @@ def _export_single(
         data = read(key)
         check_crc32(archive.entries[key], data.nbytes, crc32(data), archive.contents.strict)
         counter.add(data.nbytes)
-    with replacing(destination, timeout=timeout) as replacement:
+    with Replacement(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
                 replacement.file.write(piece)
+        replacement.commit()
 
 
 def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
@@ -193,10 +194,9 @@ def _export_external(
                 data_replacement.file.write(piece)
         # The data is renamed just before the model. In between, the old model has new data, so the
         # model is locked before.
-        with replacing(
-            destination, require=lambda _: data_replacement.commit(), timeout=timeout
-        ) as replacement:
+        with Replacement(destination, timeout=timeout) as replacement:
             replacement.file.write(serialized)
+            replacement.commit(lambda _: data_replacement.commit())
 
 
 def _offsets(archive: Archive) -> tuple[dict[str, int], int]:

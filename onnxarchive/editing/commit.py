@@ -29,7 +29,7 @@ from onnxarchive.editing.models import (
     packed_changes,
 )
 from onnxarchive.errors import ChecksumError, naming, shown
-from onnxarchive.files import attributes, filesystem, locking, undo
+from onnxarchive.files import attributes, filesystem, undo
 from onnxarchive.files.data import Crc32, Data, Stored
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
@@ -330,8 +330,7 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
-    with write_file(plan, file.absolute_path, write_options, is_locked=True) as written:
-        locking.unlock(written.fileno())  # closing alone would leave the lock to forks
+    write_file(plan, file.absolute_path, write_options, is_locked=True).close()
 
 
 def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
@@ -378,14 +377,13 @@ def _write_clone(
         with naming(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
         if is_unfit or not filesystem.clone(file, clone):
-            replacement.discard()
             return False
         write(replacement.file)
         replacement.written.truncate(replacement.file.offset)
-    try:
-        replacement.commit()
-    except OSError as error:
-        if not else_in_place or error.errno not in _NO_RENAME:
-            raise
-        return False
+        try:
+            replacement.commit()
+        except OSError as error:
+            if not else_in_place or error.errno not in _NO_RENAME:
+                raise
+            return False
     return True

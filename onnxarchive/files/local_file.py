@@ -75,6 +75,7 @@ class MappedFile(File, Work):
     identity: tuple[int, int]
     lock_failure: LockedError | OSError | None = None
     _is_refused = False  # whether the system refuses to map the file
+    _is_kept_locked = False  # whether `close` has to unlock the file
 
     def __init__(
         self,
@@ -160,6 +161,11 @@ class MappedFile(File, Work):
             if is_exclusive:
                 Work.__init__(self)
             yield
+
+    def keep_locked(self, timeout: float = locking.BRIEFLY) -> bool:
+        """Locks the file exclusively until it is closed; see `locking.keep_exclusive`."""
+        self._is_kept_locked = locking.keep_exclusive(self._require_open().number, timeout)
+        return self._is_kept_locked
 
     def require_writable(self) -> None:
         """Refuses a file that cannot be opened for writing, or is open only for reading."""
@@ -359,6 +365,8 @@ class MappedFile(File, Work):
 
     def close(self) -> None:
         """Drops descriptor and map; each is closed when nothing else refers to it."""
+        if self._is_kept_locked and self.is_own and self._descriptor is not None:
+            locking.unlock(self._descriptor.number)  # closing alone would leave the lock to forks
         self._descriptor = None
         self._view = None
 

@@ -44,7 +44,7 @@ except ImportError:  # Windows
     import msvcrt
 
 TIMEOUT: Final = 30.0  # seconds to wait for a lock, unless a caller says otherwise
-_BRIEFLY = 1.0  # seconds; `remove_abandoned` locks a new file for much less
+BRIEFLY = 1.0  # seconds; `remove_abandoned` locks a new file for much less
 _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks. 524 is ENOTSUPP, which Linux has for its own use, but which
@@ -161,7 +161,7 @@ def _unlocked_in_the_end(descriptor: int, work: Work) -> Iterator[None]:
             unlock(descriptor)
 
 
-def keep_exclusive(descriptor: int, timeout: float | None = _BRIEFLY) -> bool:
+def keep_exclusive(descriptor: int, timeout: float) -> bool:
     """Takes the exclusive lock until `unlock` or until the file is closed.
 
     The file is usually new or private, and locked by others only briefly.

@@ -12,12 +12,13 @@ import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import Any, BinaryIO, Generic, Self, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
+from onnxarchive.files.file import Closing
 from onnxarchive.files.filesystem import sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
 from onnxarchive.files.locking import Work
@@ -52,16 +53,17 @@ def remove_temporaries() -> None:
 
 
 class _Temporary(Work, Generic[_Made]):
-    """A new file or directory beside a target, removed with this object unless it is kept.
+    """A new file or directory beside a target, removed with this object unless it was renamed.
 
     The path is registered for removal before creation, so no interrupt leaves a file there.
 
     Attributes:
         path: Path of the new file or directory.
         made: The return value of `make(path)`.
+        is_there: True if the file or directory may be at the path, and is to be removed.
     """
 
-    _is_there = False  # whether the path may be there, and is to be removed
+    is_there = False
 
     def __init__(
         self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
@@ -72,25 +74,22 @@ class _Temporary(Work, Generic[_Made]):
         while True:
             number = f"{os.getpid()}-{next(_serial_numbers)}"
             self.path = f"{_temporary_prefix(target)}{number}.tmp"
-            self._is_there = True
+            self.is_there = True
             try:
                 self.made = make(self.path)
                 return
             except FileExistsError:
                 # A killed process, or a process on another machine, had the same id.
-                self._is_there = False
+                self.is_there = False
             except OSError:
                 self.remove()  # what may have been created
                 raise
 
-    def keep(self) -> None:
-        self._is_there = False
-
     def remove(self) -> None:
-        """Removes the file or directory, unless it was removed or kept before."""
-        if self._is_there and self.is_own:
+        """Removes the file or directory, if it is there."""
+        if self.is_there and self.is_own:
             self._remove(self.path)
-            self._is_there = False  # after an interrupt, `__del__` tries again
+            self.is_there = False  # after an interrupt, `__del__` tries again
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):
@@ -116,10 +115,13 @@ class _Partial:
     Attributes:
         path: Path of the file.
         made: The file.
+        is_there: False after the file was renamed.
         has_locks: False on a file system without locks, where downloads cannot take turns.
         new_mode: Permission bits that the system gives to a new file beside the target. The partial
             file has none for others, who could stop downloads by locking it.
     """
+
+    is_there = True
 
     def __init__(self, target: str) -> None:
         self.path = partial_path(target)
@@ -131,7 +133,7 @@ class _Partial:
         while True:
             self.made = MappedFile(self.path, descriptor=open_own(self.path, 0o600))
             try:
-                self.has_locks = locking.keep_exclusive(self.made.fileno(), timeout=0)
+                self.has_locks = self.made.keep_locked(timeout=0)
             except LockedError as error:
                 self.made.close()
                 problem = "another process or thread is downloading to this file; wait for it"
@@ -141,9 +143,6 @@ class _Partial:
             self.made.close()  # another process has completed or removed it
         attributes.set_mode(self.made.fileno(), self.path, 0o600)
 
-    def keep(self) -> None:
-        """Does nothing: only `close` removes the file."""
-
     def close(self, *, keeps: bool) -> None:
         """Closes the file; removes it before, still locked, if it is empty or `keeps` is False."""
         if self.made.is_own:  # a fork leaves the file to its parent
@@ -152,8 +151,6 @@ class _Partial:
             with contextlib.suppress(OSError):  # the next download takes it
                 if self.made.is_at(self.path) and not (keeps and os.stat(self.path).st_size):
                     os.unlink(self.path)
-            with contextlib.suppress(ValueError):  # it was closed before
-                locking.unlock(self.made.fileno())  # closing alone would leave the lock to forks
         self.made.close()
 
 
@@ -206,8 +203,10 @@ def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambd
     return True
 
 
-class Replacement:
+class Replacement(Closing):
     """A new file that replaces its target when the new file is complete.
+
+    Closing the replacement before `commit` discards the new file.
 
     The new file is written beside the target under a temporary name. `commit` syncs it, renames it
     over the target and syncs the directory: at any moment the target is the old file or the
@@ -220,7 +219,7 @@ class Replacement:
     Attributes:
         file: Writer of the new file.
         written: The new file.
-        is_resumable: True if `discard` leaves the new file, unless it is empty, and a later
+        is_resumable: True if `close` leaves the new file, unless it is empty, and a later
             replacement of the target continues it.
     """
 
@@ -279,17 +278,10 @@ class Replacement:
             if self.is_resumable:
                 break
             with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
-                locking.keep_exclusive(self.written.fileno())
+                self.written.keep_locked()
             if os.path.lexists(self._temporary.path):
                 break
-            self.discard()  # `remove_abandoned` removed the file before this process locked it
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is not None:
-            self.discard()
+            self.close()  # `remove_abandoned` removed the file before this process locked it
 
     def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
         if self.is_resumable:
@@ -312,48 +304,43 @@ class Replacement:
         self.file.offset = size
 
     def commit(self, require: Require | None = None) -> None:
-        """Replaces the target with the new file; on failure, discards the new file.
+        """Replaces the target with the new file.
 
         Args:
-            require: Called before the rename; if `require` raises, the new file is discarded.
+            require: Called before the rename; if `require` raises, nothing is renamed.
 
         Raises:
             LockedError: The target remained locked.
             ArchiveError: Another process has changed the new file, or this process is a fork.
             OSError: The new file cannot be synced or renamed, or the target not locked.
         """
-        with self.commit_open(require) as file:
-            locking.unlock(file.fileno())  # closing alone would leave the lock to forks
+        self.commit_open(require).close()
 
     def commit_open(self, require: Require | None = None) -> MappedFile:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
-        try:
-            self.written.require_own()
-            sync(self.written)
-            with contextlib.ExitStack() as lock:
-                target = None
-                if not self._is_locked:
-                    # Excludes editors during the rename (on Windows, only until the rename).
-                    target = self._lock_target(lock)
-                if require is not None:
-                    require(target)
-                with naming(self._path):
-                    old = _status(self._target)
-                    if old is not None:
-                        attributes.keep(self.fileno(), self._temporary.path, self._target, old)
-                    elif isinstance(self._temporary, _Partial):
-                        new_mode = self._temporary.new_mode
-                        attributes.set_mode(self.fileno(), self._temporary.path, new_mode)
-                    self._require_written()
-                if os.name == "nt":  # Windows renames and replaces no open file
-                    self.written.close()
-                    lock.close()
-                self._rename()
-                self._temporary.keep()
-                self.written.size = self.file.offset
-        except BaseException:
-            self.discard()
-            raise
+        self.written.require_own()
+        sync(self.written)
+        with contextlib.ExitStack() as lock:
+            target = None
+            if not self._is_locked:
+                # Excludes editors during the rename (on Windows, only until the rename).
+                target = self._lock_target(lock)
+            if require is not None:
+                require(target)
+            with naming(self._path):
+                old = _status(self._target)
+                if old is not None:
+                    attributes.keep(self.fileno(), self._temporary.path, self._target, old)
+                elif isinstance(self._temporary, _Partial):
+                    new_mode = self._temporary.new_mode
+                    attributes.set_mode(self.fileno(), self._temporary.path, new_mode)
+                self._require_written()
+            if os.name == "nt":  # Windows renames and replaces no open file
+                self.written.close()
+                lock.close()
+            self._rename()
+            self._temporary.is_there = False
+            self.written.size = self.file.offset
         with contextlib.suppress(OSError):  # the target is complete in any case
             sync_directory(os.path.dirname(self._target))
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
@@ -400,13 +387,14 @@ class Replacement:
                 self._path,
             ) from error
 
-    def discard(self) -> None:
-        """Removes the new file, or leaves it if it can be resumed; the target is unchanged."""
-        if isinstance(self._temporary, _Partial):
+    def close(self) -> None:
+        """Removes the new file, or leaves it if it can be resumed, unless it was committed."""
+        if isinstance(self._temporary, _Temporary):
+            if self._temporary.is_there:
+                self.written.close()
+                self._temporary.remove()
+        elif self._temporary.is_there:
             self._temporary.close(keeps=self.is_resumable)
-        else:
-            self.written.close()
-            self._temporary.remove()
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -419,19 +407,6 @@ def _status(path: str) -> os.stat_result | None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-
-
-@contextlib.contextmanager
-def replacing(
-    path: str | os.PathLike[str],
-    require: Require | None = None,
-    *,
-    timeout: float | None = locking.TIMEOUT,
-) -> Iterator[Replacement]:
-    """Commits a `Replacement` when the block ends, or discards it if the block raises."""
-    with Replacement(path, timeout=timeout) as replacement:
-        yield replacement
-    replacement.commit(require)
 
 
 @contextlib.contextmanager
@@ -465,7 +440,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
                 _move_all(temporary.path, target)
             else:
                 os.rename(temporary.path, target)
-                temporary.keep()
+                temporary.is_there = False
     except BaseException as error:
         temporary.remove()
         if isinstance(error, OSError) and str(error.filename).startswith(temporary.path):

@@ -20,7 +20,7 @@ from onnxarchive.errors import (
 )
 from onnxarchive.files.filesystem import is_below, leads_out, require_no_input
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import replacing
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
@@ -100,8 +100,9 @@ def link(
             proto.take_link_fingerprint(linked)
             linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
             serialized = proto.serialize(linked)
-            with replacing(target) as replacement:
+            with Replacement(target) as replacement:
                 replacement.file.write(serialized)
+                replacement.commit()
         names = os.stat(file).st_nlink
         if names > 1:
             warnings.warn(

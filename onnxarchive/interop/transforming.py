@@ -124,7 +124,7 @@ def transform(
         require_no_input(destination, options.asset_files)
         # The function may take long, so the destination and assets are checked first.
         open_assets(assets)
-        Replacement(destination).discard()
+        Replacement(destination).close()
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 

@@ -32,7 +32,7 @@ from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import sync
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked, replacing
+from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked
 from onnxarchive.remote.objects import RemoteFile, open_origin
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.stores import STALL
@@ -131,16 +131,16 @@ def _opened(
                 raise
             time.sleep(_WAIT)
             continue
-        if os.path.lexists(path):  # another process has just completed it
-            replacement.discard()
-            continue
         with replacement:
+            if os.path.lexists(path):  # another process has just completed it
+                continue
             # A copy is verified once, so it has to survive a power failure.
             sync(replacement.written, "choose a cache on another file system")
             description = {"url": remote.path[:_MOST_URL], "version": asdict(remote.version)}
-            with replacing(_json_path(path)) as described:
+            with Replacement(_json_path(path)) as described:
                 attributes.set_mode(described.fileno(), path, _OWN_FILE_MODE)
                 described.file.write(json.dumps(description).encode())
+                described.commit()
             copy = download_object(remote, replacement, read, progress)
             attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
         return copy

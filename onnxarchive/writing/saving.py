@@ -216,9 +216,6 @@ def _write_split(
                 archive.contents.require_current(path, file)
 
     with write_file(plan, path, options, require=require_current) as file:
-        try:
-            for identifier, archives in replaced.items():
-                if archives:
-                    splits[identifier].saved_as(file, identifier)
-        finally:
-            locking.unlock(file.fileno())
+        for identifier, archives in replaced.items():
+            if archives:
+                splits[identifier].saved_as(file, identifier)

@@ -10,7 +10,6 @@ from itertools import chain
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict
-from onnxarchive.files import locking
 from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
@@ -132,5 +131,4 @@ def save_referring(
     sources[""].assets = assets_of(archive)
     plan = plan_archive(sources, options, temporary=directory_of(path))
     require = partial(archive.contents.require_current, path)
-    with write_file(plan, path, options, require=require) as file:
-        locking.unlock(file.fileno())
+    write_file(plan, path, options, require=require).close()

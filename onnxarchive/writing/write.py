@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, TypeAlias, cast
 
 from onnxarchive.errors import ArchiveFormatError, Strict
-from onnxarchive.files import locking, threads
+from onnxarchive.files import threads
 from onnxarchive.files.data import Data, Pieces, Stored, SupportsWrite, copied, crc32
 from onnxarchive.files.file import READ_SIZE
 from onnxarchive.files.file_data import FileData, RandomAccessData, read_all
@@ -51,7 +51,6 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
     """
     if target.path is not None:
         with write_file(plan, target.path, options) as written:
-            locking.unlock(written.fileno())
             return written.size
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
@@ -80,14 +79,10 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
     """
-    replacement = Replacement(path, is_locked=is_locked, timeout=options.timeout)
-    try:
+    with Replacement(path, is_locked=is_locked, timeout=options.timeout) as replacement:
         require_space(path, plan.nbytes)
         _stream_all(plan, replacement.file, options)
-    except BaseException:
-        replacement.discard()
-        raise
-    return replacement.commit_open(require)
+        return replacement.commit_open(require)
 
 
 def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:

@@ -234,8 +234,8 @@ class Writer(Closing):
             plan = self._plan(by_id)
             write_entries(plan.entries, self._zip, ProgressCounter(None, plan.nbytes))
             self._zip.finish()
-            self._is_open = False
             self._replacement.commit()
+            self._is_open = False
 
     def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
         """Plans the models and the tensors in them; refuses models that a reader would refuse."""
@@ -280,7 +280,7 @@ class Writer(Closing):
         """
         if self._is_open:
             self._is_open = False
-            self._replacement.discard()
+            self._replacement.close()
 
     def _require_open(self) -> None:
         if not self._is_open:

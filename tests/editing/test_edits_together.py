@@ -130,10 +130,10 @@ def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
     lock = locking.keep_exclusive
     removed: list[str] = []
 
-    def late(descriptor: int) -> None:
+    def late(descriptor: int, timeout: float) -> bool:
         monkeypatch.setattr(locking, "keep_exclusive", lock)
         removed.extend(onnxarchive.recover(path).removed)
-        lock(descriptor)
+        return lock(descriptor, timeout)
 
     monkeypatch.setattr(locking, "keep_exclusive", late)
     onnxarchive.save(model("second"), path)

@@ -26,7 +26,7 @@ from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened, write_at
-from onnxarchive.files.replacement import replacing
+from onnxarchive.files.replacement import Replacement
 
 CONTENT = bytes(range(256)) * 64
 
@@ -247,8 +247,9 @@ def test_a_file_that_became_longer_is_mapped_as_it_was(source: Path) -> None:
 @posix
 def test_a_file_that_was_replaced_is_read_and_mapped_as_it_was(source: Path) -> None:
     with MappedFile(source) as file:
-        with replacing(source) as replacement:
+        with Replacement(source) as replacement:
             replacement.file.write(bytes(len(CONTENT)))
+            replacement.commit()
         assert file.read(0, 300) == CONTENT[:300]
         assert file.view() == CONTENT
 

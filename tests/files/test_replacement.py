@@ -29,7 +29,7 @@ from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import sync_directory
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import Replacement, new_directory, remove_abandoned, replacing
+from onnxarchive.files.replacement import Replacement, Require, new_directory, remove_abandoned
 
 if sys.platform != "win32":
     import resource
@@ -56,9 +56,10 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
-def replace(target: str | Path, **options: Any) -> None:
-    with replacing(target, **options) as replacement:
+def replace(target: str | Path, require: Require | None = None) -> None:
+    with Replacement(target) as replacement:
         replacement.file.write(b"new")
+        replacement.commit(require)
 
 
 def prepared(target: str | Path, **options: Any) -> Replacement:
@@ -77,9 +78,9 @@ def test_a_target_is_what_it_was_until_the_new_file_is_complete(
 ) -> None:
     if not is_there:
         target.unlink()
-    with replacing(target) as replacement:
-        replacement.file.write(b"new")
+    with prepared(target) as replacement:
         assert (target.exists() and target.read_bytes()) == (is_there and b"old")
+        replacement.commit()
     assert contents(target.parent) == NEW
 
 
@@ -90,8 +91,7 @@ def test_an_error_leaves_the_target_and_nothing_else(
 ) -> None:
     if not is_there:
         target.unlink()
-    with pytest.raises(error), replacing(target) as replacement:  # noqa: PT012
-        replacement.file.write(b"new")
+    with pytest.raises(error), prepared(target):
         raise error("halfway")
     assert contents(target.parent) == (OLD if is_there else {})
     assert sys.platform != "linux" or open_below(target.parent) == []
@@ -110,7 +110,7 @@ def test_a_replacement_that_cannot_be_committed_leaves_nothing_and_names_the_tar
 ) -> None:
     replacement = prepared(target)
     monkeypatch.setattr(os, function, Mock(side_effect=OSError(errno.EIO, "it fails")))
-    with pytest.raises(OSError, match="it fails") as caught:
+    with pytest.raises(OSError, match="it fails") as caught, replacement:
         replacement.commit()
     assert caught.value.filename == str(target)
     assert contents(target.parent) == OLD
@@ -130,11 +130,11 @@ def test_an_error_of_writing_names_the_target(
 def test_a_replacement_is_discarded_once_and_not_after_it_was_committed(target: Path) -> None:
     replacement = Replacement(target)
     for _ in range(2):
-        replacement.discard()
+        replacement.close()
         assert contents(target.parent) == OLD
     replacement = prepared(target)
     replacement.commit()
-    replacement.discard()
+    replacement.close()
     assert contents(target.parent) == NEW
 
 
@@ -178,11 +178,11 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, ex
     if exists:
         (there / "file").write_bytes(b"old")
     link.symlink_to("there/file")
-    with replacing(link) as replacement:
+    with prepared(link) as replacement:
         # It is written beside the file, which may be on another disk than the link.
         assert len(names(there)) == 1 + exists
         assert names(tmp_path) == ["link", "there"]
-        replacement.file.write(b"new")
+        replacement.commit()
     assert link.is_symlink()
     assert contents(there) == {"file": b"new"}
 
@@ -404,7 +404,7 @@ def test_what_is_not_the_file_that_was_written_is_not_renamed(
     (temporary,) = {*target.parent.iterdir()} - {target}
     if not is_late:
         change(temporary)
-    with pytest.raises(ArchiveError, match=f"expected the 3 bytes .*, {found}"):
+    with pytest.raises(ArchiveError, match=f"expected the 3 bytes .*, {found}"), replacement:
         replacement.commit((lambda _: change(temporary)) if is_late else None)
     assert contents(target.parent) == OLD
 
@@ -433,13 +433,13 @@ def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
     # What another process of this number on another machine may have left in a shared directory.
     probe = Replacement(tmp_path / "target")
     (taken,) = names(tmp_path)
-    probe.discard()
+    probe.close()
     stem, _, number = taken.removesuffix(".tmp").rpartition("-")
     others = {f"{stem}-{int(number) + step}.tmp": b"of another" for step in (1, 2)}
     for other in others:
         (tmp_path / other).write_bytes(b"of another")
     replace(tmp_path / "target")
-    Replacement(tmp_path / "target").discard()
+    Replacement(tmp_path / "target").close()
     assert contents(tmp_path) == others | NEW
 
 
@@ -463,7 +463,7 @@ def test_a_disk_that_is_full_when_the_last_bytes_are_written_leaves_nothing(targ
     with (  # noqa: PT012
         limited(resource.RLIMIT_FSIZE, 100_000),
         pytest.raises(OSError, match="File too large") as caught,
-        replacing(target) as replacement,
+        Replacement(target) as replacement,
     ):
         replacement.file.write(bytes(99_999))
         replacement.file.write(b"22")

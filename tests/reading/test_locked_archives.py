@@ -171,11 +171,11 @@ def test_who_locks_a_new_file_does_not_stop_its_writer(
     lock = locking.keep_exclusive
     descriptors: list[int] = []
 
-    def late(descriptor: int) -> None:
+    def late(descriptor: int, timeout: float) -> bool:
         (name,) = other_names(archive)
         descriptors.append(os.open(archive.with_name(name), os.O_RDONLY))
         lock_calls.lock(descriptors[-1], "shared")
-        lock(descriptor)
+        return lock(descriptor, timeout)
 
     monkeypatch.setattr(locking, "keep_exclusive", late)
     onnxarchive.save(documented_model("new"), archive)
@@ -379,7 +379,7 @@ def test_a_file_that_cannot_be_locked_is_not_replaced(
             patches.setattr(os, "open", refuse_open)
         else:
             lock_calls.watch(patches, refuse_lock)
-        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        with pytest.raises(OSError, match=os.strerror(code)) as caught, replacement:
             replacement.commit()
     assert (caught.value.errno, caught.value.filename) == (code, str(archive))
     assert archive.read_bytes() == content

@@ -440,7 +440,7 @@ def test_another_download_is_waited_for_while_its_bytes_arrive(
     monkeypatch.setattr(cache, "time", vars(locking)["time"])  # that of the clock
     path = interrupt(directory)
     with MappedFile(path, descriptor=open_own(str(path), 0o600)) as other:
-        locking.keep_exclusive(other.fileno())
+        other.keep_locked()
         with pytest.raises(LockedError, match="another process or thread is downloading"):
             opened(directory)
         assert STALL < clock.now < STALL + 1
