@@ -394,15 +394,13 @@ def scripted(tmp_path: Path, program: str) -> str:
         ('sys.stdout.buffer.write(b\'{"accepted": "\\xff"}\')', "expected one JSON object"),
         ('print(\'{"accepted": true, "message": "\\\\ud800 \\\\u00e9"}\')', r"\ud800 \xe9"),
         ("sys.exit('broken')", "exit status 1; standard error: broken"),
-        ("time.sleep(60)", "took more than"),
     ],
 )
 def test_runner_fails_a_reader_that_is_wrong(
     program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    arguments = ["--only", "comment-is", "--timeout", "3"]
-    done = run_suite(scripted(tmp_path, program), *arguments)
+    done = run_suite(scripted(tmp_path, program), "--only", "comment-is")
     assert done.returncode == 1, done.stderr
     assert reason.lower() in done.stdout.lower()
     assert done.stderr == ""
@@ -669,7 +667,7 @@ def test_interrupted_the_runner_ends_in_a_line_with_all_readers(
     with started(command) as running:
         wait_until(lambda: len(sleepers()) == 4, running)
         running.send_signal(signal.SIGINT)
-        output, errors = running.communicate(timeout=60)
+        output, errors = running.communicate(timeout=280)
     assert (running.returncode, output, errors) == (130, "", "interrupted\n")
     wait_until(lambda: not any(map(is_running, sleepers())))
 
@@ -680,7 +678,7 @@ def test_a_reader_that_takes_too_long_ends_with_what_it_started(
     tmp_path: Path, sleepers: Callable[[], list[int]]
 ) -> None:
     reader = scripted(tmp_path, SLEEPER.format(log=str(tmp_path / "processes")))
-    done = run_suite(reader, "--only", "file-link", "--timeout", "3")
-    assert "took more than 3 seconds" in done.stdout
+    done = run_suite(reader, "--only", "file-link", "--timeout", "10")
+    assert "took more than 10 seconds" in done.stdout
     assert len(sleepers()) == 2
     wait_until(lambda: not any(map(is_running, sleepers())))

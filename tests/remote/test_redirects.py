@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 from remote_files import CONTENT, open_object
 from web_server import Answer, Request, WebServer, serving
 
@@ -217,12 +218,6 @@ def test_a_redirect_on_the_same_server_that_leads_to_another_is_refused(
     refused("the server redirects to", opened, server.url("/m.onnxa?id=1"))
 
 
-def test_redirects_on_the_same_server_end(server: WebServer) -> None:
-    server.change = lambda *_: Answer(302, {"Location": "/m.onnxa?id=1"})
-    refused("more than 10 redirects", opened, server.url("/m.onnxa?id=1"))
-    assert len(server.requests) == 10
-
-
 UNUSED = "http://127.0.0.1:1"
 
 
@@ -271,7 +266,7 @@ def test_an_answer_that_fails_once_is_asked_for_again(server: WebServer) -> None
 def test_an_answer_that_does_not_come_is_a_refusal(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redirects, "TIMEOUT", 0.2)
+    monkeypatch.setattr(redirects, "TIMEOUT", 1)
     released = threading.Event()
 
     def change(_request: Request, answer: Answer) -> Answer:
@@ -282,6 +277,7 @@ def test_an_answer_that_does_not_come_is_a_refusal(
     try:
         text = "the server took too long to answer, so it is unknown"
         refused(text, opened, server.url("/m.onnxa?id=1"))
+        wait_until(lambda: server.requests)
         assert len(server.requests) == 1
     finally:
         released.set()
