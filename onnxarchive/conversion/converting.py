@@ -268,6 +268,9 @@ def convert_silently(
             require_no_input(target.path, [*files, *options.asset_files])
         plan = plan_archive(models, options, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
+        notes: list[str] = []
+        for model in models.values():
+            notes += model.notes()
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],
@@ -278,7 +281,7 @@ def convert_silently(
             taken=tuple(name for name in default.others if name not in (options.assets or {})),
             left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
-            warnings=tuple(note for model in models.values() for note in model.notes()),
+            warnings=tuple(notes),
         )
 
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.files.beneath import Root
@@ -131,9 +132,7 @@ def read_all(parts: Iterable[FileData]) -> list[bytes]:
     first to the last, one read takes the complete span; otherwise each part is read by itself.
     """
     contents: list[bytes] = []
-    for _, group in itertools.groupby(
-        parts, lambda part: (part.path, part.identity, id(part.file), id(part.root))
-    ):
+    for _, group in itertools.groupby(parts, attrgetter("path", "identity", "file", "root")):
         same = list(group)
         begin = min([part.offset for part in same])
         nbytes = max([part.offset + part.nbytes for part in same]) - begin
