@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.files.filesystem import is_below, leads_out
@@ -42,11 +42,11 @@ class Root:
     Attributes:
         path: The path of the directory, without symbolic links.
         linked: The path, without symbolic links, of a further directory into which links may lead.
-        remedy: Returns what else to do about a link that leads out, added to the message.
+        remedy: What else to do about a link that leads out, for the message.
     """
 
     linked: str | None = None
-    remedy: Callable[[], str] | None = None
+    remedy: str | None = None
 
     def __init__(self, path: str) -> None:
         """Resolves the links in the path of a directory.
@@ -120,7 +120,7 @@ class Root:
         """Refuses a target, to which `path` leads, outside the allowed directories."""
         allowed = [self.path] if self.linked is None else [self.path, self.linked]
         if not any(is_below(_unprefixed(target), _unprefixed(folder)) for folder in allowed):
-            remedy = "" if self.remedy is None else f", or {self.remedy()}"
+            remedy = "" if self.remedy is None else f", or {self.remedy}"
             raise OutsideError(
                 f"expected a path inside {' or '.join(allowed)}, found {path!r}, a link to "
                 f"{target}; replace the link by a copy of its target{remedy}"

@@ -26,9 +26,9 @@ from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.finder import DataFile, DataFiles, Finder
 from onnxarchive.sources.other_files import (
+    cached_model,
     divided,
     is_litter,
-    levels_in_cache,
     models_and_assets,
     paths_below,
 )
@@ -175,19 +175,12 @@ class SourceReader:
 
     def _root(self, directory: str) -> Root:
         root, follow_links = Root(directory), self.options.follow_links
-        path = root.path
+        cached = cached_model(root.path)
         if follow_links is True:
-            levels = levels_in_cache(path)
-            if levels is not None:
-                root.linked = os.path.normpath(os.path.join(path, *[os.pardir] * levels))
+            root.linked = cached
         elif follow_links is not False:
             root.linked = Root(os.fspath(follow_links)).path
-
-        def remedy() -> str:
-            is_cached = levels_in_cache(path) is not None
-            return _FOLLOW_CACHE if is_cached and follow_links is False else _FOLLOW_DIRECTORY
-
-        root.remedy = remedy
+        root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
         return root
 
     def _whole(self, files: DataFiles, name: str, names: list[str]) -> Source:

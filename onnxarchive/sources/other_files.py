@@ -73,19 +73,19 @@ def divided(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     return others, (*left_out,)
 
 
-def levels_in_cache(path: str) -> int | None:
-    """Counts the levels from a directory in a revision up to the directory of the model.
+def cached_model(path: str) -> str | None:
+    """The directory of a model in a cache, from a directory in one of the model's revisions.
 
     Args:
         path: An absolute path without links.
 
     Returns:
-        The number of levels; None if the directory is in no revision of a cached model.
+        The path of the model's directory; None if `path` is in no revision of a cached model.
     """
     parts = path.split(os.sep)
     for levels in range(_REVISION_LEVELS, len(parts)):
         if parts[-levels] == SNAPSHOTS and parts[-levels - 1].startswith(_PREFIX):
-            return levels
+            return os.sep.join(parts[:-levels])
     return None
 
 

@@ -21,7 +21,7 @@ from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.converting import open_source
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceOptions
-from onnxarchive.sources.other_files import levels_in_cache
+from onnxarchive.sources.other_files import cached_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
 
@@ -112,11 +112,11 @@ def test_other_files_of_a_snapshot_are_taken_along(snapshot: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("path", "levels"),
+    ("path", "model"),
     [
-        ("/hub/models--org--name/snapshots/0", 2),
-        ("/hub/models--org--name/snapshots/0/onnx", 3),
-        ("/hub/models--org--name/snapshots/0/models--b/snapshots/1", 2),
+        ("/hub/models--org--name/snapshots/0", "/hub/models--org--name"),
+        ("/hub/models--org--name/snapshots/0/onnx", "/hub/models--org--name"),
+        ("/models--a/snapshots/0/models--b/snapshots/1", "/models--a/snapshots/0/models--b"),
         ("/hub/models--org--name/snapshots", None),
         ("/hub/models--org--name/blobs/0", None),
         ("/hub/name/snapshots/0", None),
@@ -124,8 +124,8 @@ def test_other_files_of_a_snapshot_are_taken_along(snapshot: Path, tmp_path: Pat
         ("/", None),
     ],
 )
-def test_a_cache_is_recognised_by_its_layout(path: str, levels: int | None) -> None:
-    assert levels_in_cache(path) == levels
+def test_a_cache_is_recognised_by_its_layout(path: str, model: str | None) -> None:
+    assert cached_model(path) == model
 
 
 def test_of_a_tree_with_a_cache_the_snapshots_are_converted_and_no_blobs(
