@@ -17,7 +17,7 @@ from onnxarchive.files.filesystem import is_below
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks, SourceOptions
+from onnxarchive.sources.models import FollowLinks, SourceReader
 from onnxarchive.sources.other_files import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -117,7 +117,7 @@ def convert_many(
         options=options,
         replace=replace,
         skip_existing=skip_existing,
-        reading=SourceOptions(verify_checksum, other_files, follow_links),
+        reader=SourceReader(verify_checksum, other_files, follow_links),
         dry_run=dry_run,
     )
     for index, conversion in _outcomes(work, convert, executor):
@@ -316,7 +316,7 @@ def convert_one(
     options: WriteOptions,
     replace: bool,
     skip_existing: bool,
-    reading: SourceOptions,
+    reader: SourceReader,
     dry_run: bool,
 ) -> Conversion:
     """Converts one model, perhaps in a worker; errors are returned as outcomes.
@@ -335,7 +335,7 @@ def convert_one(
         if target.path is not None and not dry_run:
             os.makedirs(os.path.dirname(target.path), exist_ok=True)
         with attributes.collected() as lost:  # a worker's warnings would not be seen
-            conversion = convert_silently({"": source}, target, options, reading, dry_run=dry_run)
+            conversion = convert_silently({"": source}, target, options, reader, dry_run=dry_run)
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))
     except (ArchiveError, ValueError, OSError) as error:
         return _failure(source, target, describe_error(error), _public_type(error))

@@ -31,12 +31,7 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import (
-    FollowLinks,
-    SourceOptions,
-    SourceReader,
-    models_of_repository,
-)
+from onnxarchive.sources.models import FollowLinks, SourceReader, models_of_repository
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -219,7 +214,7 @@ def convert(
         {identifier: Location.of(path, **access) for identifier, path in sources.items()},
         Location.of(path, **access),
         options,
-        SourceOptions(verify_checksum, other_files, follow_links),
+        SourceReader(verify_checksum, other_files, follow_links),
         dry_run=dry_run,
         repository=repository,
     )
@@ -232,7 +227,7 @@ def convert_silently(
     sources: Mapping[str, Location],
     target: Location,
     options: WriteOptions,
-    reading: SourceOptions,
+    reader: SourceReader,
     *,
     dry_run: bool,
     repository: str | None = None,
@@ -243,8 +238,8 @@ def convert_silently(
     `repository` is the directory whose other files become assets, if it is not the default model's.
     """
     temporary = None if target.path is None or dry_run else directory_of(target.path)
-    reading = replace(reading, temporary=temporary)
-    without_others = replace(reading, other_files=False)
+    reader = replace(reader, temporary=temporary)
+    without_others = replace(reader, other_files=False)
     names = {identifier: location.name for identifier, location in sources.items()}
     # What is found when the models are planned and written may be a fault of any of them.
     together = ", ".join(names.values()) if repository is None else repository
@@ -255,14 +250,14 @@ def convert_silently(
                 options = replace(options, jobs=1)
             with with_path(names[identifier]):
                 models[identifier] = open_source(
-                    location, resources, without_others if identifier else reading
+                    location, resources, without_others if identifier else reader
                 )
         default = models[""]
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
         directory = default.directory if repository is None else repository
-        if reading.other_files and directory is not None:
-            SourceReader(resources, reading).add_others(default, directory, files)
+        if reader.other_files and directory is not None:
+            reader.add_others(default, directory, files)
             files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
@@ -286,7 +281,7 @@ def convert_silently(
 
 
 def open_source(
-    location: Location, resources: contextlib.ExitStack, options: SourceOptions
+    location: Location, resources: contextlib.ExitStack, reader: SourceReader
 ) -> Source:
     """Opens the source of a conversion.
 
@@ -294,13 +289,12 @@ def open_source(
         location: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
         resources: Closes what is opened, when all data was read.
-        options: The options. Temporary files hold the inflated files of a zip, a remote file other
-            than an archive, and one large remote tensor at a time.
+        reader: Reads sources of other tools. Its temporary files hold the inflated files of a zip,
+            a remote file other than an archive, and one large remote tensor at a time.
     """
     path = location.path
-    reader = SourceReader(resources, options)
     if path is not None and os.path.isdir(path):
-        return reader.read_directory(path)
+        return reader.read_directory(path, resources)
     file = resources.enter_context(location.open())
     # A file that is no archive needs no lock.
     if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
@@ -309,8 +303,8 @@ def open_source(
         archive = _open_archive(location, file)
         if archive is not None:
             # Closing it ends the stream of a remote file.
-            return _source(resources.enter_context(archive), options.verify_checksum)
-        view = file.view() if path is not None else _copy(file, options.temporary)
+            return _source(resources.enter_context(archive), reader.verify_checksum)
+        view = file.view() if path is not None else _copy(file, reader.temporary)
         if is_zip(view):
             source = reader.read_zip(view)
             source.files = () if path is None else (path,)
@@ -319,7 +313,7 @@ def open_source(
         def open_beside(path: str) -> RandomAccessData | None:
             with contextlib.suppress(FileNotFoundError):
                 beside = resources.enter_context(location.open_beside(path))
-                return RandomAccessData(beside, 0, beside.size, temporary=options.temporary)
+                return RandomAccessData(beside, 0, beside.size, temporary=reader.temporary)
             return None
 
         return reader.read_remote(view, open_beside)

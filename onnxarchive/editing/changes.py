@@ -236,10 +236,10 @@ class Changes:
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         require_no_input(self.file.absolute_path, [os.fspath(path)])
         elsewhere = None if is_new else partial(referred_data, self.archive)
-        reader = SourceReader(self._resources, elsewhere=elsewhere)
+        reader = SourceReader(elsewhere=elsewhere)
         with with_path(path):
             if os.path.isdir(path):
-                return self._of_source(reader.read_directory(os.fspath(path)))
+                return self._of_source(reader.read_directory(os.fspath(path), self._resources))
             model = FileData.kept_open(os.fspath(path), self._resources)
             if not is_zip(model.head(4)):
                 return self._of_source(reader.read_onnx(model))

@@ -26,7 +26,7 @@ from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
 from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
-from onnxarchive.model.tensors import ExternalData, LazyData, TensorRef
+from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
@@ -278,16 +278,13 @@ class Finder:
         """The data of a tensor; None if the tensor's message contains the data."""
         tensor = ref.tensor
         if tensor.data_location == tensors.EXTERNAL:
-            reference = tensors.external_data(ref, Strict(), also_allowed=_BASEPATH)
-            assert reference is not None  # else `Strict()` would have raised an error
-            return self._in_file(ref, reference)
+            return self._in_file(ref)
         fault = tensors.misplaced(tensor)
         if fault is not None:
             raise ArchiveFormatError(fault)
         if self._is_torch_placeholder(ref):
             tensors.set_location(tensor, ref.name)
-            whole = ExternalData(ref.name, None, None, None)
-            return self._in_file(ref, whole, is_alone=True)
+            return self._in_file(ref, is_alone=True)
         return None
 
     def _is_torch_placeholder(self, ref: TensorRef) -> bool:
@@ -302,9 +299,11 @@ class Finder:
             return self.files.find(ref.name) is not None
         return False
 
-    def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
+    def _in_file(self, ref: TensorRef, *, is_alone: bool = False) -> Data:
         """The data of an external tensor; if `is_alone`, the data must be the whole file."""
         data_type = tensors.external_type(ref)
+        reference = tensors.external_data(ref, Strict(), also_allowed=_BASEPATH)
+        assert reference is not None  # else `Strict()` would have raised an error
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
         end = offset + nbytes

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import PurePosixPath
@@ -63,28 +63,8 @@ _FOLLOW_DIRECTORY = (
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """How sources are read; see `onnxarchive.convert`.
-
-    Attributes:
-        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
-            tensors in the file.
-        other_files: True to include the other files of a zip, and not to warn about those of a
-            directory, which `SourceReader.add_others` includes.
-        follow_links: A further directory into which symbolic links may lead; True for the model's
-            folder `models--*` of a Hugging Face cache; False for none.
-        temporary: The directory for temporary files; None for the system's.
-    """
-
-    verify_checksum: bool = False
-    other_files: bool = False
-    follow_links: FollowLinks = False
-    temporary: str | None = None
-
-
-@dataclass(slots=True)
 class SourceReader:
-    """Reads the source of one model of another tool.
+    """Reads the source of one model of another tool; see `onnxarchive.convert`.
 
     Each method raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short, outside
@@ -95,14 +75,21 @@ class SourceReader:
         OSError: The model or a directory cannot be opened.
 
     Attributes:
-        resources: Keeps files open until the data was read.
-        options: The options.
+        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
+            tensors in the file.
+        other_files: True to include the other files of a zip, and not to warn about those of a
+            directory, which `add_others` includes.
+        follow_links: A further directory into which symbolic links may lead; True for the model's
+            folder `models--*` of a Hugging Face cache; False for none.
+        temporary: The directory for temporary files; None for the system's.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
     """
 
-    resources: contextlib.ExitStack
-    options: SourceOptions = field(default_factory=SourceOptions)
+    verify_checksum: bool = False
+    other_files: bool = False
+    follow_links: FollowLinks = False
+    temporary: str | None = None
     elsewhere: Callable[[TensorRef], Data] | None = None
 
     def read_onnx(self, model: FileData) -> Source:
@@ -123,32 +110,40 @@ class SourceReader:
     def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
         (source,) = self._models([Stored(model)], DataFiles(open_file))
-        source.warnings += (_NOT_SEARCHED,) * self.options.other_files
+        source.warnings += (_NOT_SEARCHED,) * self.other_files
         return source
 
-    def read_directory(self, path: str) -> Source:
-        """The source in a directory: the files of one model or of an unpacked archive."""
+    def read_directory(self, path: str, resources: contextlib.ExitStack) -> Source:
+        """The source in a directory: the files of one model or of an unpacked archive.
+
+        The models stay open until `resources` is closed.
+        """
         root = self._root(path)
         files = DataFiles(partial(_open_beneath, root))
         names = [name for name in models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
-        source = self._whole(files, model, names)
+
+        def kept_open(name: str) -> DataFile:
+            files.listed(name)
+            return FileData.kept_open(name, resources, root)
+
+        source = self._whole(files, kept_open, model, names)
         source.directory = root.path
         source.files = _paths(root, files)
         return source
 
     def read_zip(self, view: memoryview) -> Source:
         """The source in a zip, whose files may all be in one folder; see `read_directory`."""
-        entries, notes = read_zip(view, self.options.temporary)
+        entries, notes = read_zip(view, self.temporary)
         names = [name for name in entries if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)])
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
         files = DataFiles(found.get)
-        source = self._whole(files, model.removeprefix(folder), sorted(found))
+        source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
-        if self.options.other_files:
+        if self.other_files:
             _add_others(source, files, found.keys() - files.opened)
             source.left_out += (*outside,)
         else:
@@ -174,7 +169,7 @@ class SourceReader:
             source.files += _paths(root, files)
 
     def _root(self, directory: str) -> Root:
-        root, follow_links = Root(directory), self.options.follow_links
+        root, follow_links = Root(directory), self.follow_links
         cached = cached_model(root.path)
         if follow_links is True:
             root.linked = cached
@@ -183,29 +178,25 @@ class SourceReader:
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
         return root
 
-    def _whole(self, files: DataFiles, name: str, names: list[str]) -> Source:
+    def _whole(
+        self, files: DataFiles, open_model: Callable[[str], DataFile], name: str, names: list[str]
+    ) -> Source:
         """The source of the model `name`; further models and assets are found in `names`."""
         further_names = _further_models(names, name)
-        models: list[DataFile] = []
-        for model in (name, *further_names):
-            file = files.listed(model)
-            if isinstance(file, FileData):
-                file = FileData.kept_open(file.path, self.resources, file.root)
-            models.append(file)
-        source, *further = self._models(models, files)
+        source, *further = self._models([*map(open_model, (name, *further_names))], files)
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.opened]
         keys.check_names([*assets, MODEL_PROTO], Strict())
         source.assets = {path.removeprefix(ASSET_PREFIX): files.whole(path) for path in assets}
-        if not self.options.other_files:
+        if not self.other_files:
             unused = [path for path in names if path not in files.opened]
             source.warnings += _left_out(unused, _REMEDY)
         return source
 
     def _models(self, models: Sequence[DataFile], files: DataFiles) -> list[Source]:
         """The models in files, with the data of their tensors in `files`."""
-        finder = Finder(files, self.options.verify_checksum, self.elsewhere)
+        finder = Finder(files, self.verify_checksum, self.elsewhere)
         return finder.find_all(models)
 
 

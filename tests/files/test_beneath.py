@@ -30,7 +30,7 @@ from onnxarchive.conversion.converting import open_source
 from onnxarchive.files import beneath
 from onnxarchive.files.beneath import OutsideError, Root, open_own
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceOptions
+from onnxarchive.sources.models import SourceReader
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
 
@@ -461,7 +461,7 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
     path = top / "source" / "data.bin"
     with contextlib.ExitStack() as resources:
-        source = open_source(Location.of(top / "source"), resources, SourceOptions())
+        source = open_source(Location.of(top / "source"), resources, SourceReader())
         os.truncate(path, size)
         first, second = source.data
         if size < len(INSIDE):
@@ -475,7 +475,7 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
 @ways
 def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
     with contextlib.ExitStack() as resources:
-        source = open_source(Location.of(top / "source" / "m.onnx"), resources, SourceOptions())
+        source = open_source(Location.of(top / "source" / "m.onnx"), resources, SourceReader())
         os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
         (top / "source" / "data.bin").symlink_to(top / "moved")
         first, second = source.data
@@ -487,7 +487,7 @@ def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
 @ways
 def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
     with contextlib.ExitStack() as resources:
-        source = open_source(Location.of(top / "source"), resources, SourceOptions())
+        source = open_source(Location.of(top / "source"), resources, SourceReader())
         (top / "source" / "new").write_bytes(INSIDE)
         os.replace(top / "source" / "new", top / "source" / "data.bin")
         first, second = source.data

@@ -20,7 +20,7 @@ from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.converting import open_source
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceOptions
+from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.other_files import cached_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
@@ -231,7 +231,7 @@ def test_a_link_that_is_exchanged_while_the_source_is_open_is_refused(
     blobs = _cache(snapshot) / "blobs"
     (blobs / "other").write_bytes(SECRET)
     with ExitStack() as resources:
-        options = SourceOptions(follow_links=True)
+        options = SourceReader(follow_links=True)
         source = open_source(Location.of(snapshot), resources, options)
         (snapshot / "new").symlink_to(target.format(top=tmp_path, blobs=blobs))
         os.replace(snapshot / "new", snapshot / "model.onnx_data")
