@@ -14,13 +14,7 @@ from typing import ClassVar
 from weakref import ref
 
 from onnxarchive.files.file import File
-from onnxarchive.remote.background import (
-    IN_FLIGHT,
-    SECONDS_AHEAD,
-    as_arriving,
-    in_order,
-    run,
-)
+from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, as_arriving, in_order, run
 from onnxarchive.remote.failures import StalledError
 from onnxarchive.remote.origins import Origin, Version, origin_of
 from onnxarchive.remote.urls import Address
@@ -129,7 +123,7 @@ class RemoteFile(File):
         self._is_closed = False
         self._piece_size, self._rate = _LEAST_PIECE, rate
         self._in_use = Lock()  # of the stream
-        self._stream: Generator[memoryview] | None = None
+        self._stream: Generator[bytes] | None = None
         self._rest = memoryview(b"")  # the bytes from `_position` that have arrived
         self._position = version.size
 
@@ -175,12 +169,12 @@ class RemoteFile(File):
             return run(self.path, partial(self._part, offset, size))
         return b"".join(self._in_order(_parts(offset, size)))
 
-    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
+    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset` in order, fewer at the end; see the class."""
         size = self._within(offset, size)
         if offset >= self._end[0]:
             if size:
-                yield memoryview(self._kept(offset, size))
+                yield self._kept(offset, size)
         elif self._in_use.acquire(blocking=False):
             try:
                 yield from self._continued(offset, size)
@@ -221,7 +215,7 @@ class RemoteFile(File):
             self._stop()
             self._in_use.release()
 
-    def _ahead(self, offset: int, size: int) -> Generator[memoryview]:
+    def _ahead(self, offset: int, size: int) -> Generator[bytes]:
         """Yields all bytes from `offset`: first `size` bytes, then twice as many each time."""
         while offset < self.size:
             yield from self._in_order(_parts(offset, min(size, self.size - offset)))
@@ -231,7 +225,7 @@ class RemoteFile(File):
     def _next(self, size: int) -> memoryview:
         """The stream's next piece, of at most `size` bytes; empty at the end of the stream."""
         if not self._rest and self._stream is not None:
-            self._rest = next(self._stream, memoryview(b""))
+            self._rest = memoryview(next(self._stream, b""))
         piece, self._rest = self._rest[:size], self._rest[size:]
         self._position += len(piece)
         return piece
@@ -254,8 +248,7 @@ class RemoteFile(File):
         parts = [list(_parts(offset, size)) for offset, size, _ in groups]
         with closing(self._in_order(chain.from_iterable(parts))) as arriving:
             for (start, _, members), group_parts in zip(groups, parts, strict=True):
-                bodies = [*islice(arriving, len(group_parts))]
-                body = bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies))
+                body = memoryview(b"".join(islice(arriving, len(group_parts))))
                 for offset, size in members:
                     yield body[offset - start : offset - start + size]
 
@@ -305,14 +298,12 @@ class RemoteFile(File):
         if offset < end:
             yield offset, self._kept(offset, end - offset)
 
-    def _in_order(self, parts: Iterable[Range]) -> Generator[memoryview]:
+    def _in_order(self, parts: Iterable[Range]) -> Generator[bytes]:
         """Yields the bytes of parts in order; reads 12 at once."""
-        with closing(in_order(self.path, (partial(self._part, *it) for it in parts))) as bodies:
-            for body in bodies:
-                yield memoryview(body)
+        return in_order(self.path, (partial(self._part, *part) for part in parts))
 
     async def _part(self, offset: int, size: int) -> bytes:
-        return b"".join([bytes(piece) async for _, piece in self._arriving(offset, size)])
+        return b"".join([piece async for _, piece in self._arriving(offset, size)])
 
     def _kept(self, offset: int, size: int) -> bytes:
         begin, end = self._end

@@ -106,7 +106,7 @@ class Origin:
         if not size or version == known:
             return version, b""
         stream = self.stream(version.size - size, size, version, size)
-        return version, b"".join([bytes(piece) async for piece in stream])
+        return version, b"".join([piece async for piece in stream])
 
     def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range; yields pieces of at least `least` bytes as they arrive.
@@ -190,7 +190,7 @@ class StoreOrigin(Origin):
             return await super().open(size, known)
         size = min(size, result.meta["size"])
         pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
-        return self._version(result), b"".join([bytes(piece) async for piece in pieces])
+        return self._version(result), b"".join([piece async for piece in pieces])
 
     async def _get(
         self, range: Any, expected: Version | None = None, known: Version | None = None

@@ -241,25 +241,20 @@ class _FileSystemWriter(ObjectWriter):
             return None
 
         self._file = attempt(name, opened)
-        found = f", found {type(system).__name__}"
-        if self._file is None:
+        if getattr(type(self._file), "commit", None) in (None, AbstractBufferedFile.commit):
+            if self._file is not None:
+                # A file whose class has no `commit` of its own may appear when it is closed. The
+                # garbage collector would close it, unless `closed` is set.
+                self._file.closed = True
             command = " ('hf upload')" * name.startswith("hf://")
             raise UnsupportedFeatureError(
-                f"expected a file system that writes one complete file{found}; write a local file, "
-                f"and upload it{command}",
+                "expected a file system in which only complete files appear, found "
+                f"{type(system).__name__}; write a local file, and upload it{command}",
                 path=name,
-            )
-        if getattr(type(self._file), "commit", None) in (None, AbstractBufferedFile.commit):
-            # A file whose class has no `commit` of its own may appear when the file is closed. The
-            # garbage collector would close the file, unless `closed` is set.
-            self._file.closed = True
-            raise UnsupportedFeatureError(
-                f"expected a file system in which only complete files appear{found}", path=name
             )
 
     def write(self, data: Buffer) -> int:
-        for piece in pieces(data):
-            attempt(self.path, lambda piece=piece: self._file.write(piece))  # type: ignore[misc]
+        attempt(self.path, lambda: self._file.writelines(pieces(data)))
         return len(as_bytes(data))
 
     def commit(self) -> None:
