@@ -15,7 +15,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.remote.urls import Address, beside, is_url, shown_url
 
 if TYPE_CHECKING:
-    from onnxarchive.remote.listing import ListedObject
+    from onnxarchive.remote.stores import ListedObject
     from onnxarchive.remote.transfers import Read
     from onnxarchive.remote.writing import ObjectWriter
 
@@ -178,7 +178,7 @@ class Location:
         return create_object(self.remote, nbytes)
 
     def objects(self) -> Iterator[ListedObject]:
-        """Lists the objects below a remote folder; see `listing.list_objects`."""
-        from onnxarchive.remote.listing import list_objects
+        """Lists the objects below a remote folder; see `stores.list_objects`."""
+        from onnxarchive.remote.stores import list_objects
 
         return list_objects(self.remote)

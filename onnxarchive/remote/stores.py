@@ -1,4 +1,4 @@
-"""Selects the library for a URL, obstore or fsspec, and gives it the options."""
+"""Selects the library for a URL, obstore or fsspec, gives it the options, and lists objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from onnxarchive.errors import needing, shown
@@ -277,3 +277,46 @@ def open_file_system(address: Address) -> tuple[Any, str]:
 
     system, path = attempt(address.name, connected, refusal)
     return system, str(path)
+
+
+class ListedObject(NamedTuple):
+    """An object below a URL.
+
+    Attributes:
+        path: Path relative to the URL, as given by the store and unchecked.
+        url: The object's URL, or its key if a store was given.
+        size: Size of the object in bytes.
+    """
+
+    path: str
+    url: str
+    size: int
+
+
+def list_objects(address: Address) -> Iterator[ListedObject]:
+    """Lists all objects below a URL, or below a prefix in a store, in the order of the store."""
+    name, base = address.name, address.url.removesuffix("/")
+    folder = address.at(base)
+    if address.is_of_store:
+        address.require_no_web("to list")
+        opened, prefix = open_store(folder)
+        if prefix:
+            folder.require_key()
+        listed = _listed(opened, prefix, name)
+    else:
+        system, prefix = open_file_system(folder)
+        files = attempt(name, lambda: system.find(prefix, detail=True))
+        listed = ((path, require_size(info.get("size"), name)) for path, info in files.items())
+    prefix = prefix.strip("/")
+    for key, size in listed:
+        path = key.lstrip("/").removeprefix(prefix).lstrip("/")
+        yield ListedObject(path, f"{base}/{path}".lstrip("/"), size)
+
+
+def _listed(store: Store, prefix: str, name: str) -> Iterator[tuple[str, int]]:
+    import obstore
+
+    pages = attempt(name, lambda: iter(obstore.list(store, prefix or None)))
+    while page := attempt(name, lambda: next(pages, None)):
+        for meta in page:
+            yield meta["path"], meta["size"]

@@ -135,6 +135,15 @@ class Address:
             return scheme_of(self.url) in WEB
         return type(self.store).__name__ == "HTTPStore"
 
+    def require_no_web(self, purpose: str) -> None:
+        """Refuses a web address, whose objects can only be read."""
+        if self.is_web:
+            raise UnsupportedFeatureError(
+                f"expected the URL of a store {purpose}, such as s3://, gs:// or az://, found a "
+                "web address",
+                path=self.name,
+            )
+
     def require_key(self) -> None:
         """Refuses a URL or key that the libraries would take for that of another object.
 

@@ -75,12 +75,7 @@ def create_object(address: Address, size: int) -> ObjectWriter:
     address.require_key()
     if not address.is_of_store:
         return _FileSystemWriter(*open_file_system(address), address.name)
-    if address.is_web:
-        raise UnsupportedFeatureError(
-            "expected the URL of a store to write to, such as s3://, gs:// or az://, found a web "
-            "address",
-            path=address.name,
-        )
+    address.require_no_web("to write to")
     store, key = open_store(address, is_read=False)
     return _StoreWriter(store, key, address.name, size, split_options(address)[1])
 

@@ -12,10 +12,10 @@ from unittest.mock import patch
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.file import File
 from onnxarchive.remote import cache, objects
-from onnxarchive.remote.listing import ListedObject
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version
+from onnxarchive.remote.stores import ListedObject
 from onnxarchive.remote.transfers import Read
 from onnxarchive.remote.urls import Address
 from onnxarchive.remote.writing import ObjectWriter

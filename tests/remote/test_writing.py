@@ -17,7 +17,7 @@ from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ArchiveError, UnsupportedFeatureError
 from onnxarchive.remote import writing
-from onnxarchive.remote.listing import ListedObject
+from onnxarchive.remote.stores import ListedObject
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 
