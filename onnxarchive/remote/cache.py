@@ -33,7 +33,7 @@ from onnxarchive.files.filesystem import sync
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked
-from onnxarchive.remote.objects import RemoteFile, open_origin
+from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.stores import STALL
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
@@ -77,13 +77,13 @@ def open_cached(
     """
     origin = origin_of(address)
     if not origin.is_lasting:
-        return open_origin(origin)
+        return RemoteFile(origin)
     directory = directory_of_cache(cache)
     prefix = origin.identity[:_HASH_LENGTH]
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
     copies = [copy for copy in cached_archives(directory, prefix) if copy.is_complete]
-    remote = open_origin(origin, copies[0].version if copies else None)
+    remote = RemoteFile(origin, copies[0].version if copies else None)
     key = remote.cache_key()
     if key is None:
         return remote

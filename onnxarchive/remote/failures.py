@@ -159,9 +159,12 @@ def _reason(error: BaseException) -> tuple[int, str]:
     return errno.EIO, f"the request failed ({kind})"
 
 
-def _is_of_library(error: BaseException) -> bool:
-    """True for errors and for panics of obstore; False for Ctrl-C and the like."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+def _converted(
+    error: BaseException, name: str, convert: Callable[[BaseException, str], Exception] = failure
+) -> BaseException:
+    """The error to raise instead of a library's error or panic; Ctrl-C and the like stay."""
+    is_of_library = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return convert(error, name) if is_of_library else error
 
 
 def attempt(
@@ -173,9 +176,7 @@ def attempt(
     try:
         return call()
     except BaseException as error:
-        if not _is_of_library(error):
-            raise
-        problems = [convert(error, name)]
+        problems = [_converted(error, name, convert)]
     # After `pop`, no variable refers to the error. A variable would complete a reference cycle
     # (error, traceback, frame), and the cycle would keep the frames' files open.
     raise problems.pop()
@@ -186,7 +187,5 @@ async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
     try:
         return await call()
     except BaseException as error:
-        if not _is_of_library(error):
-            raise
-        problems = [failure(error, name)]
+        problems = [_converted(error, name)]
     raise problems.pop()  # as in `attempt`

@@ -56,22 +56,7 @@ def open_object(address: Address, *, keeps_end: bool = True) -> RemoteFile:
         OSError: A request failed, or the server does not give ranges of bytes.
         ValueError: An option is wrong.
     """
-    return open_origin(origin_of(address), keeps_end=keeps_end)
-
-
-def open_origin(
-    origin: Origin, known: Version | None = None, *, keeps_end: bool = True
-) -> RemoteFile:
-    """Opens an object as `open_object` does.
-
-    If it still has the strong ETag of a `known` version, the server sends no bytes.
-    """
-    begin = monotonic()
-    version, end = run(origin.name, partial(origin.open, END_SIZE, known))
-    # A small rate is that of the line; a larger one is mostly the line's latency.
-    rate = len(end) / max(monotonic() - begin, 1e-6)
-    rate = rate if rate < _SLOW else inf
-    return RemoteFile(origin, version, end, rate=rate, keeps_end=keeps_end)
+    return RemoteFile(origin_of(address), keeps_end=keeps_end)
 
 
 def has_object(address: Address) -> bool:
@@ -103,15 +88,17 @@ class RemoteFile(File):
     _streaming: ClassVar[list[ref[RemoteFile]]] = []  # the files that began to read ahead last
 
     def __init__(
-        self,
-        origin: Origin,
-        version: Version,
-        end: bytes,
-        *,
-        rate: float,
-        keeps_end: bool = True,
+        self, origin: Origin, known: Version | None = None, *, keeps_end: bool = True
     ) -> None:
-        """Represents an object whose last bytes, `end`, arrived with `rate` bytes a second."""
+        """Opens an object as `open_object` does.
+
+        If it still has the strong ETag of a `known` version, the server sends no bytes.
+        """
+        begin = monotonic()
+        version, end = run(origin.name, partial(origin.open, END_SIZE, known))
+        # A small rate is that of the line; a larger one is mostly the line's latency.
+        rate = len(end) / max(monotonic() - begin, 1e-6)
+        self._rate = rate if rate < _SLOW else inf
         self.path = origin.name
         self.size = version.size
         self.version = version
@@ -121,7 +108,7 @@ class RemoteFile(File):
         is_kept = keeps_end or len(end) == version.size
         self._end = (version.size - len(end), end) if is_kept else (version.size, b"")
         self._is_closed = False
-        self._piece_size, self._rate = _LEAST_PIECE, rate
+        self._piece_size = _LEAST_PIECE
         self._in_use = Lock()  # of the stream
         self._stream: Generator[bytes] | None = None
         self._rest = memoryview(b"")  # the bytes from `_position` that have arrived

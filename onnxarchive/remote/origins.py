@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import StalledError, asked, changed, failure, refuses_suffix
 from onnxarchive.remote.stores import (
-    STALL,
     environment,
     grouped,
     open_file_system,
@@ -124,7 +123,7 @@ class StoreOrigin(Origin):
 
     store: Store
     key: str
-    stall: float = STALL
+    stall: float
 
     async def version(self) -> Version:
         """Requests the version by `HEAD`."""
@@ -315,13 +314,15 @@ def _identity_in_store(address: Address) -> tuple[str, bool]:
         return _hash(kind, id(store), url)[0], False
     groups = grouped(split_options(address)[2])
     client = getattr(store, "client_options", groups["client_options"]) or {}
-    headers = {name.lower(): value for name, value in client.get("default_headers", {}).items()}
-    for name in ("authorization", "cookie"):
-        headers.pop(name, None)
+    headers = {
+        name.lower(): value
+        for name, value in client.get("default_headers", {}).items()
+        if name.lower() not in ("authorization", "cookie")
+    }
     proxies = [client.get("proxy_url"), client.get("proxy_excludes"), _proxies()]
     if address.is_web:
-        base = url if store is None else getattr(store, "url", "")
-        return _hash(unsigned_url(base), store is not None and url, headers, proxies)
+        base = unsigned_url(getattr(store, "url", url))
+        return _hash(base, store is not None and url, headers, proxies)
     scheme = scheme_of(url)
     settings = {
         name: value

@@ -178,13 +178,10 @@ def split_options(address: Address) -> tuple[bool, float, Options]:
     allows = own[_ALLOW]
     if allows not in ("true", "false"):
         raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
-    try:
-        stall = float(own[_STALL])
-    except ValueError:
-        stall = 0
-    if not stall > 0:
+    stall = _duration(own[_STALL])
+    if not (isinstance(stall, timedelta) and stall):
         raise ValueError(f"expected {_STALL} to be a number of seconds, found another value")
-    return allows == "true", stall, others
+    return allows == "true", stall.total_seconds(), others
 
 
 def environment(scheme: str) -> dict[str, str]:
@@ -213,10 +210,9 @@ def grouped(options: Options) -> dict[str, Any]:
             groups[key].update({name.lower(): option for name, option in _group(value).items()})
         else:
             groups[_GROUPS.get(key, "config")][key] = value
-    if "default_headers" in client:
-        client["default_headers"] = _group(client["default_headers"])
-    if "backoff" in retries:
-        retries["backoff"] = _group(retries["backoff"])
+    for group, name in ((client, "default_headers"), (retries, "backoff")):
+        if name in group:
+            group[name] = _group(group[name])
     backoff = retries.get("backoff", {})
     # obstore refuses unknown names in the other groups, and ignores them here.
     unknown = (retries.keys() - {*_RETRY_OPTIONS}) | (backoff.keys() - {*_BACKOFF_OPTIONS})

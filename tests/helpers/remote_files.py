@@ -117,7 +117,7 @@ def opened(
     read = reading(remote._data if data is None else data) if reads else None
     origin = SimpleNamespace(is_lasting=True, identity=remote.place)
     with patch.multiple(
-        cache, origin_of=lambda *_: origin, open_origin=lambda origin, known=None: remote
+        cache, origin_of=lambda *_: origin, RemoteFile=lambda origin, known=None: remote
     ):
         return cache.open_cached(Address(URL), directory, read)
 

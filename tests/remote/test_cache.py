@@ -428,7 +428,7 @@ def test_threads_download_once(directory: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         origin = SimpleNamespace(is_lasting=True, identity=PLACE)
         patch.setattr(cache, "origin_of", lambda *_: origin)
-        patch.setattr(cache, "open_origin", lambda *_: next(waiting))
+        patch.setattr(cache, "RemoteFile", lambda *_: next(waiting))
         at_once(partial(read, it) for it in remotes)
     assert found == [True] * 6
     assert sum(remote.nbytes_asked for remote in remotes) == SIZE
