@@ -42,8 +42,6 @@ from onnxarchive.remote.urls import Address, shown_url
 _WAIT: Final = 0.1  # seconds between two looks at the download of another process
 _HASH_LENGTH: Final = 32  # hexadecimal digits of a hash in the name of a file
 _NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.json")
-_MOST_JSON: Final = 64 << 10  # bytes
-_MOST_URL: Final = 1024  # characters in a description
 _OWN_MODE: Final = 0o700
 _OWN_FILE_MODE: Final = 0o600
 
@@ -136,7 +134,7 @@ def _opened(
                 continue
             # A copy is verified once, so it has to survive a power failure.
             sync(replacement.written, "choose a cache on another file system")
-            description = {"url": remote.path[:_MOST_URL], "version": asdict(remote.version)}
+            description = {"url": remote.path, "version": asdict(remote.version)}
             with Replacement(_json_path(path)) as described:
                 attributes.set_mode(described.fileno(), path, _OWN_FILE_MODE)
                 described.file.write(json.dumps(description).encode())
@@ -226,7 +224,7 @@ def _cached_archive(json_path: str) -> CachedArchive:
     with MappedFile(json_path) as file:
         used = file.status().st_mtime
         try:
-            described = json.loads(file.read(0, _MOST_JSON))
+            described = json.loads(file.read(0, file.size))
             url, version = str(described["url"]), Version(**described["version"])
             if not isinstance(version.size, int) or version.size < 0:
                 raise ValueError
@@ -269,7 +267,7 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
         OSError: A file cannot be removed, as on Windows while it is open.
     """
     archives = cached_archives(directory)
-    shown_urls = {shown_url(url)[:_MOST_URL] for url in urls}
+    shown_urls = {shown_url(url) for url in urls}
     unknown = sorted(shown_urls - {archive.url for archive in archives})
     if unknown:
         raise ValueError(

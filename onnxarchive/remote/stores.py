@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -138,24 +137,23 @@ def _require_threads(name: str) -> None:
     if _answered is not None and _answered.is_own:
         return
 
-    async def ask() -> bool:
+    async def ask() -> None:
         import asyncio
 
         import obstore
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_TIME):
-                await obstore.list_with_delimiter_async(obstore.store.MemoryStore())
-                return True
-        return False
+        async with asyncio.timeout(_ANSWER_TIME):
+            await obstore.list_with_delimiter_async(obstore.store.MemoryStore())
 
-    if not run(name, ask):
+    try:
+        run(name, ask)
+    except TimeoutError:
         raise OSError(
             errno.ENOTSUP,
             "obstore does not answer; this process may be a fork of one that has used obstore: "
             f"{SPAWN}",
             name,
-        )
+        ) from None
     _answered = Work()
 
 

@@ -6,7 +6,7 @@ import errno
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from onnxarchive.errors import UnsupportedFeatureError
@@ -33,40 +33,16 @@ _PAUSE = 0.005  # seconds between two looks at the parts under way
 _WAIT = 1.5  # seconds that closing waits for the end of an upload
 
 
-class ObjectWriter(Closing):
-    """An object that is being written. Closing the writer before `commit` discards the object.
-
-    A killed process may leave parts of an upload in the store. Listings do not show these parts; a
-    bucket rule can remove them ("abort incomplete multipart uploads").
-
-    Attributes:
-        path: The object's name for messages: the URL without credentials, or the key.
-    """
-
-    path: str
-
-    def write(self, data: Buffer) -> int:
-        """Writes all of `data` and returns its size in bytes; `data` may be reused at once.
-
-        Raises:
-            ArchiveError: This process is a fork of the process that began to write; not checked
-                with fsspec.
-            OSError: A request failed, or the upload stalls; nothing will appear.
-        """
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        """Makes the object appear; replaces an older object.
-
-        Raises:
-            ArchiveError: As for `write`.
-            OSError: As for `write`. Nothing has changed, unless the server's answer was lost.
-        """
-        raise NotImplementedError
-
-
 def create_object(address: Address, size: int) -> ObjectWriter:
     """Begins to write an object of `size` bytes.
+
+    `commit` makes it appear, and replaces an older object; closing the writer before discards it. A
+    killed process may leave parts of an upload in the store. Listings do not show these parts; a
+    bucket rule can remove them ("abort incomplete multipart uploads").
+
+    Methods of the writer raise an OSError if a request failed, or the upload stalls: then nothing
+    has changed, unless the server's answer to `commit` was lost. In a fork of this process, they
+    raise an ArchiveError, except with fsspec.
 
     Raises:
         UnsupportedFeatureError: The URL is a web address, the URL or key would be that of another
@@ -84,7 +60,7 @@ class _Part(bytearray):
     """Data of a part. obstore does not copy it, so it is alive while it is being sent."""
 
 
-class _StoreWriter(ObjectWriter):
+class _StoreWriter(Closing):
     """Sends parts, all but the last of equal size, several at once, from a background thread.
 
     obstore aborts an upload only when it asks for a part, and then at once. So it is given no more
@@ -106,7 +82,7 @@ class _StoreWriter(ObjectWriter):
         self._thread = start_thread(name, self._send, store, key)
 
     def write(self, data: Buffer) -> int:
-        """Collects data for the next part, and sends full parts."""
+        """Collects data for the next part, and sends full parts; `data` may be reused at once."""
         self._work.require_own()  # a fork has no sending thread
         view = as_bytes(data)
         start = 0
@@ -220,7 +196,7 @@ class _GivenUpError(Exception):
     """The writer was closed before `commit`."""
 
 
-class _FileSystemWriter(ObjectWriter):
+class _FileSystemWriter(Closing):
     """Writes a file through fsspec; the file appears when it is committed."""
 
     def __init__(self, system: Any, path: str, name: str) -> None:
@@ -267,3 +243,6 @@ class _FileSystemWriter(ObjectWriter):
             attempt(self.path, file.close)
         finally:
             attempt(self.path, file.discard)
+
+
+ObjectWriter: TypeAlias = _StoreWriter | _FileSystemWriter
