@@ -108,7 +108,6 @@ def roll_back(file: MappedFile) -> bool:
     edit = unfinished_edit(file)
     if edit is None:
         return False
-    file.require_writable()
     try:
         _require_whole(FileBefore(file, edit))
     except ArchiveFormatError as error:

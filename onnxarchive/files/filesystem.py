@@ -92,17 +92,11 @@ def sync_directory(directory: str) -> None:
     """Syncs the entries of a directory, if the system can."""
     if os.name == "nt":
         return
-    try:
+    with contextlib.suppress(OSError):  # it may be writable without being readable
         descriptor = os.open(directory, os.O_RDONLY)
-    except PermissionError:  # a directory may be writable without being readable
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (*_NO_SYNC, errno.EBADF):
-            raise
-    finally:
-        with contextlib.suppress(OSError):  # nothing was written
+        try:
+            os.fsync(descriptor)
+        finally:
             os.close(descriptor)
 
 

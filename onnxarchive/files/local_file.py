@@ -62,7 +62,7 @@ class _Descriptor:
 class MappedFile(File, Work):
     """A regular file, read, mapped, locked and written through one descriptor.
 
-    A fork of the process that opened it for writing, or locked it exclusively, cannot write it.
+    A fork of the process that opened it cannot write it.
 
     Attributes:
         path: The path of the file as given.
@@ -98,10 +98,10 @@ class MappedFile(File, Work):
             ArchiveFormatError: The file is not a regular file.
             OSError: The file cannot be opened.
         """
+        super().__init__()
         self.set_path(path)
-        self._is_writable = True
         if descriptor is None:
-            descriptor, self._is_writable = _open(self.path, rule, is_writable)
+            descriptor = _open(self.path, rule, is_writable)
         self._descriptor: _Descriptor | None = _Descriptor(descriptor)
         status = self.status()
         if not stat.S_ISREG(status.st_mode):
@@ -110,8 +110,6 @@ class MappedFile(File, Work):
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
-        if self._is_writable:
-            Work.__init__(self)
 
     def status(self) -> os.stat_result:
         """The present status of the file; an error names it."""
@@ -158,22 +156,12 @@ class MappedFile(File, Work):
                 if error.errno == errno.EBADF:
                     error.strerror = "cannot be locked for an edit without write permission (NFS)"
                 raise
-            if is_exclusive:
-                Work.__init__(self)
             yield
 
     def keep_locked(self, timeout: float = locking.BRIEFLY) -> bool:
         """Locks the file exclusively until it is closed; see `locking.keep_exclusive`."""
         self._is_kept_locked = locking.keep_exclusive(self._require_open().number, timeout)
         return self._is_kept_locked
-
-    def require_writable(self) -> None:
-        """Refuses a file that cannot be opened for writing, or is open only for reading."""
-        _Descriptor(_open(self.absolute_path, None, is_writable=True)[0])
-        if not self._is_writable:
-            raise PermissionError(
-                errno.EACCES, "was not writable when it was opened; open it again", self.path
-            )
 
     def reopened(self) -> MappedFile:
         """Another object for the open file, with its present size, a new map, and the same lock."""
@@ -271,7 +259,7 @@ class MappedFile(File, Work):
         """True unless the system refuses to map the file, which the first use tries."""
         if self._view is None and not self._is_refused:
             try:
-                self._map_once()
+                self._map()
             except OSError:
                 self._is_refused = True
         return not self._is_refused
@@ -281,7 +269,7 @@ class MappedFile(File, Work):
         end = self.size if nbytes is None else offset + nbytes
         if not self.is_mapped and end - offset <= _MAX_COPIED:
             return memoryview(self.read(offset, end - offset))
-        view = self._map_once()
+        view = self._view or self._map()
         if end > view.nbytes:
             raise ArchiveFormatError(
                 f"the file was truncated after it was opened: expected {self.size} bytes, found "
@@ -289,15 +277,6 @@ class MappedFile(File, Work):
                 path=self.path,
             )
         return view[offset:end]
-
-    def _map_once(self) -> memoryview:
-        """The mapped file; shorter than `size` if an edit truncated it before it was mapped."""
-        view = self._view
-        if view is None:
-            view = self._view = self._map()
-            if self._descriptor is None:  # closed by another thread meanwhile
-                self._view = None
-        return view
 
     def prefetch(self, how: Prefetch) -> None:
         """Asks the system to read the mapped file ahead.
@@ -307,12 +286,12 @@ class MappedFile(File, Work):
         """
         if how == "populate":
             flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
-            self._view = self._map(**flags)
+            view = self._map(**flags)
             if POPULATED is None:
-                self._view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
+                view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
         elif hasattr(mmap, "MADV_WILLNEED"):
             with contextlib.suppress(OSError):  # it is only advice
-                mapped = self._map_once().obj
+                mapped = (self._view or self._map()).obj
                 if isinstance(mapped, mmap.mmap):
                     mapped.madvise(mmap.MADV_WILLNEED)
 
@@ -320,17 +299,20 @@ class MappedFile(File, Work):
         """Maps the file up to `size`, or up to its end if it has been truncated."""
         kind = kind or {"access": mmap.ACCESS_READ}
         descriptor = self._require_open()
-        size = self.size
-        while size:
+        size, view = self.size, memoryview(b"")
+        while size > view.nbytes:
             try:
-                return memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
+                view = memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
             except OSError as error:
                 remedy = _MAP_REMEDIES.get(error.errno or 0, "copy it to another file system")
                 reason = f"the file cannot be mapped ({error.strerror}); {remedy}"
                 raise OSError(error.errno, reason, self.path) from None
             except ValueError:  # truncated, perhaps again
                 size = min(size - 1, self.status().st_size)
-        return memoryview(b"")
+        self._view = view
+        if self._descriptor is None:  # closed by another thread meanwhile
+            self._view = None
+        return view
 
     def present_path(self) -> str:
         """The present path of the open file, without symbolic links.
@@ -404,8 +386,8 @@ def opened(
         file.close()  # another file has the path now
 
 
-def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
-    """Opens a file; returns the descriptor and whether it is open for writing."""
+def _open(path: str, rule: str | None, is_writable: bool | None) -> int:
+    """Opens a file; returns the descriptor."""
     # With O_NONBLOCK, opening a pipe does not block; `MappedFile` then refuses the pipe. With
     # O_BINARY, Windows does not change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -414,11 +396,11 @@ def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, b
     try:
         if is_writable is not False:
             try:
-                return os.open(path, flags | os.O_RDWR), True
+                return os.open(path, flags | os.O_RDWR)
             except OSError as error:
                 if is_writable or error.errno not in _NO_WRITING:
                     raise
-        return os.open(path, flags | os.O_RDONLY), False
+        return os.open(path, flags | os.O_RDONLY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise _not_regular(path, "a socket", rule) from None

@@ -341,8 +341,7 @@ class Replacement(Closing):
             self._rename()
             self._temporary.is_there = False
             self.written.size = self.file.offset
-        with contextlib.suppress(OSError):  # the target is complete in any case
-            sync_directory(os.path.dirname(self._target))
+        sync_directory(os.path.dirname(self._target))
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
 
     def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:

@@ -665,16 +665,13 @@ def test_a_file_is_synced_as_far_as_the_system_can(
 
 
 @posix
-def test_a_directory_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
+def test_a_directory_that_cannot_be_synced_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_directory(str(tmp_path))
     before = next_descriptor()
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "no")))
     sync_directory(str(tmp_path))
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="broken"):
-        sync_directory(str(tmp_path))
+    sync_directory(str(tmp_path))
     assert next_descriptor() == before
 
 
