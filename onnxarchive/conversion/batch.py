@@ -17,8 +17,7 @@ from onnxarchive.files.filesystem import is_below
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.sources.models import FollowLinks, SourceReader
-from onnxarchive.sources.other_files import SNAPSHOTS, is_cached_model
+from onnxarchive.sources.models import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import open_assets

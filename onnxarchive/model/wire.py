@@ -171,7 +171,7 @@ def fields_of(data: Buffer) -> Iterator[Field]:
 
 def count_graphs(data: Buffer) -> int:
     """The number of fields with a graph in a serialized ModelProto; protobuf merges several."""
-    return sum(tag == _GRAPH for tag, *_ in fields_of(data))
+    return sum([tag == _GRAPH for tag, *_ in fields_of(data)])
 
 
 def is_model(data: Buffer) -> bool:

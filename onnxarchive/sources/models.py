@@ -25,13 +25,7 @@ from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.finder import DataFile, DataFiles, Finder
-from onnxarchive.sources.other_files import (
-    cached_model,
-    divided,
-    is_litter,
-    models_and_assets,
-    paths_below,
-)
+from onnxarchive.sources.other_files import divided, is_litter, models_and_assets, paths_below
 from onnxarchive.sources.recognition import MODEL_SUFFIX, is_model_name
 from onnxarchive.sources.source import Source
 from onnxarchive.sources.zip_file import read_zip
@@ -40,6 +34,11 @@ from onnxarchive.sources.zip_file import read_zip
 # of a Hugging Face cache; False for no further directory.
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
+# In a Hugging Face cache, a model is a directory `models--ORGANISATION--NAME`. The files of a
+# revision, below `snapshots/REVISION/`, are symbolic links to the files in `blobs/`.
+SNAPSHOTS: Final = "snapshots"
+_CACHED_PREFIX = "models--"
+_REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
 _MAX_LISTED = 20
 # The end of the names of files with a model in another precision, as exporters name them.
 _PRECISION: Final = re.compile(
@@ -212,6 +211,29 @@ def _open_beneath(root: Root, path: str) -> FileData | None:
         raise ArchiveFormatError(f"{error.message} at {path!r}") from None
     except OSError as error:
         raise ArchiveFormatError(f"cannot read {path!r}: {error.strerror}") from None
+
+
+def cached_model(path: str) -> str | None:
+    """The directory of a model in a cache, from a directory in one of the model's revisions.
+
+    Args:
+        path: An absolute path without links.
+
+    Returns:
+        The path of the model's directory; None if `path` is in no revision of a cached model.
+    """
+    parts = path.split(os.sep)
+    for levels in range(_REVISION_LEVELS, len(parts)):
+        if parts[-levels] == SNAPSHOTS and parts[-levels - 1].startswith(_CACHED_PREFIX):
+            return os.sep.join(parts[:-levels])
+    return None
+
+
+def is_cached_model(path: str, folders: Iterable[str]) -> bool:
+    """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
+    return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(
+        _CACHED_PREFIX
+    )
 
 
 def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:

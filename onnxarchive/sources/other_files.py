@@ -1,13 +1,8 @@
-"""Lists and judges by name what lies beside a model: files, litter, and Hugging Face caches.
-
-A model of the hub is a directory `models--ORGANISATION--NAME`. The files of a revision, below
-`snapshots/REVISION/`, are symbolic links to the files in `blobs/`.
-"""
+"""Lists what lies beside a model, and judges it by name: assets, litter, weights."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -36,9 +31,6 @@ _WEIGHTS = (
     "*.tflite",
 )
 _ASSETS = "assets"
-SNAPSHOTS = "snapshots"
-_PREFIX = "models--"
-_REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
 
 
 def is_litter(name: str) -> bool:
@@ -71,27 +63,6 @@ def divided(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
         is_weights = any(fnmatchcase(base, pattern) for pattern in _WEIGHTS)
         (left_out if not base or is_hidden(name) or is_weights else others).append(name)
     return others, (*left_out,)
-
-
-def cached_model(path: str) -> str | None:
-    """The directory of a model in a cache, from a directory in one of the model's revisions.
-
-    Args:
-        path: An absolute path without links.
-
-    Returns:
-        The path of the model's directory; None if `path` is in no revision of a cached model.
-    """
-    parts = path.split(os.sep)
-    for levels in range(_REVISION_LEVELS, len(parts)):
-        if parts[-levels] == SNAPSHOTS and parts[-levels - 1].startswith(_PREFIX):
-            return os.sep.join(parts[:-levels])
-    return None
-
-
-def is_cached_model(path: str, folders: Iterable[str]) -> bool:
-    """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
-    return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)
 
 
 def models_and_assets(root: Root) -> list[str]:

@@ -20,8 +20,7 @@ from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.converting import open_source
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceReader
-from onnxarchive.sources.other_files import cached_model
+from onnxarchive.sources.models import SourceReader, cached_model
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
 
