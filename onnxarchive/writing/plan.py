@@ -31,6 +31,7 @@ from onnxarchive.zipformat.directory import EMPTY, Directory
 
 # From this size in bytes, external tensors that go into the model are mapped, not held in memory.
 MAPPED_SIZE = 1 << 20
+_READ_COUNT = 64  # of smaller ones that are read together
 _Model = TypeVar("_Model")
 # A serialized model, and bytes to insert for external tensors, by location.
 SerializedModel: TypeAlias = tuple[bytes, Mapping[str, memoryview]]
@@ -379,23 +380,17 @@ def _staying(
     """
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
-    together: dict[Path, FileData] = {}  # parts of a file, which is opened once for many of them
-    together_nbytes = 0
-    for ref, unread in staying:
-        if unread.nbytes >= MAPPED_SIZE:
-            large[ref.path] = unread  # may be made in memory, so one at a time
-            continue
-        data = tensors.resolved(unread)
-        if not isinstance(data, FileData):
-            small[ref.path] = b"".join(data)
+    files: list[tuple[Path, FileData]] = []
+    for ref, data in staying:
+        if data.nbytes >= MAPPED_SIZE:
+            large[ref.path] = data  # may be made in memory, so one at a time
+        elif isinstance(data, FileData):
+            files.append((ref.path, data))
         else:
-            together[ref.path] = data
-            together_nbytes += data.nbytes
-            if together_nbytes >= MAPPED_SIZE:
-                small.update(zip(together, read_all([*together.values()]), strict=True))
-                together, together_nbytes = {}, 0
-    if together:
-        small.update(zip(together, read_all([*together.values()]), strict=True))
+            small[ref.path] = b"".join(data)
+    for start in range(0, len(files), _READ_COUNT):
+        paths, parts = zip(*files[start : start + _READ_COUNT], strict=True)
+        small.update(zip(paths, read_all(parts), strict=True))
     return small, _views(large, temporary) if large else {}
 
 
