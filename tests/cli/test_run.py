@@ -20,8 +20,7 @@ from written import write_model
 import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.interop import running
-from onnxarchive.interop.inputs import Port, make_inputs, random_input
-from onnxarchive.interop.running import Outcome, run as run_model
+from onnxarchive.interop.running import Outcome, Port, make_inputs, random_input, run as run_model
 from onnxarchive.model import dtypes
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")

@@ -15,8 +15,7 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.interop import running as run_module
-from onnxarchive.interop.inputs import Port, random_input
-from onnxarchive.interop.running import Outcome, RunError, run
+from onnxarchive.interop.running import Outcome, Port, RunError, random_input, run
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 

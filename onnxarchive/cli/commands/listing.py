@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnx
@@ -23,6 +23,9 @@ from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
 from onnxarchive.reading.archive import Archive
 from onnxarchive.zipformat.layout import Placement
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 _MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
@@ -283,8 +286,6 @@ def add_cat(commands: Any) -> None:
 
 
 def cat(arguments: argparse.Namespace) -> None:
-    from onnxarchive.interop.inputs import npy_array
-
     require_no_terminal()
     with open_archive(arguments, arguments.model) as archive:
         if arguments.name in archive.assets:
@@ -298,4 +299,25 @@ def cat(arguments: argparse.Namespace) -> None:
             else:
                 (data,) = archive.contents.verified([key])
                 array = archive.tensors.array(key, data)
-            np.save(StandardOutput(), npy_array(array, name, remedy), allow_pickle=False)
+            save_array(StandardOutput(), array, name, remedy)
+
+
+def save_array(file: Any, array: NDArray[Any], name: str, remedy: str) -> None:
+    """Writes an array in the format of `.npy` files to a file object that has `write`.
+
+    Types of ml_dtypes are written as raw bytes (`V1`, `V2`), as by `np.save`; only for FLOAT8E5M2
+    does `np.save` write `<f1`, which `np.load` refuses. Python strings are written as strings of
+    fixed length. These lose null characters at their ends; so such strings are refused, with the
+    array's name and a remedy.
+    """
+    if array.dtype.hasobject:
+        strings = array.astype(str)
+        if np.any(strings != array):
+            raise ValueError(
+                f"{name}: expected strings that a .npy file can hold, found one that ends with a "
+                f"null character; {remedy}"
+            )
+        array = strings
+    elif dtypes.is_extension(array.dtype):
+        array = array.view(np.dtype((np.void, array.dtype.itemsize)))
+    np.save(file, array, allow_pickle=False)

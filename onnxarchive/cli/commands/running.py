@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import onnxarchive
-from onnxarchive.cli.commands.listing import described_sets, set_lines
+from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
@@ -27,8 +27,7 @@ from onnxarchive.remote.urls import shown_url
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.interop.inputs import Input
-    from onnxarchive.interop.running import Outcome
+    from onnxarchive.interop.running import Input, Outcome
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0
@@ -103,15 +102,14 @@ def _load(path: str) -> Input:
 def _save(outputs: Mapping[str, NDArray[Any]], directory: str) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
     from onnxarchive.files.local_file import PositionalWriter, make_file
-    from onnxarchive.interop.inputs import npy_array
     from onnxarchive.model.keys import Keys
 
     keys, files = Keys(), {}
     for name, output in outputs.items():
-        array = npy_array(output, f"output {name!r}", "run without --output")
         files[name] = f"{keys.assign(name[:200])}.npy"  # valid in every file system
         with make_file(os.path.join(directory, files[name])) as file:
-            np.save(PositionalWriter(file), array, allow_pickle=False)  # errors name the file
+            writer = PositionalWriter(file)  # its errors name the file
+            save_array(writer, output, f"output {name!r}", "run without --output")
     return files
 
 
