@@ -8,7 +8,6 @@ it write them, and stores them as assets; sessions and links then refer to them.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import tempfile
 from dataclasses import replace
@@ -21,6 +20,7 @@ from onnxarchive.editing.transaction import Edit, edit
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.interop.onnxruntime import (
     OPTIMIZED_DATA,
@@ -35,14 +35,7 @@ from onnxarchive.interop.onnxruntime import (
 )
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.prepacked import (
-    INDEX,
-    MAX_INDEX_NBYTES,
-    PREFIX,
-    PackedSet,
-    PackedWeight,
-    ranges_of,
-)
+from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PackedSet, PackedWeight, ranges_of
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import packable
 from onnxarchive.remote.location import Location
@@ -161,20 +154,6 @@ def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
         assets[folder + INDEX] = index
 
 
-def remove_prepacked(
-    path: str | os.PathLike[str],
-    *,
-    copy: bool = False,
-    timeout: float | None = locking.TIMEOUT,
-    progress: Progress | None = None,
-) -> None:
-    """Removes all packed weights from an archive; see `onnxarchive.edit` for errors."""
-    with edit(path, copy=copy, timeout=timeout, progress=progress) as changes:
-        for asset in [*changes.assets]:
-            if f"{ASSET_PREFIX}{asset}".startswith(PREFIX):
-                del changes.assets[asset]
-
-
 def _pack(
     archive: Archive, stem: str, sess_options: ort.SessionOptions | None, buffers: _Buffers
 ) -> tuple[dict[str, PackedWeight], tuple[str, ...]]:
@@ -202,12 +181,11 @@ def _pack(
         if tensor.name in weights and tensors.names_packed(pair)
     ]
     if values:
-        with Path(f"{stem}.data").open("rb") as written:
-            data = memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
+        with MappedFile(f"{stem}.data") as written:
+            data = written.view()
     if os.name != "nt":  # a map keeps the bytes, and a killed process leaves none of them
-        for written_path in (f"{stem}.onnx", f"{stem}.data"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(written_path)
+        for suffix in (".onnx", ".data"):
+            Path(f"{stem}{suffix}").unlink(missing_ok=True)
     # By content, since ONNX Runtime writes the packed form of equal weights for one of them.
     keys: dict[tuple[int, int], dict[str, tuple[tuple[str, int], ...]]] = {}
     for name, value in values:

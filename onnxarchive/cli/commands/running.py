@@ -22,6 +22,7 @@ from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
 from onnxarchive.model import dtypes
+from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -176,15 +177,15 @@ def add_prepack(commands: Any) -> None:
 
 
 def prepack(arguments: argparse.Namespace) -> None:
-    from onnxarchive.interop.prepacking import remove_prepacked
-
     path = arguments.archive
     options = {"copy": arguments.copy, "timeout": arguments.timeout}
     if arguments.remove and arguments.model is not None:
         raise ValueError("expected --remove, for all models, or --model, found both")
     with progress_bar("prepack") as progress:
         if arguments.remove:
-            remove_prepacked(path, progress=progress, **options)
+            with onnxarchive.edit(path, progress=progress, **options) as changes:
+                for name in [name for name in changes.entries if name.startswith(PACKED_PREFIX)]:
+                    del changes.assets[name.removeprefix(ASSET_PREFIX)]
         else:
             onnxarchive.prepack(path, model=arguments.model, progress=progress, **options)
     with onnxarchive.open(path) as archive:
