@@ -133,16 +133,10 @@ def add_command(
     archive: bool = True,
     json: bool = True,
 ) -> Command:
-    """Adds a command.
+    """Adds a command with a sentence of help and the arguments of an example.
 
-    Args:
-        commands: The subparsers of argparse.
-        function: Runs the command; returns its exit status, None for success.
-        help: A sentence for the help.
-        example: Arguments of an example, for the end of the help.
-        name: None for the name of the function, with hyphens.
-        archive: Whether the first argument is an archive.
-        json: Whether there is an option `--json`.
+    Its name is that of the function, unless `name` is given. The function returns the exit status,
+    or None for success. `archive` adds the first argument, `json` the option `--json`.
     """
     command = _named(commands, name or function.__name__.replace("_", "-"), help, example)
     command.set_defaults(function=function)

@@ -93,7 +93,6 @@ def link(
                 f"external data beside the symbolic link itself, found {target}"
             )
         with open(path, model=identifier, **access) as archive, with_path(archive.path):
-            archive.contents.require_headers(archive.tensors.refs)
             file = archive.contents.local_file.present_path()
             pairs = packed_pairs(archive, machine()) if prepack else {}
             linked = linked_model(archive, _location(file, target), pairs=pairs, in_place=True)
@@ -293,9 +292,7 @@ def _faults(
             )
             return  # positions in the link are those of the earlier archive
         positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
-        for ref in tensors.walk(model):
-            if ref.tensor.data_location != tensors.EXTERNAL:
-                continue
+        for ref in tensors.external(model):
             try:
                 data = tensors.external_data(ref, Strict())
             except ArchiveFormatError as error:

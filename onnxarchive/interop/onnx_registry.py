@@ -42,13 +42,12 @@ class ArchiveSerializer:
         from onnxarchive.model import tensors
         from onnxarchive.writing.saving import save
 
-        for ref in tensors.walk(proto):
-            if ref.tensor.data_location == tensors.EXTERNAL:
-                location = tensors.location(ref.tensor) or ""
-                raise ArchiveFormatError(
-                    f"{ref}: expected its data in the model, found it external; "
-                    f"{_remedy(proto.producer_name, location)}"
-                )
+        for ref in tensors.external(proto):
+            location = tensors.location(ref.tensor) or ""
+            raise ArchiveFormatError(
+                f"{ref}: expected its data in the model, found it external; "
+                f"{_remedy(proto.producer_name, location)}"
+            )
         target = io.BytesIO()
         save(proto, target)
         return target.getvalue()

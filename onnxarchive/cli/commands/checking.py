@@ -81,8 +81,7 @@ def check(arguments: argparse.Namespace) -> int:
 def _other_kind(source: str, access: Access) -> list[str]:
     """What the source is, in a list, if it is no archive and of a known kind."""
     try:
-        opened = onnxarchive.open(source, storage_options=access.get("storage_options"))
-        opened.close()
+        onnxarchive.open(source, storage_options=access.get("storage_options")).close()
     except OtherKindError as error:
         return [error.message]
     except (ArchiveError, OSError):  # as described by the findings

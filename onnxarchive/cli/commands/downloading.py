@@ -66,15 +66,10 @@ def list_cache(arguments: argparse.Namespace) -> None:
 
     directory = directory_of_cache(arguments.directory)
     archives = cached_archives(directory)
-    rows = [
-        [
-            copy.url or f"(damaged: {os.path.basename(copy.path)})",
-            copy.nbytes,
-            copy.present,
-            _time(copy),
-        ]
-        for copy in archives
-    ]
+    rows: list[list[object]] = []
+    for copy in archives:
+        name = copy.url or f"(damaged: {os.path.basename(copy.path)})"
+        rows.append([name, copy.nbytes, copy.present, _time(copy)])
     lines = table(["URL", "bytes", "present", "last used"], rows)
     _say(arguments, directory, archives, [*lines, "", f"{_count(archives)} in {directory}"])
 
