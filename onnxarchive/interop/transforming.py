@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
@@ -34,7 +35,7 @@ from onnxarchive.writing.stored_entries import archive_options, save_referring
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
-# The doc_string of an input that replaces a weight is this mark and the weight's key.
+# The doc_string of an input that replaces a weight is this mark and the weight's name.
 _MARK: Final = "onnxarchive:"
 
 
@@ -140,11 +141,10 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         returned = _call(function, model)
         result = _restore_weights(archive.model, hidden, returned)
         if hidden and returned == before_call:
-            first = next(iter(hidden.values())).name
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed nothing: the data of large weights, "
-                f"such as {first!r}, was hidden; use weights='loaded' for functions that need this "
-                "data, such as quantizers and converters to float16",
+                f"such as {next(iter(hidden))!r}, was hidden; use weights='loaded' for functions "
+                "that need this data, such as quantizers and converters to float16",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
@@ -176,25 +176,23 @@ def _name(function: Function) -> str:
 
 
 def _hide_weights(archive: Archive) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy of the model with inputs instead of its large initializers, and these by key.
+    """A copy of the model with inputs instead of its large initializers, and these by name.
 
-    The doc_string of such an input holds the key of its weight, so that it may be renamed.
+    The doc_string of such an input holds the name of its weight, so that it may be renamed.
     """
     # The only external tensors of this model are the weights to hide.
     model = linked_model(archive, None, _is_hidable(archive.model))
     weights: dict[str, onnx.TensorProto] = {}
     for graph in _graphs(model):
-        keys = [tensors.location(tensor) for tensor in graph.initializer]
-        for key, tensor in zip(keys, graph.initializer, strict=True):
-            if key is not None:
-                weights[key] = copied(tensor)
-        tensors.remove(graph.initializer, [key is not None for key in keys])
+        are_hidden = [tensor.data_location == tensors.EXTERNAL for tensor in graph.initializer]
+        hidden = compress(graph.initializer, are_hidden)
+        weights |= {tensor.name: copied(tensor) for tensor in hidden}
+        tensors.remove(graph.initializer, are_hidden)
     inputs = {value.name for value in model.graph.input}
-    for key, weight in weights.items():
-        if weight.name not in inputs:
-            make, mark = onnx.helper.make_tensor_value_info, f"{_MARK}{key}"
-            value = make(weight.name, weight.data_type, weight.dims, doc_string=mark)
-            model.graph.input.append(value)
+    for name, weight in weights.items():
+        if name not in inputs:
+            make, mark = onnx.helper.make_tensor_value_info, f"{_MARK}{name}"
+            model.graph.input.append(make(name, weight.data_type, weight.dims, doc_string=mark))
     return model, weights
 
 
@@ -203,7 +201,6 @@ def _restore_weights(
 ) -> onnx.ModelProto:
     """Copies the function's result, and turns inputs that replace weights into initializers."""
     result = copied(returned)
-    keys = {weight.name: key for key, weight in weights.items()}
     inputs = {value.name for value in original.graph.input}  # which we have not marked
     used_before, used = _used_names(original), _used_names(result)
     names = set(_initializer_names(result.graph))
@@ -212,16 +209,15 @@ def _restore_weights(
     missing, restored, new = dict(weights), [], []
     are_replaced = []
     for value in result.graph.input:
-        marked = None if value.name in inputs else _marked_key(value)
-        key = marked if marked in weights else keys.get(value.name)
-        if key is None:
+        marked = "" if value.name in inputs else _marked_name(value)
+        weight = weights.get(marked) or weights.get(value.name)
+        if weight is None:
             are_replaced.append(False)
             if value.name not in inputs:
                 new.append(value)
             continue
-        weight = weights[key]
         _require_unchanged(weight, value)
-        missing.pop(key, None)
+        missing.pop(weight.name, None)
         are_replaced.append(weight.name not in inputs)
         if are_replaced[-1] and weight.name in used_before and value.name not in used:
             continue  # the result needs it no longer
@@ -242,7 +238,7 @@ def _restore_weights(
     tensors.remove(result.graph.input, are_replaced)
     for graph in _graphs(result):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if _marked_key(value) is not None and value.name not in inputs:
+            if _marked_name(value) and value.name not in inputs:
                 value.ClearField("doc_string")
     return result
 
@@ -262,10 +258,10 @@ def _is_hidable(model: onnx.ModelProto) -> StaysOutside:
     return is_hidable
 
 
-def _marked_key(value: onnx.ValueInfoProto) -> str | None:
-    """The key after `_MARK` in the doc_string of an input; None if the doc_string has no mark."""
+def _marked_name(value: onnx.ValueInfoProto) -> str:
+    """The name after `_MARK` in the doc_string of an input; empty if the doc_string has no mark."""
     doc_string = tensors.text(value.doc_string)
-    return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else None
+    return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else ""
 
 
 def _require_unchanged(weight: onnx.TensorProto, value: onnx.ValueInfoProto) -> None:

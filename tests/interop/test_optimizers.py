@@ -351,7 +351,7 @@ def test_an_input_whose_doc_string_looks_like_a_mark_stays_one(path: Path, is_we
     if is_weight:
         port = helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
         model.graph.input.append(port)
-    model.graph.input[-1].doc_string = "onnxarchive:layer_0_weight"
+    model.graph.input[-1].doc_string = "onnxarchive:layer.0/weight"
     assert onnxarchive.load(_transformed(model, _no_change, path)) == model
 
 
