@@ -203,9 +203,10 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive; None if the link does not have one allowed location."""
+    """The path of a link's archive; None if it is missing, or the link does not name just one."""
     locations = _locations(_parse(path))
-    return _beside(path, locations[0]) if len(locations) == 1 else None
+    file = _beside(path, locations[0]) if len(locations) == 1 else None
+    return file if file is not None and os.path.exists(file) else None
 
 
 class _LinkReport(Report):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -51,7 +50,12 @@ def check(arguments: argparse.Namespace) -> int:
     result: list[dict[str, Any]] = []
     lines: list[str] = []
     status = DONE
-    for source in archives or _linked(link):
+    sources = archives
+    if not archives:
+        from onnxarchive.interop.links import linked_archive
+
+        sources = filter(None, [linked_archive(link)])  # without one, `check_link` names the fault
+    for source in sources:
         archive = shown_url(source)
         try:
             with progress_bar("check") as progress:
@@ -87,18 +91,6 @@ def _other_kind(source: str, access: Access) -> list[str]:
     except (ArchiveError, OSError):  # as described by the findings
         pass
     return []
-
-
-def _linked(link: str) -> list[str]:
-    """The path of a link's archive, in a list.
-
-    The list is empty if the archive does not exist, or if `linked_archive` finds no path;
-    `check_link` then reports the fault.
-    """
-    from onnxarchive.interop.links import linked_archive
-
-    archive = linked_archive(link)
-    return [archive] if archive is not None and os.path.exists(archive) else []
 
 
 def _passed(full: bool) -> str:
