@@ -26,8 +26,7 @@ _COMMANDS: Final = {
     "exporting": "export link extract",
     "listing": "ls info models cat",
     "checking": "check diff",
-    "editing": "replace-model remove-model rename-model set-metadata recover",
-    "assets": "assets",
+    "editing": "replace-model remove-model rename-model set-metadata recover assets",
     "running": "run view prepack completion",
     "downloading": "download cache",
 }

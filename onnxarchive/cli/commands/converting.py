@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxarchive
 from onnxarchive import errors
-from onnxarchive.cli.commands.assets import ASSET, ASSET_HELP, named_assets
+from onnxarchive.cli.commands.editing import ASSET, ASSET_HELP, named_assets
 from onnxarchive.cli.output import (
     DONE,
     TERMINAL_SIGNALS,

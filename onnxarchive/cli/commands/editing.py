@@ -1,22 +1,32 @@
-"""The commands that edit the models of an archive, and `recover`."""
+"""The commands that edit an archive, `recover`, and what `[NAME=]PATH` arguments match."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
-from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import Command, add_command, file_name, pairs
-from onnxarchive.cli.terminal import progress_bar, size
+from onnxarchive.cli.output import StandardOutput, say
+from onnxarchive.cli.parser import Command, add_command, add_group, file_name, pairs
+from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.errors import shown, shown_names
+from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.reading.archive import Archive
+from onnxarchive.sources.other_files import is_hidden
 
 if TYPE_CHECKING:
     from onnxarchive.editing.transaction import Edit
 
+ASSET: Final = "[NAME=]PATH"
+ASSET_HELP: Final = (
+    "a file; a directory, with all files below it except hidden ones; or a quoted pattern such as "
+    "'llm/*.json' (** matches folders). In the archive, NAME replaces the name of the file or the "
+    "directory; with a pattern, NAME is the folder of the assets. Links to files are followed"
+)
 _TEXT_FIELDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 
 
@@ -135,3 +145,130 @@ def recover(arguments: argparse.Namespace) -> None:
     elif not lines:
         lines.append(f"{path}: nothing to recover")
     say(arguments, result, lines)
+
+
+def add_assets(commands: Any) -> None:
+    help = "List, add, remove or print the assets of an archive."
+    actions = add_group(commands, "assets", help, "ls model.onnxa")
+    add_command(actions, list_assets, "List the assets.", "model.onnxa", name="ls")
+    help, example = "Add files, or replace assets of the same names.", "model.onnxa labels.txt"
+    command = add_command(actions, store_assets, help, example, name="add")
+    command.add(f"assets {ASSET}", ASSET_HELP, nargs="+")
+    command.add_copy()
+    command = add_command(actions, remove_assets, "Remove assets.", example, name="rm")
+    command.add("names NAME", "the name of an asset", nargs="+")
+    command.add_copy()
+    help = "Write an asset to standard output."
+    command = add_command(actions, print_asset, help, example, name="cat", json=False)
+    command.add("name NAME", "the name of the asset")
+
+
+def list_assets(arguments: argparse.Namespace) -> None:
+    with onnxarchive.open(arguments.archive) as archive:
+        sizes = {name: archive.entries[ASSET_PREFIX + name].nbytes for name in archive.assets}
+    listed = [{"name": name, "nbytes": nbytes} for name, nbytes in sizes.items()]
+    lines = (*table(["name", "bytes"], sizes.items()), "", count(len(sizes), "asset"))
+    say(arguments, {"path": arguments.archive, "assets": listed}, lines)
+
+
+def store_assets(arguments: argparse.Namespace) -> None:
+    paths = named_assets(arguments.assets)
+    with edit(arguments, "assets add") as changes:
+        for name, path in paths.items():
+            changes.assets[name] = path
+
+
+def remove_assets(arguments: argparse.Namespace) -> None:
+    with edit(arguments, "assets rm") as changes:
+        for name in dict.fromkeys(arguments.names):
+            del changes.assets[name]
+
+
+def print_asset(arguments: argparse.Namespace) -> None:
+    with onnxarchive.open(arguments.archive) as archive:
+        write_asset(archive, arguments.name)
+
+
+def write_asset(archive: Archive, path: str) -> None:
+    """Writes an asset to standard output and compares its CRC-32."""
+    output = StandardOutput()
+    for piece in archive.assets.pieces(path):
+        output.write(piece)
+
+
+def named_assets(arguments: Iterable[str]) -> dict[str, str]:
+    """The paths of the files that arguments `[NAME=]PATH` match, by asset path."""
+    assets: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        for asset, file in _files(name if equals else None, path if equals else argument):
+            if assets.setdefault(asset, file) != file:
+                raise ValueError(
+                    f"{assets[asset]!r} and {file!r} are both named {asset!r}; rename one: "
+                    "NAME=PATH"
+                )
+    return assets
+
+
+def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
+    """Yields asset path and file path of each file that a path or pattern matches."""
+    folder = "" if name is None else f"{name}/"
+    if glob.has_magic(path) and not os.path.lexists(path):
+        fixed = path
+        while glob.has_magic(fixed):
+            fixed = os.path.dirname(fixed)
+        expected, files = "that match", _matches(fixed, path[len(fixed) :].strip(os.sep))
+    elif os.path.isdir(path):
+        folder = folder or f"{os.path.basename(os.path.abspath(path))}/"
+        fixed, expected, files = path, "in the directory", list(_below(path))
+    else:
+        yield os.path.basename(path) if name is None else name, path
+        return
+    if not files:
+        raise ValueError(f"expected files {expected} {path!r}, found none")
+    for file in files:
+        yield folder + os.path.relpath(file, fixed or os.curdir).replace(os.sep, "/"), file
+
+
+def _matches(directory: str, pattern: str) -> list[str]:
+    """The files below a directory that match a pattern, sorted.
+
+    Unlike in `glob`, `**` does not follow links to folders, which may form cycles.
+    """
+    parts = pattern.split(os.sep)
+    paths = [directory]
+    for part in [*parts, "*"] if parts[-1] == "**" else parts:
+        parents = dict.fromkeys(paths)
+        if part == "**":
+            walks = map(_walk, filter(os.path.isdir, (parent or os.curdir for parent in parents)))
+            paths = [folder for walk in walks for folder, _, _ in walk]
+        else:
+            patterns = (os.path.join(glob.escape(parent), part) for parent in parents)
+            paths = [match for pattern in patterns for match in glob.glob(pattern)]
+    return sorted(set(filter(os.path.isfile, paths)))
+
+
+def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walks the folders below a directory like `os.walk`, sorted and without hidden folders."""
+    for parent, folders, names in os.walk(directory, onerror=_raise):
+        folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
+        yield parent, folders, names
+
+
+def _below(directory: str) -> Iterator[str]:
+    """All files below a directory, except hidden files; links to folders are refused."""
+    for parent, folders, names in _walk(directory):
+        for folder in (os.path.join(parent, folder) for folder in folders):
+            if os.path.islink(folder):
+                raise ValueError(
+                    f"links to folders are not followed: {folder!r}; add the folder separately: "
+                    "NAME=PATH"
+                )
+        yield from (os.path.join(parent, name) for name in sorted(names) if not is_hidden(name))
+
+
+def _raise(error: OSError) -> None:
+    try:
+        raise error
+    finally:
+        del error  # else error, traceback and frame would refer to each other

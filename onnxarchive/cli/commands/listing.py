@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 import onnxarchive
-from onnxarchive.cli.commands.assets import write_asset
+from onnxarchive.cli.commands.editing import write_asset
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
 from onnxarchive.cli.terminal import count, cut, shape, size, table
