@@ -138,9 +138,14 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     check_model_sizes(model_sizes, archive.max_model_nbytes, archive.contents.strict)
     if changes.options.compact:  # all is new, as in `save`, and weights in a model are only mapped
         return
-    sizes = {entry.name: entry.nbytes for entry in archive.contents.directory.entries[: plan.stay]}
-    sizes |= {item.name: item.data.nbytes for item in plan.items}
-    sizes = {name: nbytes for name, nbytes in sizes.items() if not name.startswith(ASSET_PREFIX)}
+    sizes = {
+        entry.name: entry.nbytes
+        for entry in archive.contents.directory.entries[: plan.stay]
+        if not entry.name.startswith(ASSET_PREFIX)
+    }
+    for name, data, *_ in plan.items:
+        if not name.startswith(ASSET_PREFIX):
+            sizes[name] = data.nbytes
     models = sorted(plan.models, key=attrgetter("name"))  # the default one is first
     serialized = {item.name: b"".join(item.data) for item in models}
     check_models(serialized, sizes, archive.contents.strict)

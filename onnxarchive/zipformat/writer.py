@@ -44,8 +44,8 @@ class ZipWriter:
         before: The last `end_records.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
 
     Attributes:
-        names: The names of the written entries, in order.
-        header_offsets: Offset of each written entry's local header, in bytes.
+        names: The names of the entries so far, in order.
+        header_offsets: Offset of each entry's local header, in bytes.
     """
 
     def __init__(
@@ -60,11 +60,10 @@ class ZipWriter:
         layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
-        self._existing = existing
         self._offset = offset
-        self.names: list[str] = []
-        self.header_offsets = array("q")
-        self._records: list[bytes] = []  # packed
+        self.names = [entry.name for entry in existing.entries]
+        self.header_offsets = array("q", [entry.header_offset for entry in existing.entries])
+        self._records = [*existing.records]
         self._gathered = bytearray()
         self._end = deque([before])  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
@@ -99,7 +98,7 @@ class ZipWriter:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        require_entries(len(self._existing.entries) + len(self.names) + 1)
+        require_entries(len(self.names) + 1)
         alignment = max(self._alignment, alignment)
         placement = layout.place(name, nbytes, crc, self._offset, alignment)
         header, record = placement.pack()
@@ -137,20 +136,18 @@ class ZipWriter:
                 signature (ZIP-16).
         """
         directory_offset = self._offset
-        self._append(b"".join((*self._existing.records, *self._records)))
-        directory_size = self._offset - directory_offset
-        names = [entry.name for entry in self._existing.entries] + self.names
-        header_offsets = array("q", (entry.header_offset for entry in self._existing.entries))
+        self._append(b"".join(self._records))
         directory_end = self._offset
-        self._append(layout.end_of_archive(len(names), directory_size, directory_offset))
+        directory_size = directory_end - directory_offset
+        self._append(layout.end_of_archive(len(self.names), directory_size, directory_offset))
         self._write_gathered()
         end_records.check_false_ends(
             b"".join(self._end)[-end_records.SEARCHED_SIZE :],
             self._offset,
             directory_offset,
             directory_end,
-            names,
-            header_offsets + self.header_offsets,
+            self.names,
+            self.header_offsets,
             Strict(),
         )
         return self._offset
