@@ -23,7 +23,6 @@ from models import model_of, open_below, raw_tensor
 from processes import completed, started
 from written import contents
 
-import onnxarchive
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.files import locking
@@ -737,13 +736,6 @@ def test_what_is_abandoned_is_looked_for_beside_what_a_link_leads_to(
 def test_in_a_directory_that_is_missing_nothing_is_abandoned_but_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         remove_abandoned(tmp_path / "missing" / "target", anything)
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnxa"
-    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
-    return path
 
 
 def leftover(archive: Path, number: int = 1) -> Path:
