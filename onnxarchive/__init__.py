@@ -58,16 +58,16 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop import get_include as get_include
     from onnxarchive.interop.links import check_link as check_link, link as link
-    from onnxarchive.interop.onnx_functions import (
+    from onnxarchive.interop.model_functions import (
         check_model as check_model,
         infer_shapes as infer_shapes,
+        transform as transform,
     )
     from onnxarchive.interop.onnxruntime import (
         session as session,
         session_options as session_options,
     )
     from onnxarchive.interop.prepacking import prepack as prepack
-    from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
     from onnxarchive.reading.rules import Finding as Finding, check as check
     from onnxarchive.writing.saving import save as save
@@ -95,10 +95,9 @@ _NAMES = {
     "UnsupportedFeatureError",
     "interop": "get_include",
     "interop.links": "check_link link",
-    "interop.onnx_functions": "check_model infer_shapes",
+    "interop.model_functions": "check_model infer_shapes transform",
     "interop.onnxruntime": "session session_options",
     "interop.prepacking": "prepack",
-    "interop.transforming": "transform",
     "zipformat.directory": "Entry",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

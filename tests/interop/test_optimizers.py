@@ -37,7 +37,7 @@ from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.interop.transforming import Function, Weights, transform
+from onnxarchive.interop.model_functions import Function, Weights, transform
 
 pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed nothing")]
 
@@ -221,7 +221,7 @@ def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> N
     code = f"""
 {MEASURE_MEMORY}
 import onnx, onnxarchive, {module}
-from onnxarchive.interop.transforming import transform
+from onnxarchive.interop.model_functions import transform
 print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[module]})))
 """
     printed = run_python(

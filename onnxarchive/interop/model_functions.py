@@ -1,31 +1,40 @@
-"""`transform`: passes the model of an archive to a function, and saves the returned model.
+"""Passes the model of an archive to functions of onnx and of other libraries, without weights.
 
-Examples of such functions are `onnxsim.simplify`, `onnxoptimizer.optimize`, `onnxslim.slim` and
-`onnx.version_converter.convert_version`. Most of their work needs the graph and no weights. So by
-default the weights are hidden from the function, and then copied from archive to archive.
+`check_model`: onnx checks models of 2 GiB or more only by path. External data must be in regular
+files without further hard links, in the model's directory or below; onnx does not read these files.
+So two files are written to a temporary directory: the model without large weights, and an empty
+file in place of the archive. Nothing is written to the archive's directory.
+
+`transform` takes such functions as `onnxsim.simplify`, `onnxoptimizer.optimize`, `onnxslim.slim`
+and `onnx.version_converter.convert_version`. Most of their work needs the graph and no weights. So
+by default the weights are hidden from the function, and then copied from archive to archive.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
+from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.errors import ArchiveFormatError, naming, with_path
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import dtypes, tensors, walking
+from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import copied
+from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, complete_model, open
 from onnxarchive.reading.linked_models import StaysOutside, is_unread, linked_model
+from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
@@ -37,6 +46,119 @@ Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
 # The doc_string of an input that replaces a weight is this mark and the weight's name.
 _MARK: Final = "onnxarchive:"
+_EMPTY: Final = "archive.onnxa"  # in place of the archive, for `check_model`
+
+
+def check_model(
+    path: str | os.PathLike[str],
+    full_check: bool = False,
+    skip_opset_compatibility_check: bool = False,
+    check_custom_domain: bool = False,
+    *,
+    model: str = "",
+) -> list[Finding]:
+    """Checks the model of an archive with `onnx.checker.check_model`.
+
+    `onnxarchive.check` checks the file; this function checks the model without reading large
+    weights. Unlike `onnx.checker.check_model`, this function returns a fault instead of raising it.
+    Errors of `onnxarchive.open` pass.
+
+    Args:
+        path: The archive.
+        full_check: Whether to also infer shapes and compare them with the model's shapes.
+        skip_opset_compatibility_check: As in onnx.
+        check_custom_domain: As in onnx.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
+
+    Returns:
+        An empty list if the model is valid; else one finding with onnx's message, since onnx stops
+        at the first fault.
+
+    Raises:
+        ChecksumError: The bytes of a model or small tensor do not match their CRC-32.
+        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
+        OSError: Temporary files cannot be written.
+
+    Example:
+        assert onnxarchive.check_model("model.onnxa", full_check=True) == []
+    """
+    with open(path, model=model) as archive, with_path(path):
+        serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
+    with (
+        naming("the system's temporary directory"),
+        tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory,
+    ):
+        linked = Path(directory, "model.onnx")
+        linked.write_bytes(serialized)
+        Path(directory, _EMPTY).touch()  # onnx does not check the size
+        try:
+            onnx.checker.check_model(
+                linked,
+                full_check=full_check,
+                skip_opset_compatibility_check=skip_opset_compatibility_check,
+                check_custom_domain=check_custom_domain,
+            )
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            return [Finding(None, model_entry(model), " ".join(str(error).split()))]
+    return []
+
+
+def infer_shapes(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    model: str = "",
+    check_type: bool = False,
+    strict_mode: bool = False,
+    data_prop: bool = False,
+) -> onnx.ModelProto:
+    """Infers shapes in the model of an archive with `onnx.shape_inference.infer_shapes`.
+
+    The result is that of onnx for the complete model, with one exception: nothing is inferred from
+    the values of vectors of 16 MiB or more, which are not read. Errors of `onnxarchive.open` pass.
+
+    Args:
+        path: The archive.
+        destination: An archive to write, with the inferred shapes and copies of weights, assets
+            and other models, and the alignment of the archive; it may be `path`. None writes
+            nothing.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        check_type: As in onnx.
+        strict_mode: As in onnx.
+        data_prop: As in onnx.
+
+    Returns:
+        The model with the inferred shapes; large tensors are external, as in `Archive.model`.
+
+    Raises:
+        onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types
+            conflict (with `check_type`).
+        ChecksumError: Bytes of the archive do not match their CRC-32.
+        ArchiveError: `destination` is `path`, which was edited meanwhile.
+        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors, or
+            `destination` is a URL.
+        ValueError: `destination` is not allowed.
+        LockedError: A file that is to be replaced stayed locked for 30 seconds.
+        OSError: The archive cannot be written.
+
+    Example:
+        model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
+    """
+    if destination is not None:
+        require_local_target(destination)
+    with open(path, model=model) as archive, with_path(path):
+        inferred = onnx.shape_inference.infer_shapes(
+            linked_model(archive, "archive", is_unread),
+            check_type=check_type,
+            strict_mode=strict_mode,
+            data_prop=data_prop,
+        )
+        for ref in archive.tensors.refs.values():  # inference keeps their paths
+            walking.at(inferred, ref.path).CopyFrom(ref.tensor)
+        if destination is not None:
+            options = archive_options(archive, archive.models)
+            save_referring(inferred, archive, destination, options)
+    return inferred
 
 
 def transform(
