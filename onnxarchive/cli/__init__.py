@@ -15,16 +15,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.output import (
-    DONE,
-    STANDARD_OUTPUT,
-    TERMINAL_SIGNALS,
-    WRONG_USE,
-    drop_output,
-    fail,
-    status_of,
-    warn,
-)
+from onnxarchive.cli import output
 from onnxarchive.cli.parser import parser
 from onnxarchive.errors import ArchiveError, naming
 
@@ -50,37 +41,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug = arguments.debug
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
-            status: int = arguments.function(arguments) or DONE
-            with naming(STANDARD_OUTPUT):
+            warnings.showwarning = output.warn  # type: ignore[assignment]
+            status: int = arguments.function(arguments) or output.DONE
+            with naming(output.STANDARD_OUTPUT):
                 sys.stdout.flush()
     except SystemExit as end:  # argparse has printed an error, the help or the version
-        return end.code if isinstance(end.code, int) else WRONG_USE
+        return end.code if isinstance(end.code, int) else output.WRONG_USE
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:
-        return fail(error, status_of(type(error)), debug=debug)
+        return output.fail(error, output.status_of(type(error)), debug=debug)
     except KeyboardInterrupt as interrupt:
         text = str(interrupt) or "interrupted; temporary files were removed"
-        return fail(text, _SIGNALLED + _interrupted_by)
+        return output.fail(text, _SIGNALLED + _interrupted_by)
     return status
-
-
-def _show_warning(message: Warning | str, *_: object) -> None:
-    warn(str(message))
 
 
 def run() -> None:
     """Runs the command of this process and ends the process."""
     # A terminated command cleans up as after Ctrl-C. Signals that the caller ignores, such as
     # SIGHUP under nohup, stay ignored.
-    for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
+    for number in (signal.SIGTERM, *output.TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _raise_interrupt)
     if sys.stderr is None:  # the parent closed it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 until the process ends
     if sys.stdout is None:
-        sys.exit(fail("standard output is closed", WRONG_USE))
+        sys.exit(output.fail("standard output is closed", output.WRONG_USE))
     # Names may have characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -88,7 +75,7 @@ def run() -> None:
     try:
         status = main()
     except BrokenPipeError:
-        drop_output()
+        output.drop_output()
         status = _READER_ENDED
     # Without this, Python searches all imported modules for cycles of references when it ends: a
     # tenth of the time of a short command.

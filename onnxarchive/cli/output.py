@@ -12,17 +12,8 @@ import traceback
 from collections.abc import Iterable
 from typing import Final
 
+from onnxarchive import errors
 from onnxarchive.cli.terminal import printable
-from onnxarchive.errors import (
-    ArchiveError,
-    LockedError,
-    ModelNotFoundError,
-    TensorNotFoundError,
-    UnsupportedFeatureError,
-    describe_error,
-    naming,
-    shown,
-)
 from onnxarchive.files.data import Buffer
 from onnxarchive.remote.urls import shown_url
 
@@ -30,6 +21,12 @@ DONE: Final = 0
 FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
+_OF_WRONG_USE: Final = (
+    errors.LockedError,
+    errors.ModelNotFoundError,
+    errors.TensorNotFoundError,
+    errors.UnsupportedFeatureError,
+)
 STANDARD_OUTPUT: Final = "standard output"  # in place of a file's name in errors
 
 # Without the scheme: a search for it would take time that grows with the square of a word's length.
@@ -44,24 +41,21 @@ TERMINAL_SIGNALS: Final = [
 
 def status_of(error: type[BaseException] | None) -> int:
     """The exit status for an error."""
-    if error is None or issubclass(
-        error,
-        LockedError | ModelNotFoundError | TensorNotFoundError | UnsupportedFeatureError,
-    ):
+    if error is None or not issubclass(error, errors.ArchiveError):
         return WRONG_USE
-    return FAULTY_FILE if issubclass(error, ArchiveError) else WRONG_USE
+    return WRONG_USE if issubclass(error, _OF_WRONG_USE) else FAULTY_FILE
 
 
 def fail(error: object, status: int, *, debug: bool = False) -> int:
     """Prints an error, or a message, to standard error; `debug` adds the error's traceback."""
     if debug and isinstance(error, BaseException):
         print(_shown_safely("".join(traceback.format_exception(error))), file=sys.stderr)
-    text = describe_error(error)
+    text = errors.describe_error(error)
     path = getattr(error, "filename", None) or getattr(error, "path", None)
     if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
-        text = f"expected text in UTF-8, found {shown(error.object)}"
+        text = f"expected text in UTF-8, found {errors.shown(error.object)}"
     first = text.splitlines(keepends=True)
     if len(first) > _MAX_LINES:
         text = f"{''.join(first[:_MAX_LINES])}and {len(first) - _MAX_LINES:,} more lines"
@@ -75,9 +69,9 @@ def _shown_safely(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
-def warn(message: str) -> None:
-    """Prints a warning to standard error."""
-    print(f"onnxarchive: warning: {printable(as_options(message))}", file=sys.stderr)
+def warn(message: Warning | str, *_: object) -> None:
+    """Prints a warning to standard error; also takes the place of `warnings.showwarning`."""
+    print(f"onnxarchive: warning: {printable(as_options(str(message)))}", file=sys.stderr)
 
 
 def as_options(message: str) -> str:
@@ -94,7 +88,7 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
     output, since the exit status of the command can be a result, too.
     """
     try:
-        with naming(STANDARD_OUTPUT):
+        with errors.naming(STANDARD_OUTPUT):
             if arguments.json:
                 json.dump(result, sys.stdout, indent=2)
                 print()
@@ -122,5 +116,5 @@ class StandardOutput:
 
     def write(self, data: Buffer) -> int:
         """Writes bytes; an error names standard output."""
-        with naming(STANDARD_OUTPUT):
+        with errors.naming(STANDARD_OUTPUT):
             return sys.stdout.buffer.write(data)

@@ -66,11 +66,8 @@ def size(nbytes: int) -> str:
     exact = f"{nbytes:,} bytes"
     if nbytes < _STEP:
         return exact
-    scaled, unit = float(nbytes), 0
-    while scaled >= _STEP and unit < len(_UNITS) - 1:
-        scaled /= _STEP
-        unit += 1
-    return f"{exact} ({scaled:.1f} {_UNITS[unit]})"
+    unit = min((nbytes.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{exact} ({nbytes / _STEP**unit:.1f} {_UNITS[unit]})"
 
 
 @contextlib.contextmanager

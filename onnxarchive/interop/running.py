@@ -354,8 +354,8 @@ def random_input(port: Port, shape: Sequence[int]) -> NDArray[Any]:
         if dtype.hasobject:
             return generator.choice(_WORDS, shape).astype(dtype)
         if "int" in dtype.name or dtype.kind == "b":
-            has_all_values = dtype.itemsize == 1 and dtype.kind != "b"
-            count = 1 << 8 if has_all_values else 2  # astype wraps: 200 gives -56 as int8
+            # astype wraps: 200 gives -56 as int8.
+            count = 1 << 8 if dtype.itemsize == 1 and dtype.kind != "b" else 2
             return generator.integers(0, count, shape, np.uint8).astype(dtype)
         width = np.float64 if dtype == np.float64 else np.float32
         numbers: NDArray[Any] = generator.standard_normal(shape, width)

@@ -67,10 +67,10 @@ def link(arguments: argparse.Namespace) -> None:
     )
     for target in targets.values():
         require_free(target, arguments.force)
+    options = {"model": arguments.model, "prepack": arguments.prepack}
+    onnxarchive.link(arguments.archive, arguments.target, **options, **access(arguments))
     links, lines = [], []
-    for model, target in targets.items():
-        options = {"model": model, "prepack": arguments.prepack}
-        onnxarchive.link(arguments.archive, target, **options, **access(arguments))
+    for target in targets.values():
         nbytes = os.path.getsize(target)
         links.append({"path": target, "archive": archive, "nbytes": nbytes})
         lines.append(f"{target}: {size(nbytes)}, large tensors in {archive}")
