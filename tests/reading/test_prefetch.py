@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from models import open_below
+from pages import needs_smaps, require_slice_to_read_its_pages_alone
 
 import onnxarchive
 from onnxarchive.files import local_file
@@ -123,3 +124,8 @@ def test_an_archive_that_is_changed_is_read_as_before(path: Path) -> None:
     with onnxarchive.open(path, prefetch="populate") as archive:
         edits.document(path)
         assert np.array_equal(archive.tensors["w"], np.arange(NBYTES // 8))
+
+
+@needs_smaps
+def test_a_slice_of_a_large_tensor_reads_its_pages_alone(tmp_path: Path) -> None:
+    require_slice_to_read_its_pages_alone(tmp_path, np.float32, 'tensor = archive.tensors["w"]')
