@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -157,15 +158,12 @@ def test_all_outputs_are_saved_in_a_directory_under_safe_names(
 def test_a_run_that_fails_or_is_interrupted_leaves_no_output(
     unloadable: str, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     Path("empty").mkdir()
     before = sorted(Path().rglob("*"))
     for target in ("new", "empty"):
         assert "cannot load" in error_of(capsys, "run", unloadable, "--output", target)
         assert sorted(Path().rglob("*")) == before
-    monkeypatch.setattr(running, "run", interrupt)
+    monkeypatch.setattr(running, "run", Mock(side_effect=KeyboardInterrupt))
     assert run(archive, "--output", "new") == 130
     assert sorted(Path().rglob("*")) == before
 

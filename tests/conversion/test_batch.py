@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import lock_calls
 import pytest
@@ -401,9 +402,7 @@ def test_workers_that_die_before_all_work_is_given_out_are_failures(tmp_path: Pa
 def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(4)]
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     for executor in (None, _Backwards(4)):
         with pytest.raises(KeyboardInterrupt):
             convert_many(paths, tmp_path / "out", executor, on_done=interrupt)

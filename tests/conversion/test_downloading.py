@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import faults
 import lock_calls
@@ -491,9 +492,7 @@ def test_an_interrupted_command_says_if_something_has_arrived(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("onnxarchive.reading.archive.Archive.verify", interrupted)
     if not with_validator:
         without_etag(web)

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from edits import (
@@ -189,13 +190,10 @@ def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alo
 def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
     path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
     monkeypatch.setattr(filesystem, "clone", copying_clone)
-    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(number, os.strerror(number))))
     for edit in IN_PLACE.values():
         inode = path.stat().st_ino
         edit(path)

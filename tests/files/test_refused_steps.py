@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import edits
 import numpy as np
@@ -42,10 +43,7 @@ def model(seed: int) -> onnx.ModelProto:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, name, fail)
+    monkeypatch.setattr(os, name, Mock(side_effect=OSError(code, os.strerror(code))))
 
 
 def edited(path: Path) -> onnx.ModelProto:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -228,11 +229,8 @@ def test_weights_that_are_changed_before_they_are_packed_are_not_stored(
 def test_an_archive_that_cannot_be_edited_is_refused_before_anything_is_packed(
     path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("packed")
-
     onnxarchive.save(runnable_model(), path)
-    monkeypatch.setattr(ort, "InferenceSession", never)
+    monkeypatch.setattr(ort, "InferenceSession", Mock(side_effect=AssertionError("packed")))
     target: str | Path = path
     error: type[Exception] = ValueError
     with contextlib.ExitStack() as stack:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -389,11 +390,8 @@ def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
 def test_errors_of_several_lines_and_of_none_become_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
     path = write_model(tmp_path / "m.onnx", runnable_model())
-    monkeypatch.setattr(ort, "InferenceSession", fail)
+    monkeypatch.setattr(ort, "InferenceSession", Mock(side_effect=error))
     with pytest.raises(RunError, match=f"{message}$"):
         run(path)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -25,7 +26,6 @@ from steps import steps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.files.data import Data
 from onnxarchive.model.tensors import LazyData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
@@ -232,10 +232,7 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
     tensor = TensorProto(name="t", data_type=TensorProto.UINT8, dims=[GIB])
     model = model_of()
     model.graph.node.append(node(attribute("t", tensors=[external(tensor, "w")] * 2)))
-
-    def read() -> Data:
-        raise AssertionError("it is read")
-
+    read = Mock(side_effect=AssertionError("it is read"))
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
         plan_archive({"": Source(model, [LazyData(GIB, read)] * 2)}, WriteOptions())
 
