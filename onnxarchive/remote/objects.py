@@ -150,19 +150,13 @@ class RemoteFile(File):
             if self.size - first <= self._most_kept:
                 missing = run(self.path, partial(self._part, first, begin - first))
                 self._end = first, missing + end
-        if not size or offset >= self._end[0]:
-            return self._kept(offset, size)
-        if size <= PART_SIZE:
-            return run(self.path, partial(self._part, offset, size))
-        return b"".join(self._in_order(_parts(offset, size)))
+        return b"".join(self._alone(offset, size))
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset` in order, fewer at the end; see the class."""
         size = self._within(offset, size)
-        if offset >= self._end[0]:
-            if size:
-                yield self._kept(offset, size)
-        elif self._in_use.acquire(blocking=False):
+        # A second iteration during the first, as to compare two ranges, does not read ahead.
+        if offset < self._end[0] and self._in_use.acquire(blocking=False):
             try:
                 yield from self._continued(offset, size)
             except BaseException:  # also if the iterator is closed before its end
@@ -170,8 +164,8 @@ class RemoteFile(File):
                 raise
             finally:
                 self._in_use.release()
-        else:  # a second iteration during the first, to compare two ranges
-            yield from self._in_order(_parts(offset, size))
+        else:
+            yield from self._alone(offset, size)
 
     def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yields pieces of the present stream or of a new one."""
@@ -284,6 +278,12 @@ class RemoteFile(File):
             self._piece_size = min(max(int(rate * _PIECE_SECONDS), _LEAST_PIECE), _MOST_PIECE)
         if offset < end:
             yield offset, self._kept(offset, end - offset)
+
+    def _alone(self, offset: int, size: int) -> Iterable[bytes]:
+        """The bytes of a range, without reading ahead: in memory, or in parts."""
+        if offset >= self._end[0]:
+            return [self._kept(offset, size)]
+        return self._in_order(_parts(offset, size))
 
     def _in_order(self, parts: Iterable[Range]) -> Generator[bytes]:
         """Yields the bytes of parts in order; reads 12 at once."""
