@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import errno
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -45,13 +45,8 @@ _LOCAL = re.compile(r"(?:/(?!/)|\?|[\w.~%-]+(?=[/?]|$))[!-\[\]-~]*", re.ASCII)
 
 
 def keep_secrets(
-    name: str,
-    store: Any,
-    key: str,
-    restrict: Callable[[], Any] | None = None,
-    *,
-    has_token: bool = False,
-) -> Any:
+    name: str, store: Any, key: str, hosts: Sequence[str] = (), *, has_token: bool = False
+) -> dict[str, str]:
     """Makes sure that no redirect sends a user, a query or headers to another server.
 
     Which of them are secret is unknown, so all count. The address of a `HTTPStore` is asked whether
@@ -61,12 +56,13 @@ def keep_secrets(
         name: The object's name for messages.
         store: A store of obstore.
         key: The key of the object in it.
-        restrict: Makes the same store with `NOWHERE` as the proxy for all hosts but its own; None
-            for a store of the caller.
+        hosts: The hosts of the store and of its credentials; none for a store of the caller, which
+            cannot be made again with other options.
         has_token: Whether the store itself sends a secret; through a proxy, redirects may get it.
 
     Returns:
-        The store, or the restricted one.
+        Options with which the store's client has a proxy that does not exist for all other hosts;
+        none if it sends no secret, or needs a proxy.
 
     Raises:
         OSError: The server redirects, or it is unknown whether it does.
@@ -75,18 +71,20 @@ def keep_secrets(
     parts = urlsplit(url or "")
     has_secret = bool(parts.query or "@" in parts.netloc or client.get("default_headers"))
     if not (has_secret or has_token):
-        return store
+        return {}
     schemes = _PORTS if url is None else [parts.scheme]
     has_proxy = any(_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
     problem = None
     if url is not None:
         path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
         problem = _problem_in_time(name, parts._replace(path=path).geturl(), client)
-    elif has_secret and (restrict is None or has_proxy):
+    elif has_secret and (has_proxy or not hosts):
         problem = "it is unknown whether the store's server redirects"
     if problem is not None:
         raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
-    return store if restrict is None or has_proxy else restrict()
+    if has_proxy or not hosts:
+        return {}
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(hosts)}
 
 
 class RefusedRedirectError(OSError):

@@ -16,7 +16,7 @@ from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
 from onnxarchive.remote.failures import NO_SIZE, attempt, failure, without_values
-from onnxarchive.remote.redirects import NOWHERE, authorization, keep_secrets, refusing_redirects
+from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
 Options: TypeAlias = Mapping[str, Any]
@@ -85,7 +85,9 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     if store is not None:
         if options:
             raise ValueError("expected store or storage_options, found both")
-        return store if allows_redirects else keep_secrets(name, store, url), url
+        if not allows_redirects:
+            keep_secrets(name, store, url)
+        return store, url
     try:
         groups = grouped(options)
         client = groups["client_options"]
@@ -117,13 +119,9 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     else:
         if allows_redirects:
             return opened, key
-
-        def restricted() -> Store:
-            hosts = [urlsplit(url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
-            proxy = {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(hosts)}
-            return make(client_options=client | proxy)
-
-        return keep_secrets(name, opened, key, restricted, has_token=has_token), key
+        hosts = [urlsplit(url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
+        limits = keep_secrets(name, opened, key, hosts, has_token=has_token)
+        return make(client_options=client | limits) if limits else opened, key
     keys = ", ".join(sorted(dict(_flat(options)))) or "none"
     raise ValueError(
         f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
