@@ -54,17 +54,16 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
     A request that fails ends the iterator after the results of the requests before it. Closing the
     iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
-    requests, start = iter(requests), partial(_start, name)
+    starting = map(partial(_start, name), requests)
     begun: deque[Future[_Made]] = deque()
     try:
-        while True:
-            begun.extend(map(start, islice(requests, IN_FLIGHT - len(begun))))
-            if not begun:
-                return
+        begun.extend(islice(starting, IN_FLIGHT))
+        while begun:
             result = begun[0].result()
             begun.popleft()
             yield result
             _require_own(name)
+            begun.extend(islice(starting, 1))
     finally:
         for future in begun:
             future.cancel()

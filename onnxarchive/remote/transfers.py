@@ -142,12 +142,10 @@ def logged_pieces(file: MappedFile, size: int) -> list[tuple[int, int]]:
 def _gaps(pieces: list[tuple[int, int]], size: int) -> Iterator[Range]:
     """Offset and size of each range between pieces."""
     position = 0
-    for begin, end in sorted(pieces):
+    for begin, end in [*sorted(pieces), (size, size)]:
         if begin > position:
             yield position, begin - position
         position = max(position, end)
-    if position < size:
-        yield position, size - position
 
 
 def arrived_nbytes(file: MappedFile, size: int) -> int:

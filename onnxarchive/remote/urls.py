@@ -22,7 +22,6 @@ STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
 
 # Patterns that most processes do not use: `re` compiles each on first use.
-_USER_INFO = r"(?<=://)[^/?#]*@"
 _CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
 # Schemes of stores whose keys may have `?` and `#`.
 _KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
@@ -70,7 +69,7 @@ def _shown(url: str) -> str:
 
 def without_user(url: str) -> str:
     """A URL without user and password, for requests (RFC 3986, section 3.2.1)."""
-    return re.sub(_USER_INFO, "", url)
+    return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
 def unsigned_url(url: str) -> str:

@@ -43,21 +43,17 @@ def test_a_small_object_is_read_by_opening_it(server: WebServer) -> None:
     with open_object(server.url("/small")) as file:
         assert file.read(0, 5000) == CONTENT[:1000]
     assert len(server.requests) == 1
+    with open_object(server.url("/empty")) as file:
+        assert (file.size, file.read(0, 10)) == (0, b"")
 
 
 def test_of_large_objects_beside_another_no_end_stays_in_memory(server: WebServer) -> None:
     model = Location.of(server.url("/model.onnx"))
     with model.open_beside("m.onnxa") as large, model.open_beside("small") as small:
-        assert (large.read(SIZE - 10, 10), small.read(990, 10)) == (
-            CONTENT[-10:],
-            CONTENT[990:1000],
-        )
-    assert [it.path for it in server.requests] == ["/m.onnxa", "/small", "/m.onnxa"]
-
-
-def test_an_empty_object_has_a_size_of_0(server: WebServer) -> None:
-    with open_object(server.url("/empty")) as file:
-        assert (file.size, file.read(0, 10)) == (0, b"")
+        for _ in range(2):
+            assert large.read(SIZE - 10, 10) == CONTENT[-10:]
+            assert small.read(990, 10) == CONTENT[990:1000]
+    assert [it.path for it in server.requests] == ["/m.onnxa", "/small", "/m.onnxa", "/m.onnxa"]
 
 
 def test_a_range_is_one_request_for_the_version_that_was_opened(server: WebServer) -> None:
@@ -79,13 +75,6 @@ def test_bytes_that_lead_to_the_end_stay_in_memory(server: WebServer) -> None:
         file.read(0, 10)
         file.read(0, 10)
         assert len(server.requests) == 4
-
-
-def test_ends_of_objects_beside_another_are_not_kept(server: WebServer) -> None:
-    with Location.of(server.url("/small")).open_beside("m.onnxa") as file:
-        for _ in range(2):
-            assert file.read(SIZE - 10, 10) == CONTENT[-10:]
-        assert len(server.requests) == 3
 
 
 @pytest.fixture
