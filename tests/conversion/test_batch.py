@@ -304,7 +304,9 @@ def test_a_remote_tree_is_searched_without_the_archives_that_were_made_in_it() -
 
 def test_a_remote_tree_that_cannot_be_searched_is_a_failure(tmp_path: Path) -> None:
     (done,) = convert_many(["https://host.invalid/tree"], tmp_path)
-    assert "found a web address, which has no listing" in str(done.error)
+    assert "the URL of a store to list, such as s3://, gs:// or az://, found a web" in str(
+        done.error
+    )
 
 
 def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:

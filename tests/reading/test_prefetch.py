@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import edits
 import numpy as np
@@ -106,8 +105,10 @@ def test_another_word_is_refused_and_nothing_stays_open(path: Path) -> None:
 def test_a_file_that_cannot_be_mapped_does_not_stay_open(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-    monkeypatch.setattr(mmap, "mmap", Mock(side_effect=error))
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(OSError, match="cannot be mapped"):
         onnxarchive.open(path, prefetch="populate")
     assert open_below(path.parent) == []

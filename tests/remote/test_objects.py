@@ -221,7 +221,7 @@ def test_a_part_that_fails_leaves_those_before_it(server: WebServer) -> None:
 
     with open_object(server.url("/m.onnxa")) as file:
         server.change = change
-        pieces: list[memoryview] = []
+        pieces: list[bytes | memoryview] = []
         with pytest.raises(FileNotFoundError):
             pieces.extend(file.pieces(0, SIZE))
         read = b"".join(pieces)
