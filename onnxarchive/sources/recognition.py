@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -280,9 +281,7 @@ def kind_of_head(head: bytes, size: int) -> Kind | None:
 def _is_text(head: bytes) -> bool:
     """True for UTF-8 of printable characters and `_WHITESPACE`; the last character may be cut."""
     try:
-        text = head.decode()
-    except UnicodeDecodeError as error:
-        if error.end < len(head):
-            return False
-        text = head[: error.start].decode()
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
     return all(character.isprintable() or character in _WHITESPACE for character in text)

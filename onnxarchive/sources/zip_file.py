@@ -20,6 +20,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
 
@@ -136,7 +137,11 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
         slack = _MAX_DESCRIPTOR_NBYTES if entry.flag_bits & records.FLAG_DATA_DESCRIPTOR else 0
         nbytes += entry.file_size
         if not name.endswith("/"):
-            files[name] = ZippedFile(view[data_offset:end], reader, entry, name, temporary)
+            crc32, compressed = entry.CRC, view[data_offset:end]
+            del entry.CRC  # so that zipfile does not compare it, too
+            files[name] = ZippedFile(
+                entry.file_size, crc32, name, compressed, reader, entry, temporary
+            )
     if nbytes >= _MAX_NBYTES:
         raise ArchiveFormatError(
             f"expected less than {_MAX_NBYTES} bytes in all entries, found more"
@@ -292,19 +297,20 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
             f"expected its local header at offset {entry.header_offset}, before the directory at "
             f"{len(before)}, found none"
         )
-    for field, expected, value in (
+    for what, expected, value in (
         ("name", entry.orig_filename.encode(), header.name),
         ("flags", entry.flag_bits, header.flags),
         ("method", entry.compress_type, header.method),
     ):
         if value != expected:
             raise ArchiveFormatError(
-                f"expected {field} {expected!r} in its local header, as in the directory, found "
+                f"expected {what} {expected!r} in its local header, as in the directory, found "
                 f"{value!r}"
             )
     return entry.header_offset + header.packed_size
 
 
+@dataclass(slots=True, eq=False)
 class ZippedFile:
     """An entry of a zip: a file, see `finder.DataFile`, and the data of the whole file.
 
@@ -313,26 +319,19 @@ class ZippedFile:
         crc32: CRC-32 of the inflated data, as the directory states.
     """
 
-    def __init__(
-        self,
-        compressed: memoryview,
-        reader: zipfile.ZipFile,
-        entry: zipfile.ZipInfo,
-        name: str,
-        temporary: str | None,
-    ) -> None:
-        """For `read_zip`, which has checked the entry."""
-        self.nbytes = entry.file_size
-        self.crc32 = entry.CRC
-        del entry.CRC  # so that zipfile does not compare it, too
-        self._compressed = compressed
-        self._reader = reader
-        self._entry = entry
-        self._name = name
-        self._temporary = temporary
-        self._is_stored = entry.compress_type == records.METHOD_STORED
-        self._whole: memoryview | None = None
-        self._lock = Lock()
+    nbytes: int
+    crc32: int
+    _name: str
+    _compressed: memoryview
+    _reader: zipfile.ZipFile
+    _entry: zipfile.ZipInfo
+    _temporary: str | None
+    _whole: memoryview | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def _is_stored(self) -> bool:
+        return self._entry.compress_type == records.METHOD_STORED
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yields the inflated data in pieces; size and CRC-32 are compared after the last piece."""
