@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from itertools import accumulate, chain
+from collections.abc import Iterator
+from itertools import chain
 from typing import Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
@@ -135,24 +135,19 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    is_mapped = archive.contents.file.is_mapped
-    read = archive.read if is_mapped else _copied(archive, directory_of(destination))
-    filled: set[str] = set()
-
-    def fill_in(key: str) -> memoryview:
-        filled.add(key)
-        return read(key)
-
-    parts = weights.fill(model_proto, fill_in)
-    if filled != set(archive.tensors.refs):
+    if archive.contents.file.is_mapped:
+        views = {key: archive.read(key) for key in archive.tensors.refs}
+    else:
+        views = _copied(archive, directory_of(destination))
+    unused = dict(views)
+    parts = weights.fill(model_proto, lambda key: unused.pop(key, None))
+    if unused:
         # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
         # tensors in them.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
-    verified = sum(archive.entries[key].nbytes for key in archive.tensors.refs)
-    counter = ProgressCounter(progress, verified + sum(map(len, parts)))
-    for key in archive.tensors.refs:
-        data = read(key)
+    counter = ProgressCounter(progress, sum(map(len, [*views.values(), *parts])))
+    for key, data in views.items():
         check_crc32(archive.entries[key], data.nbytes, crc32(data), archive.contents.strict)
         counter.add(data.nbytes)
     with Replacement(destination, timeout=timeout) as replacement:
@@ -163,14 +158,15 @@ def _export_single(
         replacement.commit()
 
 
-def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
-    """Copies a model's tensors to a temporary file; returns a function that reads them by key."""
-    keys = list(archive.tensors.refs)
-    sizes = [archive.entries[key].nbytes for key in keys]
-    verified = chain.from_iterable(archive.contents.pieces(key) for key in keys)
-    copy = spool(verified, sum(sizes), directory)
-    begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
-    return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
+def _copied(archive: Archive, directory: str) -> dict[str, memoryview]:
+    """Copies a model's tensors to a temporary file; returns views of their bytes by key."""
+    sizes = {key: archive.entries[key].nbytes for key in archive.tensors.refs}
+    verified = chain.from_iterable(map(archive.contents.pieces, sizes))
+    rest = spool(verified, sum(sizes.values()), directory)
+    views: dict[str, memoryview] = {}
+    for key, nbytes in sizes.items():
+        views[key], rest = rest[:nbytes], rest[nbytes:]
+    return views
 
 
 def _export_external(

@@ -151,7 +151,13 @@ def _parse_all(files: Sequence[DataFile]) -> Iterator[_Parsed]:
     views: list[memoryview] = []
     stripped: list[Stripped] = []
     for file in files:
-        views.append(_view(file))
+        if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
+            raise ArchiveFormatError(
+                f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; "
+                "store its tensors as external data",
+                rule="MODEL-2",
+            )
+        views.append(file.view)
         with recognised(views[-1], expected="a model"):
             stripped.append(strip_weights(views[-1]))
     if wire.have_more_messages([without.model for without in stripped], proto.MAX_MESSAGES):
@@ -166,16 +172,6 @@ def _parse_all(files: Sequence[DataFile]) -> Iterator[_Parsed]:
         proto.take_link_fingerprint(model)
         locations = [f"{SPAN_LOCATION}{number}" for number in range(len(spans))]
         yield _Parsed(model, file, view, dict(zip(locations, spans, strict=True)))
-
-
-def _view(file: DataFile) -> memoryview:
-    if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
-        raise ArchiveFormatError(
-            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
-            "its tensors as external data",
-            rule="MODEL-2",
-        )
-    return file.view
 
 
 def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:

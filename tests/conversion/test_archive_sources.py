@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
+import onnx
 import pytest
+from google.protobuf.message import Message
 from models import entry_of, external, flip_byte, mixed_model, model_of, raw_tensor
-from onnx import TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from written import converted, saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.errors import Report
 from onnxarchive.files.data import Stored, crc32
+from onnxarchive.model.wire import LEN, tag_of, varint
 from onnxarchive.reading.contents import Contents
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -95,6 +98,26 @@ def test_checksums_of_tensors_are_compared_when_asked(tmp_path: Path) -> None:
     with pytest.raises(ChecksumError, match="expected SHA-1 0000") as caught:
         onnxarchive.convert(path, tmp_path / "new.onnxa", verify_checksum=True)
     assert (caught.value.rule, caught.value.entry) == ("DATA-6", "w")
+
+
+def _field(message: type[Message], name: str, content: bytes) -> bytes:
+    return varint(tag_of(message.DESCRIPTOR, name, LEN)) + varint(len(content)) + content
+
+
+def test_a_tensor_in_two_halves_which_protobuf_merges_is_exported(tmp_path: Path) -> None:
+    shape = TensorProto(name=W.name, data_type=W.data_type, dims=W.dims)
+    place = TensorProto(data_location=TensorProto.EXTERNAL)
+    place.external_data.add(key="location", value="w")
+    halves = [AttributeProto(name="value", type=4, t=shape), AttributeProto(t=place)]
+    attribute = b"".join(half.SerializeToString() for half in halves)
+    node = NodeProto(op_type="Constant", output=["y"]).SerializeToString()
+    node += _field(NodeProto, "attribute", attribute)
+    model = ModelProto(ir_version=10).SerializeToString()
+    model += _field(ModelProto, "graph", _field(GraphProto, "node", node))
+    path = _write(tmp_path / "m.onnxa", {"w": W.raw_data, "__MODEL_PROTO": model})
+    onnxarchive.export(path, tmp_path / "m.onnx")
+    exported = onnx.load(tmp_path / "m.onnx").graph.node[0].attribute[0].t
+    assert exported == W
 
 
 BROKEN = {
