@@ -163,7 +163,8 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
         are_removed.append(key not in unwritten and (key in changed or key not in pairs))
         if key in unwritten:
             pair.value = unwritten.pop(key)
-    tensors.remove(model.metadata_props, are_removed)
+    if True in are_removed:
+        tensors.remove(model.metadata_props, are_removed)
     for key, value in unwritten.items():
         model.metadata_props.add(key=key, value=value)
 
