@@ -50,12 +50,11 @@ def with_locations(
     """
     copy = onnx.ModelProto()
     is_heavy = not is_parsed and holds_weights(model.graph)
-    of_external = _copied_fields(onnx.TensorProto.DESCRIPTOR, _NOT_IN_EXTERNAL)
     root = _branches(locations, initializers or {})
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, root)]
     while stack:
         source, target, branch = stack.pop()
-        _copy_fields(source, target, _copied_fields(source.DESCRIPTOR, tuple(branch)), is_heavy)
+        _copy_fields(source, target, tuple(branch), is_heavy)
         for field, indices in branch.items():
             children, copies = getattr(source, field), getattr(target, field)
             is_repeated = None not in indices
@@ -67,7 +66,7 @@ def with_locations(
                 if below is None:
                     child_copy.CopyFrom(child)
                 elif isinstance(below, str):
-                    _copy_fields(child, child_copy, of_external, is_heavy)
+                    _copy_fields(child, child_copy, _NOT_IN_EXTERNAL, is_heavy)
                     child_copy.data_location = EXTERNAL
                     pair = child_copy.external_data.add()
                     pair.key, pair.value = LOCATION, below
@@ -95,13 +94,13 @@ def _branches(locations: Mapping[Path, str], initializers: Mapping[int, str]) ->
 
 
 def _copy_fields(
-    source: Message, target: Message, fields: list[_CopiedField], is_heavy: bool
+    source: Message, target: Message, left_out: tuple[str, ...], is_heavy: bool
 ) -> None:
-    """Copies some fields, and the unknown ones; other fields are not read."""
+    """Copies the fields of a message, also unknown ones; those of `left_out` are not read."""
     unknown = unknown_fields(source, is_heavy)
     if unknown:
         target.MergeFromString(unknown)
-    for name, number, is_repeated, is_message, is_text in fields:
+    for name, number, is_repeated, is_message, is_text in _fields(source.DESCRIPTOR, left_out):
         if is_repeated:
             values = getattr(source, name)
             if not values:
@@ -121,13 +120,12 @@ def _copy_fields(
                 setattr(target, name, value)
 
 
-# Name and number of a field; True if it is repeated, if it holds messages, and if it holds text.
-_CopiedField: TypeAlias = tuple[str, int, bool, bool, bool]
-
-
 @cache
-def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[_CopiedField]:
-    """The fields of a message's descriptor except `left_out`."""
+def _fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[str, int, bool, bool, bool]]:
+    """The fields of a message's descriptor except `left_out`.
+
+    They are the name and number of each; True if it is repeated, holds messages, and holds text.
+    """
     return [
         (
             field.name,

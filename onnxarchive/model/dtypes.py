@@ -27,7 +27,7 @@ MAX_RANK = 64  # limit of numpy
 MAX_NBYTES = (1 << 63) - 1  # of an array; limit of numpy
 
 # Type-specific fields of floating-point numbers, and the size of a number in bytes.
-_FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
+FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
@@ -70,8 +70,8 @@ class DataType(NamedTuple):
         Such a number is one element, a byte of packed elements, half of a complex element, or one
         6-bit code (counted as a byte: codes are packed later).
         """
-        if self.typed_field in _FLOAT_FIELDS:
-            return _FLOAT_FIELDS[self.typed_field]
+        if self.typed_field in FLOAT_FIELDS:
+            return FLOAT_FIELDS[self.typed_field]
         return max(self.bit_width // BITS_PER_BYTE, 1)
 
     def nbytes(self, dims: Sequence[int]) -> int:
@@ -206,7 +206,7 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
     """
     if data_type.bit_width == 6:
         return _bytes_of(pack(elements.astype(np.uint8), data_type.bit_width))
-    if data_type.typed_field in _FLOAT_FIELDS:  # complex as pairs
+    if data_type.typed_field in FLOAT_FIELDS:  # complex as pairs
         width = elements.dtype
     else:
         width = np.dtype(f"u{data_type.typed_nbytes}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -123,9 +123,6 @@ class TensorRefs(Mapping[str, TensorRef]):
     def __len__(self) -> int:
         return len(self.positions)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.positions
-
 
 def text(value: str | bytes) -> str:
     """A string of a proto; bytes that are not UTF-8 are replaced.
@@ -190,56 +187,47 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     return data
 
 
-class MadeData:
-    """Data that is made when it is read."""
+@dataclass(slots=True, eq=False)
+class LazyData:
+    """Data that is made when it is read.
 
-    __slots__ = ()
-    crc32: Final = None
+    Attributes:
+        nbytes: Its size in bytes; of a tensor, as shape and data type need.
+        resolve: Makes the data; called in any thread, or repeatedly. A copy in memory holds only
+            this data: the writer frees the copy after writing it.
+    """
 
-    def resolve(self) -> Data:
-        """The data; called in any thread, or repeatedly.
-
-        A copy in memory holds only this data: the writer frees the copy after writing it.
-        """
-        raise NotImplementedError
+    crc32: ClassVar[None] = None
+    nbytes: int
+    resolve: Callable[[], Data]
 
     def __iter__(self) -> Iterator[memoryview]:
         return iter(self.resolve())
 
 
 @dataclass(slots=True, eq=False)
-class LazyData(MadeData):
-    """Data that a function makes.
-
-    Attributes:
-        nbytes: Its size in bytes; of a tensor, as shape and data type need.
-        make: The function.
-    """
-
-    nbytes: int
-    make: Callable[[], Data]
-
-    def resolve(self) -> Data:
-        """As `MadeData.resolve`."""
-        return self.make()
-
-
-@dataclass(slots=True, eq=False)
-class InitializerData(MadeData):
+class InitializerData:
     """The bytes of an initializer of the main graph, copied out of the model; see `raw_data`.
 
     It refers to the initializer by its index: protobuf's Python object of a message, once one of
     its absent fields was asked for, takes 300 bytes.
     """
 
+    crc32: ClassVar[None] = None
     nbytes: int
     initializers: Sequence[onnx.TensorProto]
     index: int
 
     def resolve(self) -> Data:
-        """As `MadeData.resolve`."""
+        """The bytes; see `LazyData`."""
         ref = main_initializer(self.initializers[self.index], self.index)
         return Stored(raw_data(ref, self.nbytes))
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(self.resolve())
+
+
+MadeData: TypeAlias = LazyData | InitializerData
 
 
 def resolved(data: Data) -> Data:
@@ -492,8 +480,13 @@ def checked(
         )
 
 
-def clear_tail(tensor: onnx.TensorProto, data_type: DataType) -> bool:
+def clear_tail(tensor: onnx.TensorProto) -> bool:
     """Clears the unused bits in the last byte of a tensor in the model; True if one was set."""
+    if tensor.data_type not in CHECKED_TYPES or array_nbytes(tensor) is None:
+        return False
+    data_type = dtypes.BY_NUMBER[tensor.data_type]
+    if not data_type.tail_bits(tensor.dims):
+        return False
     used = last_byte_mask(tensor.dims, data_type)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data

@@ -1,9 +1,5 @@
 """Removes data of large tensors from a serialized ModelProto, and inserts data of external tensors.
 
-`strip_weights` returns a copy of a serialized model without the data of large tensors, and the span
-of each tensor's data in the original; `decode` converts the data in a span to raw data. `fill`
-replaces external data by raw data.
-
 `strip_weights` and `fill` read only TensorProtos and the messages that can contain a TensorProto
 (`schema.fields_to`). They skip all other fields, and the data of tensors, by the length of the
 field, so no page of large weights is read. Skipped fields that are not replaced are copied
@@ -54,7 +50,6 @@ PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
 
 _Piece: TypeAlias = bytes | memoryview
 
-_FIXED_WIDTH: Final = frozenset({"float_data", "double_data"})
 _CODES_IN_GROUP: Final = 4  # six-bit codes that fill whole bytes
 
 
@@ -101,9 +96,6 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
     Args:
         data: A serialized ModelProto; bytes, or a map of a file. No reference is kept.
         size_threshold: Least size of a stripped tensor's data in the model, in bytes.
-
-    Returns:
-        A copy of the model without weights, and the spans of the weights in `data`.
 
     Raises:
         ArchiveFormatError: The model is malformed, or holds `SPAN_LOCATION` itself.
@@ -278,7 +270,7 @@ def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
         data_type = None
     elif data_type is None or data_type.typed_field != name:
         return None
-    elif name in _FIXED_WIDTH:
+    elif name in dtypes.FLOAT_FIELDS:
         if nbytes % data_type.typed_nbytes:
             expected = f"elements of {data_type.typed_nbytes} bytes"
             raise malformed(value, expected, f"{nbytes} bytes")

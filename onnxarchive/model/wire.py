@@ -135,9 +135,9 @@ def _read_varint(
 
 
 def read_int32(wire: memoryview, start: int, stop: int) -> int:
-    """The value of an int32 or enum; of a longer varint, only the low 32 bits count."""
+    """The value of an int32 or enum without its sign; of a longer varint, the low 32 bits count."""
     value, _ = _read_varint(wire, start, stop, MAX_VARINT_WIDTH)
-    return int.from_bytes((value & _INT32_MASK).to_bytes(4, "little"), "little", signed=True)
+    return value & _INT32_MASK
 
 
 def malformed(offset: int, expected: str, found: str) -> ArchiveFormatError:

@@ -289,11 +289,7 @@ class Contents:
 class EntryData:
     """The bytes of an entry as data to write, compared with their CRC-32 whenever they are read.
 
-    Attributes:
-        contents: The archive.
-        name: The entry's name.
-        nbytes: Its size in bytes.
-        crc32: Its CRC-32, as the directory states it.
+    The size and the CRC-32 are those in the directory.
     """
 
     __slots__ = ("contents", "crc32", "name", "nbytes")

@@ -18,15 +18,13 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
-from onnxarchive.model import prepacked, proto, tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, prepacked, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import PackedSet
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
 
-# The default threshold of onnx and of this library: nearly every shape, axis and pad is smaller.
-_SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
 _MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
@@ -66,7 +64,8 @@ def may_give_shape(
     """
     # microsoft/onnxruntime#11137, #21325; since 1.27 of empty tensors, too: the tests show it.
     is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
-    return nbytes < (large_vector_nbytes if is_vector else _SMALL_NBYTES)
+    # Nearly every shape, axis and pad is smaller than the default threshold.
+    return nbytes < (large_vector_nbytes if is_vector else DEFAULT_SIZE_THRESHOLD)
 
 
 def is_unread(ref: TensorRef, nbytes: int) -> bool:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Unpack
 
@@ -191,19 +192,17 @@ def _check_entries(
     A file that is not mapped is read by one thread, from its beginning to its end.
     """
     entries = contents.directory.entries
-    found: dict[int, tuple[list[Finding], list[Finding]]] = {}
+    found: list[tuple[bool, int, Finding]] = []  # True for a finding about data, number of entry
 
     def check_entry(number: int) -> None:
         header, data = _Findings(), _Findings()
         contents.check_header(number, header)
         contents.check_data(number, data, counter)
-        if header.first or data.first:
-            found[number] = header.first, data.first
+        found.extend((False, number, finding) for finding in header.first)
+        found.extend((True, number, finding) for finding in data.first)
 
     sizes = [entry.nbytes for entry in entries]
     jobs = jobs if contents.file.is_mapped else 1
     threads.for_each(range(len(entries)), sizes, check_entry, jobs)
-    in_order = [found[number] for number in sorted(found)]
-    for of_entry in (*(header for header, _ in in_order), *(data for _, data in in_order)):
-        for finding in of_entry:
-            findings.add(finding)
+    for _, _, finding in sorted(found, key=itemgetter(0, 1)):
+        findings.add(finding)

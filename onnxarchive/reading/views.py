@@ -79,32 +79,25 @@ class Tensors(NamedMapping["NDArray[Any]"]):
     def _find(self, name: str) -> str | TensorRef:
         """As `_index`; a TensorNotFoundError for a name of no or of several initializers."""
         stored = self._index.get(name)
-        if stored is None:
-            raise self._contents.not_found(self._why_not(name))
-        return stored
-
-    def _why_not(self, name: str) -> str:
-        """The message for the name of an initializer that is missing or ambiguous."""
+        if stored is not None:
+            return stored
         named = self._ambiguous.get(name)
         if named is None:
             what = shown(name) if isinstance(name, str) else repr(name)
-            return f"expected the name of an initializer, found {what}"
+            raise self._contents.not_found(f"expected the name of an initializer, found {what}")
         owners = ", ".join(
-            f"tensor_by_key({stored!r})" if isinstance(stored, str) else f"model.{stored.where}"
-            for stored in named[:_MAX_SHOWN_OWNERS]
+            f"tensor_by_key({one!r})" if isinstance(one, str) else f"model.{one.where}"
+            for one in named[:_MAX_SHOWN_OWNERS]
         )
         more = f" or another one of the {len(named)}" if len(named) > _MAX_SHOWN_OWNERS else ""
-        return f"several initializers have the name {shown(name)}; take {owners}{more}"
+        raise self._contents.not_found(
+            f"several initializers have the name {shown(name)}; take {owners}{more}"
+        )
 
     def array(self, key: str, data: memoryview) -> NDArray[Any]:
         """The array over the data of the entry with this key."""
         data_type, shape = self._checked.kinds[key]
         return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
-
-    def ref(self, name: str) -> TensorRef:
-        """The tensor of an initializer and its path in the model."""
-        stored = self._find(name)
-        return stored if isinstance(stored, TensorRef) else self.refs[stored]
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself."""
@@ -134,11 +127,11 @@ class Tensors(NamedMapping["NDArray[Any]"]):
 
     def _row(self, name: str) -> tuple[list[str], int | None]:
         """Name, data type, shape and size of an initializer; the data is not read."""
-        tensor = self.ref(name).tensor
+        stored = self._find(name)
+        tensor = (self.refs[stored] if isinstance(stored, str) else stored).tensor
         texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
-        key = self.key(name)
-        if key is not None:
-            return texts, self._contents.entries[key].nbytes
+        if isinstance(stored, str):
+            return texts, self._contents.entries[stored].nbytes
         data_type = tensors.stored_type(tensor)
         return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 

@@ -24,7 +24,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
-from onnxarchive.model import dtypes, proto, tensors, wire
+from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
@@ -256,7 +256,7 @@ class Finder:
                     if tensor.data_type in tensors.CHECKED_TYPES:
                         tensor_data = with_cleared_tail(tensor_data, ref, cleared)
                     data.append(tensor_data)
-                elif _clear_tail(tensor):
+                elif tensors.clear_tail(tensor):
                     cleared[ref.where] = ref.name
         if faults:
             raise _together([*faults.values()])
@@ -464,11 +464,3 @@ def _list(refs: Sequence[TensorRef]) -> str:
         return str(refs[0])
     names = [shown(ref.name) for ref in refs[:_MAX_NAMED]]
     return f"{len(refs):,} tensors ({', '.join(names)}{', ...' * (len(refs) > _MAX_NAMED)})"
-
-
-def _clear_tail(tensor: onnx.TensorProto) -> bool:
-    """Clears the unused bits of a tensor in the model; True if any was set."""
-    if tensor.data_type not in tensors.CHECKED_TYPES or tensors.array_nbytes(tensor) is None:
-        return False
-    data_type = dtypes.BY_NUMBER[tensor.data_type]
-    return data_type.tail_bits(tensor.dims) > 0 and tensors.clear_tail(tensor, data_type)
