@@ -323,12 +323,9 @@ def _check_reference(
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
     """Checks an external tensor; `nbytes` is the size of the tensor's entry, None if unknown."""
     tensor = ref.tensor
-    raw, *repeated = tensors.DATA_FIELDS
-    fields = [raw] if tensor.HasField(raw) else []  # even if it is empty
-    fields += [name for name in repeated if getattr(tensor, name)]
-    if tensor.HasField("segment"):
-        fields.append("segment")
-    if fields:
+    data = {*tensors.DATA_FIELDS, "segment"}
+    fields = [field.name for field, _ in tensor.ListFields() if field.name in data]
+    if fields:  # even an empty raw_data
         broken("DATA-7", f"{ref}: expected no data beside external_data, found {', '.join(fields)}")
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:

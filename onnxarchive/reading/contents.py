@@ -263,21 +263,18 @@ class Contents:
         Each range that is read begins up to 63 bytes before the header, so that the data is aligned
         in its copy.
         """
-        numbers = [self.entries.index_of[name] for name in names]
-        entries = [self.directory.entries[number] for number in numbers]
-        begins = [entry.header_offset % MIN_ALIGNMENT for entry in entries]
+        entries = [self.entries[name] for name in names]
+        starts = [entry.header_offset // MIN_ALIGNMENT * MIN_ALIGNMENT for entry in entries]
         ranges = (
-            (
-                entry.header_offset - begin,
-                entry.data_offset + entry.nbytes - entry.header_offset + begin,
-            )
-            for entry, begin in zip(entries, begins, strict=True)
+            (start, entry.data_offset + entry.nbytes - start)
+            for start, entry in zip(starts, entries, strict=True)
         )
         copies = self.file.read_ranges(ranges)
-        for number, entry, begin, copy in zip(numbers, entries, begins, copies, strict=True):
-            end = begin + entry.data_offset - entry.header_offset
-            data, record = copy[end:].toreadonly(), self.directory.records[number]
-            check_local_header(bytes(copy[begin:end]), entry, record, self.strict)
+        for entry, start, copy in zip(entries, starts, copies, strict=True):
+            header = bytes(copy[entry.header_offset - start : entry.data_offset - start])
+            data = copy[entry.data_offset - start :].toreadonly()
+            record = self.directory.records[self.entries.index_of[entry.name]]
+            check_local_header(header, entry, record, self.strict)
             check_crc32(entry, data.nbytes, crc32(data), self.strict)
             yield data
 
