@@ -252,27 +252,22 @@ def has_data(tensor: onnx.TensorProto) -> bool:
     )
 
 
-def misplaced(tensor: onnx.TensorProto) -> str | None:
-    """The message for data that contradicts `data_location`; None if there is none.
+def require_no_data(ref: TensorRef) -> None:
+    """Refuses an external tensor that has data itself, too; an empty `raw_data` is no data.
 
-    An empty `raw_data` is no data. Of data both in the tensor and outside, neither is preferred:
-    other tools read the external data, but a program that set the field means the field.
+    Neither is preferred: other tools read the external data, but a program that set the field means
+    the field.
+
+    Raises:
+        ArchiveFormatError: The tensor has data.
     """
-    if tensor.data_location != EXTERNAL:
-        if tensor.external_data:
-            return (
-                "expected data_location EXTERNAL beside external_data, found another value; set "
-                "it, or clear external_data"
-            )
-        return None
-    fields = ", ".join(data_fields(tensor)) if has_data(tensor) else ""
-    if not fields:
-        return None
-    return (
-        f"expected no data beside data_location EXTERNAL, found {fields}; to store the data in "
-        "these fields, clear external_data and set data_location to DEFAULT; to keep the external "
-        f"data, clear {fields}"
-    )
+    fields = ", ".join(data_fields(ref.tensor)) if has_data(ref.tensor) else ""
+    if fields:
+        raise ArchiveFormatError(
+            f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; to store the "
+            "data in these fields, clear external_data and set data_location to DEFAULT; to keep "
+            f"the external data, clear {fields}"
+        )
 
 
 def array_nbytes(tensor: onnx.TensorProto) -> int | None:
@@ -304,9 +299,7 @@ def external_type(ref: TensorRef) -> DataType:
             (see `stored_type`).
     """
     tensor = ref.tensor
-    fault = misplaced(tensor)
-    if fault is not None:
-        raise ArchiveFormatError(f"{ref}: {fault}")
+    require_no_data(ref)
     data_type = stored_type(tensor)
     if data_type is None:
         if tensor.HasField("segment"):

@@ -275,9 +275,11 @@ class Finder:
         tensor = ref.tensor
         if tensor.data_location == tensors.EXTERNAL:
             return self._in_file(ref)
-        fault = tensors.misplaced(tensor)
-        if fault is not None:
-            raise ArchiveFormatError(fault)
+        if tensor.external_data:
+            raise ArchiveFormatError(
+                "expected data_location EXTERNAL beside external_data, found another value; set "
+                "it, or clear external_data"
+            )
         if self._is_torch_placeholder(ref):
             tensors.set_location(tensor, ref.name)
             return self._in_file(ref, is_alone=True)

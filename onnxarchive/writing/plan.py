@@ -143,11 +143,11 @@ def refuse_external(ref: TensorRef) -> NoReturn:
     Raises:
         ArchiveFormatError: Always.
     """
-    fault = tensors.misplaced(ref.tensor) or (
-        "expected its data in the model, found it external; convert the file with "
+    tensors.require_no_data(ref)
+    raise ArchiveFormatError(
+        f"{ref}: expected its data in the model, found it external; convert the file with "
         "onnxarchive.convert, or load the model with its external data"
     )
-    raise ArchiveFormatError(f"{ref}: {fault}")
 
 
 def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:

@@ -305,9 +305,7 @@ class Writer(Closing):
         """The key of the added tensor that a tensor of the model uses, or None."""
         if ref.tensor.data_location != tensors.EXTERNAL:
             return self._key_of.get(ref.name) if ref.is_initializer else None
-        fault = tensors.misplaced(ref.tensor)
-        if fault is not None:
-            raise ArchiveFormatError(f"{ref}: {fault}")
+        tensors.require_no_data(ref)
         reference = tensors.external_data(ref, Strict())
         assert reference is not None  # else `Strict` has raised an error
         key = reference.location
