@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import onnx
 from google.protobuf.message import Message
 
-from onnxarchive.model import schema
+from onnxarchive.model import walking
 from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.tensors import text
 from onnxarchive.model.wording import describe, describe_values
@@ -131,9 +131,9 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
     Fields that hold their default value are left out, except in a oneof.
     """
     for field, value in message.ListFields():
-        if field.message_type and schema.is_repeated(field):
+        if field.message_type and walking.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()
-        elif field.message_type or schema.is_repeated(field):
+        elif field.message_type or walking.is_repeated(field):
             yield field.name, value
         elif field.containing_oneof or repr(value) != repr(field.default_value):
             names = field.enum_type.values_by_number if field.enum_type else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.model import dtypes, schema
+from onnxarchive.model import dtypes, walking
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, INITIALIZER, LOCATION
 from onnxarchive.model.walking import Path
 from onnxarchive.model.wire import varint
@@ -130,7 +130,7 @@ def _fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[str, int, boo
         (
             field.name,
             field.number,
-            schema.is_repeated(field),
+            walking.is_repeated(field),
             field.message_type is not None,
             field.type == field.TYPE_STRING,
         )

@@ -1,7 +1,7 @@
 """Removes data of large tensors from a serialized ModelProto, and inserts data of external tensors.
 
 `strip_weights` and `fill` read only TensorProtos and the messages that can contain a TensorProto
-(`schema.fields_to`). They skip all other fields, and the data of tensors, by the length of the
+(`walking.fields_to`). They skip all other fields, and the data of tensors, by the length of the
 field, so no page of large weights is read. Skipped fields that are not replaced are copied
 unchanged. A malformed skipped field is found only when protobuf parses the result.
 """
@@ -17,7 +17,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, schema
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, walking
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.wire import (
     I32,
@@ -171,7 +171,7 @@ _FIELDS_TO_TENSORS: Final = {
         tag_of(message, name, LEN): (message.fields_by_name[name].message_type, is_repeated)
         for name, is_repeated in fields
     }
-    for message, fields in schema.fields_to(_TENSOR).items()
+    for message, fields in walking.fields_to(_TENSOR).items()
 }
 
 

@@ -14,7 +14,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.data import Buffer, as_bytes
-from onnxarchive.model import schema
+from onnxarchive.model import walking
 
 # Encoding guide, "Message Structure"
 VARINT, I64, LEN, START_GROUP, END_GROUP, I32 = range(6)
@@ -244,7 +244,7 @@ _MESSAGES: Final = {
         for field in message.fields
         if field.message_type
     }
-    for message in schema.messages()
+    for message in walking.messages()
 }
 _IR_VERSION: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "ir_version", VARINT)
 _GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)

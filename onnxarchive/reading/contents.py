@@ -125,18 +125,19 @@ class Contents:
             ArchiveError: The directory has changed since the archive was opened, or an edit is
                 unfinished.
         """
-        with contextlib.ExitStack() as resources:
-            if isinstance(self.file, MappedFile) and self.file.is_at(self.file.absolute_path):
-                try:
-                    file = resources.enter_context(local_file.opened(self.file.absolute_path))
-                    resources.callback(file.close)
-                    if isinstance(file.lock_failure, LockedError):
-                        raise file.lock_failure
-                    require_finished(file)
-                except (LockedError, UnfinishedEditError) as error:
-                    raise self._changed() from error
-                self.require_current(file.absolute_path, file)
+        file = self.file
+        if not (isinstance(file, MappedFile) and file.is_at(file.absolute_path)):
             yield
+            return
+        try:
+            with local_file.opened(file.absolute_path) as current, current:
+                if isinstance(current.lock_failure, LockedError):
+                    raise current.lock_failure
+                require_finished(current)
+                self.require_current(file.absolute_path, current)
+                yield
+        except (LockedError, UnfinishedEditError) as error:
+            raise self._changed() from error
 
     def _changed(self) -> ArchiveError:
         return ArchiveError(

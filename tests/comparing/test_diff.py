@@ -41,7 +41,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive.comparing.archives import Difference, diff
 from onnxarchive.comparing.changes import Change
-from onnxarchive.model import schema
+from onnxarchive.model import walking
 from onnxarchive.model.copying import copied
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 
@@ -736,7 +736,7 @@ def test_every_field_of_every_message_makes_a_difference(tmp_path: Path) -> None
             for section in found.sections.values():
                 for change in section:
                     require_telling(change)
-    assert {it.name for it in schema.messages()} <= kinds
+    assert {it.name for it in walking.messages()} <= kinds
 
 
 def require_telling(change: Change) -> None:

@@ -19,7 +19,7 @@ import pytest
 from zip_image import unpacked_record
 
 import onnxarchive
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, schema, tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, tensors, walking
 from onnxarchive.reading.rules import rules
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
@@ -277,7 +277,7 @@ def fill(message: Any, depth: int) -> None:
         if depth == 0:
             return
         child = getattr(message, field)
-        if schema.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+        if walking.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
             fill(child.add(), depth - 1)
             fill(child.add(), depth - 1)
         else:
@@ -291,7 +291,7 @@ def walked(message: Any, path: walking.Path) -> Iterator[walking.Path]:
         yield path
     for field in WALK.get(message.DESCRIPTOR.name, ()):
         child = getattr(message, field)
-        if schema.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+        if walking.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
             for index, element in enumerate(child):
                 yield from walked(element, (*path, (field, index)))
         elif message.HasField(field):

@@ -31,7 +31,7 @@ from outcomes import came, requires
 from processes import completed
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.model import schema, weights, wire
+from onnxarchive.model import walking, weights, wire
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.weights import (
     PIECE_BYTES,
@@ -417,7 +417,7 @@ def test_every_way_from_a_model_to_a_tensor_is_known() -> None:
         seen.add(message.full_name)
         declaration = DescriptorProto()
         message.CopyToProto(declaration)
-        assert dict(schema.fields_to(TensorProto.DESCRIPTOR)[message]) == {
+        assert dict(walking.fields_to(TensorProto.DESCRIPTOR)[message]) == {
             field.name: declared.label == REPEATED
             for field, declared in zip(message.fields, declaration.field, strict=True)
             if field.message_type and leads_to_a_tensor(field.message_type, frozenset())
@@ -1006,7 +1006,7 @@ def _count(message: Message) -> int:
         1 + _count(below)
         for field, value in message.ListFields()
         if field.message_type
-        for below in (value if schema.is_repeated(field) else [value])
+        for below in (value if walking.is_repeated(field) else [value])
     )
 
 

@@ -14,7 +14,7 @@ from models import external, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.model import schema
+from onnxarchive.model import walking
 from onnxarchive.model.wire import varint
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -50,7 +50,7 @@ def _message(model: onnx.ModelProto, path: tuple[str, ...]) -> Any:
     for field in path:
         descriptor = message.DESCRIPTOR.fields_by_name[field]
         below = getattr(message, field)
-        if schema.is_repeated(descriptor):
+        if walking.is_repeated(descriptor):
             below = below[-1] if below else below.add()
         else:
             below.SetInParent()
