@@ -123,6 +123,9 @@ class TensorRefs(Mapping[str, TensorRef]):
     def __len__(self) -> int:
         return len(self.positions)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.positions
+
 
 def text(value: str | bytes) -> str:
     """A string of a proto; bytes that are not UTF-8 are replaced.
