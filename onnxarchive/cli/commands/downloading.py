@@ -11,6 +11,7 @@ import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_command, add_group, require_free, storage_options
 from onnxarchive.cli.terminal import count, progress_bar, size, table
+from onnxarchive.files.replacement import partial_path
 
 if TYPE_CHECKING:
     from onnxarchive.remote.cache import CachedArchive
@@ -29,7 +30,6 @@ def add_download(commands: Any) -> None:
 
 def download(arguments: argparse.Namespace) -> None:
     from onnxarchive.conversion.downloading import path_of
-    from onnxarchive.files.replacement import partial_path
 
     options = storage_options(arguments)
     path = path_of(arguments.url, arguments.path)

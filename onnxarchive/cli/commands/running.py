@@ -21,8 +21,10 @@ from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
+from onnxarchive.files.local_file import PositionalWriter, make_file
+from onnxarchive.files.replacement import new_directory
 from onnxarchive.model import dtypes
-from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX
+from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, Keys
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -60,7 +62,6 @@ def add_run(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from onnxarchive.files.replacement import new_directory
     from onnxarchive.interop import running
 
     paths = pairs("--input NAME=FILE.npy", arguments.input)
@@ -102,9 +103,6 @@ def _load(path: str) -> Input:
 
 def _save(outputs: Mapping[str, NDArray[Any]], directory: str) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
-    from onnxarchive.files.local_file import PositionalWriter, make_file
-    from onnxarchive.model.keys import Keys
-
     keys, files = Keys(), {}
     for name, output in outputs.items():
         files[name] = f"{keys.assign(name[:200])}.npy"  # valid in every file system
