@@ -63,7 +63,7 @@ SAVE_PACKED: Final = "session.save_external_prepacked_constant_initializers"
 _OLDEST: Final = (1, 21)  # the first version with the entry _DIRECTORY
 # The first version that refuses packed weights that differ from what it packs itself. Versions from
 # 1.24 on use such weights, and give other numbers if they are damaged.
-_COMPARING: Final = (1, 32)
+COMPARING: Final = (1, 32)
 # Instructions by which ONNX Runtime chooses kernels, as Linux calls them.
 _INSTRUCTIONS: Final = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"),
@@ -305,6 +305,19 @@ class SessionInputs:
         return self._copy
 
 
+def write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions | None) -> None:
+    """Lets ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
+    with contextlib.ExitStack() as files:
+        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
+    options = inputs.own_options()
+    options.optimized_model_filepath = f"{stem}.onnx"
+    options.log_severity_level = 3  # a warning says that the optimized model suits this machine
+    file = f"{os.path.basename(stem)}.data"
+    set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: file, OPTIMIZED_NBYTES: "1"})
+    with run_errors("load", archive.model_id):
+        require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
+
+
 def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
         Location.of(source, **access)  # refuses unknown options
@@ -394,14 +407,16 @@ class RunError(UnsupportedFeatureError):
     """ONNX Runtime cannot load or run the model, or cannot use a provider."""
 
 
-def require_onnxruntime() -> Any:
-    """Imports ONNX Runtime; refuses versions before 1.21, which cannot run archives."""
+def require_onnxruntime(
+    oldest: tuple[int, int] = _OLDEST, reason: str = "which accepts a directory of external data"
+) -> Any:
+    """Imports ONNX Runtime; refuses versions before the oldest that has what is needed."""
     with needing("onnxruntime", "run a model"):
         import onnxruntime
-    if _version(onnxruntime) < _OLDEST:
+    if _version(onnxruntime) < oldest:
         raise UnsupportedFeatureError(
-            f"expected ONNX Runtime 1.21 or newer, which accepts a directory of external data, "
-            f"found {onnxruntime.__version__}: pip install --upgrade onnxruntime"
+            f"expected ONNX Runtime {oldest[0]}.{oldest[1]} or newer, {reason}, found "
+            f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
         )
     return onnxruntime
 
@@ -412,7 +427,7 @@ def _version(onnxruntime: Any) -> tuple[int, ...]:
 
 def compares_packed() -> bool:
     """True if ONNX Runtime compares packed weights in a file with what it packs itself."""
-    return _version(require_onnxruntime()) >= _COMPARING
+    return _version(require_onnxruntime()) >= COMPARING
 
 
 def machine() -> str:

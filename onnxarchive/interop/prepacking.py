@@ -22,17 +22,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.interop.onnxruntime import (
-    OPTIMIZED_DATA,
-    OPTIMIZED_NBYTES,
-    SAVE_PACKED,
-    SessionInputs,
-    compares_packed,
-    machine,
-    require_onnxruntime,
-    run_errors,
-    set_entries,
-)
+from onnxarchive.interop.onnxruntime import COMPARING, machine, require_onnxruntime, write_packed
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PackedSet, PackedWeight, ranges_of
@@ -93,12 +83,8 @@ def prepack(
         onnxarchive.prepack("model.onnxa")
         session = onnxarchive.session("model.onnxa")
     """
-    version: str = require_onnxruntime().__version__
-    if not compares_packed():
-        raise UnsupportedFeatureError(
-            "expected ONNX Runtime 1.32 or newer, the first that compares packed weights with its "
-            f"own, found {version}: pip install --upgrade onnxruntime"
-        )
+    reason = "the first that compares packed weights with its own"
+    version: str = require_onnxruntime(COMPARING, reason).__version__
     options: dict[str, Any] = {"copy": copy, "timeout": timeout}
     path = Location.of(path).require_local()
     with open(path, timeout=timeout) as archive:
@@ -163,17 +149,9 @@ def _pack(
     Weights that it changes before it packs them have other names there, and are left out.
     """
     weights = {name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)}
-    directory, number = os.path.split(stem)
-    require_space(archive.path, 2 * sum(nbytes for nbytes, _ in weights.values()), directory)
-    with contextlib.ExitStack() as files:
-        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
-    options = inputs.own_options()
-    options.optimized_model_filepath = f"{stem}.onnx"
-    options.log_severity_level = 3  # a warning says that the optimized model suits this machine
-    entries = {SAVE_PACKED: "1", OPTIMIZED_DATA: f"{number}.data", OPTIMIZED_NBYTES: "1"}
-    set_entries(options, entries)
-    with run_errors("load", archive.model_id):
-        require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
+    nbytes = sum(nbytes for nbytes, _ in weights.values())
+    require_space(archive.path, 2 * nbytes, os.path.dirname(stem))
+    write_packed(archive, stem, sess_options)
     values = [
         (tensor.name, pair.value)
         for tensor in onnx.load(f"{stem}.onnx", load_external_data=False).graph.initializer
