@@ -23,12 +23,11 @@ from onnxarchive.remote.location import Access, Location
 # same order.
 _COMMANDS: Final = {
     "converting": "convert",
-    "exporting": "export link extract",
+    "exporting": "export link extract download cache",
     "listing": "ls info models cat",
     "checking": "check diff",
     "editing": "replace-model remove-model rename-model set-metadata recover assets",
     "running": "run view prepack completion",
-    "downloading": "download cache",
 }
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names.split()}
 

@@ -1,18 +1,25 @@
-"""The commands `export`, `link` and `extract`, which write models for other tools."""
+"""The commands that write models for other tools, or remote archives to files; and `cache`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, require_free
-from onnxarchive.cli.terminal import progress_bar, size
+from onnxarchive.cli.parser import access, add_command, add_group, require_free, storage_options
+from onnxarchive.cli.terminal import count, progress_bar, size, table
+from onnxarchive.files.replacement import partial_path
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.urls import shown_url
+
+if TYPE_CHECKING:
+    from onnxarchive.remote.cache import CachedArchive
+
+_URL: Final = "https://example.com/model.onnxa"  # in examples
 
 
 def add_export(commands: Any) -> None:
@@ -95,3 +102,82 @@ def extract(arguments: argparse.Namespace) -> None:
         for id, path in paths.items()
     ]
     say(arguments, {"model": paths[""], "models": paths}, lines)
+
+
+def add_download(commands: Any) -> None:
+    help = "Download a remote archive and verify it; resume an interrupted download."
+    command = add_command(commands, download, help, _URL, archive=False)
+    command.add_argument("url", metavar="URL")
+    command.add("path PATH", "the file (default: the URL's last part)", nargs="?")
+    command.add_force()
+    command.add_url_options(cache=False)
+
+
+def download(arguments: argparse.Namespace) -> None:
+    from onnxarchive.conversion.downloading import path_of
+
+    options = storage_options(arguments)
+    path = path_of(arguments.url, arguments.path)
+    require_free(path, arguments.force)
+    try:
+        with progress_bar("download") as progress:
+            path = onnxarchive.download(
+                arguments.url, path, progress=progress, storage_options=options
+            )
+    except KeyboardInterrupt:
+        if not os.path.lexists(partial_path(os.path.realpath(path))):
+            raise
+        text = "interrupted; run the same command to resume the download"
+        raise KeyboardInterrupt(text) from None
+    nbytes = os.path.getsize(path)
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{path}: {size(nbytes)}, verified")
+
+
+def add_cache(commands: Any) -> None:
+    help = "List or clear the cache of remote archives."
+    actions = add_group(commands, "cache", help, "ls")
+    help = "List the archives in the cache, most recently used first."
+    ls = add_command(actions, list_cache, help, "", name="ls", archive=False)
+    help = "Remove archives from the cache; programs that use them are not affected."
+    clear = add_command(actions, clear_cache, help, _URL, name="clear", archive=False)
+    clear.add("urls URL", "remove only these archives", nargs="*")
+    help = "the directory of the cache (default: the user's cache)"
+    for command in (ls, clear):
+        command.add("--directory DIR", help, default=True)
+
+
+def list_cache(arguments: argparse.Namespace) -> None:
+    from onnxarchive.remote.cache import cached_archives, directory_of_cache
+
+    directory = directory_of_cache(arguments.directory)
+    copies = cached_archives(directory)
+    rows: list[list[object]] = []
+    for copy in copies:
+        name = copy.url or f"(damaged: {os.path.basename(copy.path)})"
+        rows.append([name, copy.nbytes, copy.present, _last_used(copy)])
+    lines = table(["URL", "bytes", "present", "last used"], rows)
+    say(arguments, _as_json(directory, copies), [*lines, "", f"{_total(copies)} in {directory}"])
+
+
+def clear_cache(arguments: argparse.Namespace) -> None:
+    from onnxarchive.remote.cache import clear, directory_of_cache
+
+    directory = directory_of_cache(arguments.directory)
+    removed = clear(directory, arguments.urls)
+    say(arguments, _as_json(directory, removed), f"removed {_total(removed)} from {directory}")
+
+
+def _as_json(directory: str, copies: list[CachedArchive]) -> dict[str, Any]:
+    archives = []
+    for copy in copies:
+        sizes = {"nbytes": copy.nbytes, "present": copy.present}
+        archives.append({"url": copy.url, **sizes, "last_used": _last_used(copy)})
+    return {"directory": directory, "archives": archives}
+
+
+def _total(copies: list[CachedArchive]) -> str:
+    return f"{count(len(copies), 'archive')} with {size(sum(copy.present for copy in copies))}"
+
+
+def _last_used(copy: CachedArchive) -> str:
+    return datetime.fromtimestamp(copy.used).astimezone().isoformat(" ", "seconds")
