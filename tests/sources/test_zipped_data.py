@@ -107,12 +107,6 @@ def inflated(method: int, compressed: bytes, data: bytes, **stated: int) -> byte
 
 
 @methods
-@pytest.mark.parametrize("data", [b"", b"1", TEXT, TEXT * 30], ids=["0", "1", "text", "long"])
-def test_every_method_gives_what_was_compressed(method: int, data: bytes) -> None:
-    assert inflated(method, ENCODERS[method](data), data) == data
-
-
-@methods
 @given(st.binary(max_size=2000), st.integers(1, 60))
 @settings(max_examples=30)
 def test_any_data_come_back(method: int, data: bytes, times: int) -> None:
@@ -122,8 +116,9 @@ def test_any_data_come_back(method: int, data: bytes, times: int) -> None:
 @methods
 def test_pieces_are_of_bounded_size(method: int) -> None:
     data = bytes(3 * PIECE_SIZE + 5)
-    sizes = [len(piece) for piece in entry_of(method, ENCODERS[method](data), data)]
-    assert sum(sizes) == len(data)
+    found = [bytes(piece) for piece in entry_of(method, ENCODERS[method](data), data)]
+    sizes = [len(piece) for piece in found]
+    assert b"".join(found) == data
     assert len(sizes) > 3
     assert 0 < min(sizes) <= max(sizes) <= PIECE_SIZE
 
@@ -298,17 +293,6 @@ def longest_matches(count: int) -> bytes:
     bits += [one]  # distance code 0
     literal, end, match = (0b01, 2), (0b11, 2), [(0, 1), (0xFFFF, 16), (0, 1)]
     return packed_bits([*bits, literal, *match * count, end])
-
-
-def test_a_deflate64_distance_before_the_beginning_is_an_error() -> None:
-    fixed_block = [(1, 1), (1, 2)]
-    literal_0 = (int("00110000"[::-1], 2), 8)
-    match_of_3, distance_of_4 = (int("0000001"[::-1], 2), 7), (int("00011"[::-1], 2), 5)
-    end = (0, 7)
-    for matches in ([match_of_3, distance_of_4], [match_of_3, distance_of_4] * 3):
-        compressed = packed_bits([*fixed_block, literal_0, *matches, end])
-        with pytest.raises(ArchiveFormatError, match=r"an undamaged zip, found: .*distance"):
-            inflated(DEFLATE64, compressed, bytes(4))
 
 
 # Bombs, imports and other things that need a process of their own
