@@ -86,9 +86,9 @@ def wait_until(
 ) -> _Result:
     """Waits until a condition is true; returns its value.
 
-    Fails after a minute, or if `process` ends first.
+    Fails after 280 seconds, or if `process` ends first.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 280
     while not (found := condition()):
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
