@@ -23,7 +23,6 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
-from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
 from onnxarchive.reading.contents import Contents, EntryData
@@ -32,11 +31,7 @@ from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.saving import split
-from onnxarchive.writing.stored_entries import (
-    assets_of,
-    referred_data,
-    sources_of,
-)
+from onnxarchive.writing.stored_entries import assets_of, referred_data, sources_of
 
 if TYPE_CHECKING:
     from onnxarchive.writing.saving import Model
@@ -77,26 +72,16 @@ class Draft:
     """A model as an edit will leave it.
 
     Attributes:
+        message: The model; until it is looked up, the archive's, which is not to be changed.
         origin: Id of the model in the archive; None for a model that the edit adds.
-        checked: The model in the archive, not to be changed.
-        message: The model; None if it is the archive's and was not looked up.
         elements: New elements of initializers, by name.
-        index: The initializers of `shown` by name, as they were when one was last looked up.
+        index: The initializers of `message` by name, as they were when one was last looked up.
     """
 
-    origin: str | None = None
-    checked: CheckedModel | None = None
-    message: onnx.ModelProto | None = None
+    message: onnx.ModelProto
+    origin: str | None
     elements: dict[str, Elements] = field(default_factory=dict)
     index: dict[str, list[TensorRef]] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> onnx.ModelProto:
-        """The present model, not to be changed."""
-        if self.message is not None:
-            return self.message
-        assert self.checked is not None
-        return self.checked.model
 
 
 class Changes:
@@ -124,7 +109,7 @@ class Changes:
         self.file = file
         self.options = options
         self.model_id = archive.model_id
-        self.drafts = {id: Draft(id, model) for id, model in archive.contents.models.items()}
+        self.drafts = {id: Draft(old.model, id) for id, old in archive.contents.models.items()}
         self.old_assets: Mapping[str, Data] = assets_of(archive)
         self.assets = dict(self.old_assets)
         self.is_open = True
@@ -194,7 +179,9 @@ class Changes:
             return self._of_archive(model)
         if isinstance(model, str | os.PathLike):
             return self._of_path(model, is_new)
-        return self._of_split(model)
+        parts = split(model, DEFAULT_SIZE_THRESHOLD)
+        assert not isinstance(parts, onnx.ModelProto)
+        return self._of_source(parts.source())
 
     def _require_own(self, model: onnx.ModelProto, is_new: bool) -> None:
         """Refuses a model with external tensors of another archive, or perhaps of another one."""
@@ -272,11 +259,6 @@ class Changes:
                     )
             tensors.set_location(ref.tensor, key or self._add(data))
         return source.model
-
-    def _of_split(self, model: Model) -> onnx.ModelProto:
-        parts = split(model, DEFAULT_SIZE_THRESHOLD)
-        assert not isinstance(parts, onnx.ModelProto)
-        return self._of_source(parts.source())
 
 
 def _of_open(data: EntryData) -> EntryData:

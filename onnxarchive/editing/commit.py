@@ -22,12 +22,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from onnxarchive.editing.changes import Changes
-from onnxarchive.editing.models import (
-    EditedModel,
-    has_bytes,
-    in_memory,
-    packed_changes,
-)
+from onnxarchive.editing.models import EditedModel, has_bytes, in_memory, packed_changes
 from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, undo
 from onnxarchive.files.data import Crc32, Data, Stored
@@ -52,9 +47,7 @@ from onnxarchive.writing.plan import (
     require_names,
 )
 from onnxarchive.writing.sharing import SharedEntries, type_and_dims
-from onnxarchive.writing.stored_entries import (
-    archive_options,
-)
+from onnxarchive.writing.stored_entries import archive_options
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.directory import Directory

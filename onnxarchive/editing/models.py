@@ -41,15 +41,18 @@ class EditedModel:
         self._data = changes.data
         self._options = changes.options
         self.origin = draft.origin
-        self.message = draft.shown
-        self.old_refs = TensorRefs() if draft.checked is None else draft.checked.refs
+        self.message = draft.message
+        self.old_refs = TensorRefs()
         self.stored: dict[Path, str] = {}
         self.others: list[TensorRef] = []
         self.elements: dict[Path, Data] = {}
-        before = None if draft.checked is None else draft.checked.model
+        before = None
+        if draft.origin is not None:
+            checked = changes.archive.contents.models[draft.origin]
+            before, self.old_refs = checked.model, checked.refs
         # Options that say which tensors are stored outside may move tensors of an equal model.
-        moves = draft.message is not None and self._options.moves_tensors
-        is_same = draft.message is None or draft.message == before
+        moves = self.message is not before and self._options.moves_tensors
+        is_same = self.message is before or self.message == before
         self.is_changed = moves or not is_same
         self.has_other_tensors = bool(draft.elements or moves) or not (
             is_same or _have_same_tensors(self.message, before)

@@ -11,12 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxarchive.errors import (
-    ArchiveError,
-    ArchiveFormatError,
-    Strict,
-    with_path,
-)
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile

@@ -250,29 +250,30 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
         changes = self._changes
-        draft = changes.draft(id)
-        if draft.message is None:
-            draft.message = copied(draft.shown)
-            changes.archive.contents.edited.append(draft.message)
+        draft, own = changes.draft(id), changes.archive.contents.edited
+        if not any(draft.message is message for message in own):
+            draft.message = copied(draft.message)
+            own.append(draft.message)
         return draft.message
 
     def __setitem__(self, id: str, model: AssignedModel) -> None:
         changes = self._changes
         require_model_ids([id])
-        old = changes.drafts.get(id, Draft())
+        old = changes.drafts.get(id)
         own = changes.archive.contents.edited
         elements: dict[str, Elements] = {}
         if isinstance(model, onnx.ModelProto) and any(model is message for message in own):
-            if model is old.message:
+            if old is not None and model is old.message:
                 return
             for draft in changes.drafts.values():
                 if draft.message is model:
                     elements |= draft.elements
             message = copied(model)
         else:
-            message = changes.message(model, is_new=id not in changes.drafts)
+            message = changes.message(model, is_new=old is None)
         own.append(message)
-        changes.drafts[id] = Draft(old.origin, old.checked, message, elements)
+        origin = None if old is None else old.origin
+        changes.drafts[id] = Draft(message, origin, elements)
 
     def __delitem__(self, id: str) -> None:
         self._require_further(id)
@@ -339,7 +340,7 @@ class EditedMetadata(_EditedMapping[str]):
 
     def _pairs(self) -> dict[str, str]:
         changes = self._changes
-        return proto.metadata(changes.draft(changes.model_id).shown)
+        return proto.metadata(changes.draft(changes.model_id).message)
 
     def _set(self, pairs: dict[str, str]) -> None:
         changes = self._changes
@@ -357,11 +358,6 @@ class EditedAssets(_EditedMapping[bytes]):
         changes = self._changes
         if isinstance(data, str | os.PathLike):
             require_no_input(changes.file.absolute_path, [os.fspath(data)])
-        elif not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(
-                f"{changes.archive.path}: expected bytes or the path of a file for the asset "
-                f"{shown(path)}, found {type(data).__name__}"
-            )
         changes.assets |= open_assets({path: data})
         changes.watch(changes.assets[path])
 
@@ -430,7 +426,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
     def _new_index(self) -> dict[str, list[TensorRef]]:
         draft = self._draft
         draft.index = {}
-        for ref in tensors.walk(draft.shown):
+        for ref in tensors.walk(draft.message):
             if ref.is_initializer:
                 draft.index.setdefault(ref.name, []).append(ref)
         return draft.index
@@ -439,7 +435,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         """The initializers of this name; the index is made anew if it may be out of date."""
         draft = self._draft
         refs = draft.index.get(name, ())
-        is_current = all(_is_at(draft.shown, ref) and ref.name == name for ref in refs)
+        is_current = all(_is_at(draft.message, ref) and ref.name == name for ref in refs)
         return refs if refs and is_current else self._new_index().get(name, ())
 
     def _ref(self, name: str) -> TensorRef:

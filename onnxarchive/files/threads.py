@@ -43,12 +43,9 @@ def for_each(
     Each of at most `jobs` threads takes a run of successive items, of about equal total size. Once
     the error to raise is known, no further items are begun.
     """
-    total = sum(sizes)
-    count = min(jobs, len(items))
-    if count > 1 and total >= _LEAST_SIZE * len(items):
-        executor, count = _executor(count)
-    else:
-        executor = None
+    total, count = sum(sizes), min(jobs, len(items))
+    is_worthwhile = count > 1 and total >= _LEAST_SIZE * len(items)
+    executor = _executor(count) if is_worthwhile else None
     if executor is None:
         for item in items:
             work(item)
@@ -87,7 +84,7 @@ def in_order(
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
     # Starts no thread that would be idle: the allocator keeps memory for every thread.
     most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
-    executor, _ = _executor(min(jobs - 1, len(coming), most))
+    executor = _executor(min(jobs - 1, len(coming), most))
     if executor is None:
         yield from map(work, items)
         return
@@ -112,19 +109,18 @@ def in_order(
         executor.shutdown(cancel_futures=True)
 
 
-def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
-    """An executor with up to `count` started threads, and their number.
+def _executor(count: int) -> ThreadPoolExecutor | None:
+    """An executor with `count` started threads, or as many as the system permits.
 
-    The system may permit fewer threads. If it permits none, as when Python exits, the executor is
-    None.
+    None if it permits none, as when Python exits.
     """
     if not count:
-        return None, 0
+        return None
     try:
         # This import takes as long as opening an archive.
         from concurrent.futures import ThreadPoolExecutor
     except RuntimeError:  # Python exits
-        return None, 0
+        return None
     executor = ThreadPoolExecutor(count)
     are_started = Event()
     started = 0
@@ -137,6 +133,6 @@ def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
     finally:
         are_started.set()
     if started == count:
-        return executor, count
+        return executor
     executor.shutdown()
     return _executor(started)

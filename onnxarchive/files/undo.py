@@ -173,19 +173,15 @@ def change_end(
     except BaseException as error:
         is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
         if file.is_own and not is_made:  # a fork does not end the edit of its parent
-            _roll_back_after(error, file, edit)
+            try:
+                restore(file, edit)
+            except OSError as second:
+                raise UnfinishedEditError(
+                    f"editing the archive failed: {error}; rolling the edit back failed, too: "
+                    f"{second}; remove the cause, then run 'onnxarchive recover'",
+                    path=file.path,
+                ) from error
         raise
-
-
-def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdit) -> None:
-    try:
-        restore(file, edit)
-    except OSError as second:
-        raise UnfinishedEditError(
-            f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
-            f"remove the cause, then run 'onnxarchive recover'",
-            path=file.path,
-        ) from error
 
 
 def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
