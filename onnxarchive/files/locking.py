@@ -117,7 +117,7 @@ def shared(
         LockedError: This thread holds the exclusive lock.
         OSError: The file is closed.
     """
-    with _unlocked_in_the_end(descriptor, Work()):
+    with _unlocked_in_the_end(descriptor):
         failure: LockedError | OSError | None = None
         try:
             if not _lock(descriptor, is_shared=True, timeout=timeout):
@@ -140,8 +140,7 @@ def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None
         OSError: The file system has no locks, or the disk failed.
     """
     holder = (*_identity(descriptor), threading.get_ident())
-    work = Work()
-    with _unlocked_in_the_end(descriptor, work):
+    with _unlocked_in_the_end(descriptor) as work:
         if not _lock(descriptor, is_shared=False, timeout=timeout):
             raise _held_by_others()
         try:
@@ -152,10 +151,11 @@ def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _unlocked_in_the_end(descriptor: int, work: Work) -> Iterator[None]:
+def _unlocked_in_the_end(descriptor: int) -> Iterator[Work]:
     """Unlocks a file when the block ends, even if an interrupt comes just after locking."""
+    work = Work()
     try:
-        yield
+        yield work
     finally:
         if work.is_own:  # a fork shares the lock of its parent
             unlock(descriptor)

@@ -109,51 +109,6 @@ def partial_path(target: str) -> str:
     return os.path.join(directory, f".{name}.download")
 
 
-class _Partial:
-    """The partial file of a target, new or left by an interrupted download; locked while open.
-
-    Attributes:
-        path: Path of the file.
-        made: The file.
-        is_there: False after the file was renamed.
-        has_locks: False on a file system without locks, where downloads cannot take turns.
-        new_mode: Permission bits that the system gives to a new file beside the target. The partial
-            file has none for others, who could stop downloads by locking it.
-    """
-
-    is_there = True
-
-    def __init__(self, target: str) -> None:
-        self.path = partial_path(target)
-        probe = _Temporary(target, make_file, _unlink)
-        with probe.made:
-            self.new_mode = stat.S_IMODE(probe.made.status().st_mode)
-        with contextlib.suppress(OSError):
-            probe.remove()
-        while True:
-            self.made = MappedFile(self.path, descriptor=open_own(self.path, 0o600))
-            try:
-                self.has_locks = self.made.keep_locked(timeout=0)
-            except LockedError as error:
-                self.made.close()
-                problem = "another process or thread is downloading to this file; wait for it"
-                raise LockedError(problem) from error
-            if self.made.is_at(self.path):
-                break
-            self.made.close()  # another process has completed or removed it
-        attributes.set_mode(self.made.fileno(), self.path, 0o600)
-
-    def close(self, *, keeps: bool) -> None:
-        """Closes the file; removes it before, still locked, if it is empty or `keeps` is False."""
-        if self.made.is_own:  # a fork leaves the file to its parent
-            if os.name == "nt":  # Windows removes no open file
-                self.made.close()
-            with contextlib.suppress(OSError):  # the next download takes it
-                if self.made.is_at(self.path) and not (keeps and os.stat(self.path).st_size):
-                    os.unlink(self.path)
-        self.made.close()
-
-
 def remove_abandoned(
     path: str | os.PathLike[str], is_leftover: Callable[[MappedFile], bool]
 ) -> list[str]:
@@ -223,6 +178,9 @@ class Replacement(Closing):
             replacement of the target continues it.
     """
 
+    _temporary: _Temporary[MappedFile] | None = None  # the new file, unless it may be resumed
+    _new_mode: int | None = None  # of a resumable file, when it gets its name
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -260,37 +218,60 @@ class Replacement(Closing):
         old = _status(self._path)
         if old is not None and not stat.S_ISREG(old.st_mode):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        mode = attributes.first_mode(old)
+        self._is_committed = False
         self.is_resumable = resumes
-        self._temporary: _Partial | _Temporary[MappedFile]
+        try:
+            with with_path(self._path):
+                if resumes:
+                    self._resume()
+                if not self.is_resumable:
+                    self._begin(attributes.first_mode(old))
+        except OSError as error:
+            unfinished = partial_path(self._target)
+            if error.filename != unfinished or not os.path.lexists(unfinished):
+                error.filename = self._path  # instead of a file that is not there
+            raise
+        self.written.set_path(self._path)
+        self.file = PositionalWriter(self.written)
+
+    def _begin(self, mode: int) -> None:
+        """Creates a temporary file and locks it."""
         while True:
-            try:
-                with with_path(self._path):
-                    self._temporary = self._made(mode)
-            except OSError as error:
-                unfinished = partial_path(self._target)
-                if error.filename != unfinished or not os.path.lexists(unfinished):
-                    error.filename = self._path  # instead of a file that is not there
-                raise
-            self.written = self._temporary.made
-            self.written.set_path(self._path)
-            self.file = PositionalWriter(self.written)
-            if self.is_resumable:
-                break
+            self._temporary = _Temporary(self._target, partial(make_file, mode=mode), _unlink)
+            self.written, self._new_path = self._temporary.made, self._temporary.path
             with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
                 self.written.keep_locked()
-            if os.path.lexists(self._temporary.path):
-                break
-            self.close()  # `remove_abandoned` removed the file before this process locked it
+            if os.path.lexists(self._new_path):
+                return
+            self.written.close()  # `remove_abandoned` removed the file before it was locked
 
-    def _made(self, mode: int) -> _Partial | _Temporary[MappedFile]:
-        if self.is_resumable:
-            unfinished = _Partial(self._target)
-            if unfinished.has_locks:
-                return unfinished
+    def _resume(self) -> None:
+        """Opens and locks the file of an interrupted replacement, or a new one, to be resumed.
+
+        The file has no permissions for others, who could stop downloads by locking it. On a file
+        system without locks, where downloads cannot take turns, it is not resumed.
+        """
+        probe = _Temporary(self._target, make_file, _unlink)
+        with probe.made:
+            self._new_mode = stat.S_IMODE(probe.made.status().st_mode)
+        with contextlib.suppress(OSError):
+            probe.remove()
+        self._new_path = partial_path(self._target)
+        while True:
+            self.written = MappedFile(self._new_path, descriptor=open_own(self._new_path, 0o600))
+            try:
+                has_locks = self.written.keep_locked(timeout=0)
+            except LockedError as error:
+                self.written.close()
+                problem = "another process or thread is downloading to this file; wait for it"
+                raise LockedError(problem) from error
+            if self.written.is_at(self._new_path):
+                break
+            self.written.close()  # another process has completed or removed it
+        attributes.set_mode(self.fileno(), self._new_path, 0o600)
+        if not has_locks:
+            self.close()
             self.is_resumable = False
-            unfinished.close(keeps=True)
-        return _Temporary(self._target, partial(make_file, mode=mode), _unlink)
 
     def fileno(self) -> int:
         """The descriptor of the new file."""
@@ -330,16 +311,17 @@ class Replacement(Closing):
             with naming(self._path):
                 old = _status(self._target)
                 if old is not None:
-                    attributes.keep(self.fileno(), self._temporary.path, self._target, old)
-                elif isinstance(self._temporary, _Partial):
-                    new_mode = self._temporary.new_mode
-                    attributes.set_mode(self.fileno(), self._temporary.path, new_mode)
+                    attributes.keep(self.fileno(), self._new_path, self._target, old)
+                elif self._new_mode is not None:
+                    attributes.set_mode(self.fileno(), self._new_path, self._new_mode)
                 self._require_written()
             if os.name == "nt":  # Windows renames and replaces no open file
                 self.written.close()
                 lock.close()
             self._rename()
-            self._temporary.is_there = False
+            self._is_committed = True
+            if self._temporary is not None:
+                self._temporary.is_there = False
             self.written.size = self.file.offset
         sync_directory(os.path.dirname(self._target))
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
@@ -364,11 +346,11 @@ class Replacement(Closing):
     def _require_written(self) -> None:
         """Refuses a file that another process has changed."""
         size = self.written.status().st_size
-        is_same = self.written.is_at(self._temporary.path)
+        is_same = self.written.is_at(self._new_path)
         if not is_same or size != self.file.offset:
             raise ArchiveError(
                 f"expected the {self.file.offset} bytes that were written to "
-                f"{self._temporary.path}, found {size if is_same else 'another file or none'}; "
+                f"{self._new_path}, found {size if is_same else 'another file or none'}; "
                 "another process has changed it",
                 path=self._path,
             )
@@ -376,7 +358,7 @@ class Replacement(Closing):
     def _rename(self) -> None:
         try:
             with naming(self._path, *_NOT_RENAMED):
-                os.replace(self._temporary.path, self._target)
+                os.replace(self._new_path, self._target)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -388,12 +370,20 @@ class Replacement(Closing):
 
     def close(self) -> None:
         """Removes the new file, or leaves it if it can be resumed, unless it was committed."""
-        if isinstance(self._temporary, _Temporary):
-            if self._temporary.is_there:
+        if self._is_committed:
+            return
+        if self._temporary is not None:
+            self.written.close()
+            self._temporary.remove()
+            return
+        if self.written.is_own:  # a fork leaves the file to its parent
+            if os.name == "nt":  # Windows removes no open file
                 self.written.close()
-                self._temporary.remove()
-        elif self._temporary.is_there:
-            self._temporary.close(keeps=self.is_resumable)
+            with contextlib.suppress(OSError):  # the next download takes it
+                keeps = self.is_resumable and os.stat(self._new_path).st_size
+                if self.written.is_at(self._new_path) and not keeps:
+                    os.unlink(self._new_path)
+        self.written.close()
 
 
 def _status(path: str) -> os.stat_result | None:
