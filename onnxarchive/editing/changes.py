@@ -19,7 +19,6 @@ from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
-from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
@@ -61,11 +60,6 @@ class EditOptions:
     timeout: float | None
     progress: Progress | None
 
-    @property
-    def moves_tensors(self) -> bool:
-        """True if they may move tensors of an equal model into it or out of it."""
-        return self.size_threshold is not None or self.convert_attribute is not None
-
 
 @dataclass(slots=True)
 class Draft:
@@ -99,14 +93,10 @@ class Changes:
     """
 
     def __init__(
-        self,
-        archive: Archive,
-        file: MappedFile,
-        options: EditOptions,
-        resources: contextlib.ExitStack,
+        self, archive: Archive, options: EditOptions, resources: contextlib.ExitStack
     ) -> None:
         self.archive = archive
-        self.file = file
+        self.file = archive.contents.local_file
         self.options = options
         self.model_id = archive.model_id
         self.drafts = {id: Draft(old.model, id) for id, old in archive.contents.models.items()}
@@ -210,12 +200,6 @@ class Changes:
             and contents.is_at(self.file.absolute_path)
         )
 
-    def _add(self, data: Data) -> str:
-        """A new placeholder for data."""
-        placeholder = f"{self._prefix}/{len(self._data)}"
-        self._data[placeholder] = data
-        return placeholder
-
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
         (source,) = sources_of(archive, {"": copied(archive.model)}).values()
         return self._of_source(source)
@@ -257,7 +241,10 @@ class Changes:
                         f"{ref}: expected external data in a tensor of the archive, found "
                         f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
                     )
-            tensors.set_location(ref.tensor, key or self._add(data))
+            if key is None:
+                key = f"{self._prefix}/{len(self._data)}"
+                self._data[key] = data
+            tensors.set_location(ref.tensor, key)
         return source.model
 
 

@@ -51,7 +51,8 @@ class EditedModel:
             checked = changes.archive.contents.models[draft.origin]
             before, self.old_refs = checked.model, checked.refs
         # Options that say which tensors are stored outside may move tensors of an equal model.
-        moves = self.message is not before and self._options.moves_tensors
+        options = self._options.size_threshold, self._options.convert_attribute
+        moves = self.message is not before and options != (None, None)
         is_same = self.message is before or self.message == before
         self.is_changed = moves or not is_same
         self.has_other_tensors = bool(draft.elements or moves) or not (

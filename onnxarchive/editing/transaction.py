@@ -128,7 +128,7 @@ def edit(
         archive = Archive(file, max_model_nbytes, model)
         # Innermost, since an assigned model's file remains open, and would be named instead.
         with contextlib.ExitStack() as resources, with_path(path):
-            changes = Changes(archive, file, options, resources)
+            changes = Changes(archive, options, resources)
             resources.callback(changes.end)
             yield Edit(changes)
             file.require_own()

@@ -180,18 +180,6 @@ def keep_exclusive(descriptor: int, timeout: float) -> bool:
     raise _held_by_others()
 
 
-def try_exclusive(descriptor: int) -> bool:
-    """Takes the exclusive lock until the file is closed; False if it is locked or has no locks."""
-    try:
-        return _lock(descriptor, is_shared=False, timeout=0)
-    except LockedError:  # by this thread
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-
-
 def is_held(identity: tuple[int, int]) -> bool:
     """True if this thread has locked the file of this device and inode for an edit.
 

@@ -147,12 +147,15 @@ def remove_abandoned(
 
 def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambda _: True) -> bool:
     """Removes a file if it is a leftover and not locked; returns True if it was removed."""
-    with MappedFile(path, is_writable=None) as file:
-        is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
-        if not (is_free and is_leftover(file)):
-            return False
-        if os.name != "nt":  # Windows removes no open file
-            os.unlink(path)
+    try:
+        with MappedFile(path, is_writable=None) as file:
+            is_free = file.keep_locked(timeout=0) and file.is_at(path)
+            if not (is_free and is_leftover(file)):
+                return False
+            if os.name != "nt":  # Windows removes no open file
+                os.unlink(path)
+    except LockedError:
+        return False
     if os.name == "nt":
         os.unlink(path)
     return True

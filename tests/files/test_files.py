@@ -388,7 +388,7 @@ def test_a_file_that_is_closed_while_it_is_locked_unlocks_no_other_file(source: 
         file.close()
         taken = MappedFile(other, is_writable=True)
         assert taken.fileno() != number
-        assert locking.try_exclusive(taken.fileno())
+        assert taken.keep_locked()
     assert not is_free(other)
     assert is_free(source)
     taken.close()

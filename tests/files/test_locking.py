@@ -97,9 +97,16 @@ def elsewhere(act: Callable[..., _Result], *arguments: Any) -> _Result:
         return threads.submit(act, *arguments).result()
 
 
+def locked_at_once(descriptor: int) -> bool:
+    """Takes the exclusive lock until the file is closed, if nobody else has one."""
+    with contextlib.suppress(LockedError):
+        return locking.keep_exclusive(descriptor, 0)
+    return False
+
+
 def is_free(path: Path) -> bool:
     with another(path) as descriptor:
-        return elsewhere(locking.try_exclusive, descriptor)
+        return elsewhere(locked_at_once, descriptor)
 
 
 def require_locked(act: Callable[[], object]) -> LockedError:
@@ -139,10 +146,10 @@ def test_an_exclusive_lock_is_not_had_beside_another_lock(
 ) -> None:
     with held(kind, path) as let_go:
         require_locked(lambda: take(descriptor, timeout))
-        assert not locking.try_exclusive(descriptor)
+        assert not locked_at_once(descriptor)
         let_go()
         take(descriptor, timeout)
-        assert locking.try_exclusive(descriptor)
+        assert locked_at_once(descriptor)
 
 
 @flock
@@ -213,7 +220,7 @@ def test_a_lock_of_a_file_that_is_closed_meanwhile_is_let_go_of(path: Path, lock
 
 def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
-    assert locking.try_exclusive(descriptor)
+    assert locked_at_once(descriptor)
     assert not is_free(path)
     os.close(descriptor)
     assert is_free(path)
@@ -431,7 +438,7 @@ def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
 ) -> None:
     left = path.with_name(".file.1-1.tmp")
     left.write_bytes(b"of a process that may live")
-    assert not locking.try_exclusive(descriptor)
+    assert not locked_at_once(descriptor)
     assert remove_abandoned(path, lambda _: True) == []
     assert left.exists()
 
@@ -442,13 +449,9 @@ def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
     descriptor: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_calls.refuse(monkeypatch, code)
-    for act in (
-        lambda: take(descriptor, None),
-        lambda: take(descriptor, 0),
-        lambda: locking.try_exclusive(descriptor),
-    ):
+    for timeout in (None, 0):
         with pytest.raises(OSError, match=os.strerror(code)) as caught:
-            act()
+            take(descriptor, timeout)
         assert caught.value.errno == code
 
 
@@ -694,7 +697,7 @@ def test_on_windows_a_byte_behind_every_file_is_locked(
         with another(path) as second:
             for timeout in TIMEOUTS:
                 require_locked(partial(elsewhere, take, second, timeout))
-            assert not elsewhere(locking.try_exclusive, second)
+            assert not elsewhere(locked_at_once, second)
             assert os.lseek(second, 0, os.SEEK_CUR) == 0
     assert os.read(descriptor, 2) == b"nt"
     assert set(windows) == {LOCKED_BYTE}

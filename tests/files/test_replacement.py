@@ -783,13 +783,13 @@ def test_another_file_that_took_the_name_of_what_was_abandoned_stays(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leftover(archive).touch()
-    lock = locking.try_exclusive
+    lock = locking.keep_exclusive
 
-    def late(descriptor: int) -> bool:
+    def late(descriptor: int, timeout: float) -> bool:
         leftover(archive).unlink()
         leftover(archive).write_bytes(b"What I wanted to keep.")
-        return lock(descriptor)
+        return lock(descriptor, timeout)
 
-    monkeypatch.setattr(locking, "try_exclusive", late)
+    monkeypatch.setattr(locking, "keep_exclusive", late)
     assert recovered(archive) == []
     assert leftover(archive).read_bytes() == b"What I wanted to keep."
