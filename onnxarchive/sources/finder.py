@@ -27,7 +27,7 @@ from onnxarchive.files.file_data import FileData
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData, TensorRef
-from onnxarchive.model.weights import SPAN_LOCATION, Span, Stripped, decode, strip_weights
+from onnxarchive.model.weights import SPAN_LOCATION, Span, decode, strip_weights
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
     HTML_PAGE,
@@ -127,70 +127,56 @@ def _plain(location: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parsed:
-    """A model without the data of its large tensors.
+class _Stripped:
+    """A serialized model without the data of its large tensors, which stays in the model's file.
 
     Attributes:
-        model: The model.
-        file: The complete model.
+        data: The serialized model.
+        file: The file with the complete model.
         view: The bytes of `file`.
-        spans: Offset and encoding of each large tensor's data in `file`, by location in `model`.
+        spans: Offset and encoding of each large tensor's data in `file`, by location in the model.
     """
 
-    model: onnx.ModelProto
+    data: bytes
     file: DataFile
     view: memoryview
     spans: Mapping[str | bytes, Span]
 
 
-def _parse_all(files: Sequence[DataFile]) -> Iterator[_Parsed]:
-    """Parses files as the models of one source; the data of large tensors stays in the files.
+def _strip(file: DataFile) -> _Stripped:
+    if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
+        raise ArchiveFormatError(
+            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
+            "its tensors as external data",
+            rule="MODEL-2",
+        )
+    view = file.view
+    with recognised(view, expected="a model"):
+        data, spans = strip_weights(view)
+    locations = [f"{SPAN_LOCATION}{number}" for number in range(len(spans))]
+    return _Stripped(data, file, view, dict(zip(locations, spans, strict=True)))
 
-    The messages of all models together are counted before a model is parsed (MODEL-3).
-    """
-    views: list[memoryview] = []
-    stripped: list[Stripped] = []
-    for file in files:
-        if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
+
+def _parse(stripped: _Stripped) -> onnx.ModelProto:
+    with recognised(stripped.view, expected="a model"):
+        if wire.count_graphs(stripped.data) > 1:
             raise ArchiveFormatError(
-                f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; "
-                "store its tensors as external data",
-                rule="MODEL-2",
+                "expected one graph, found several, which protobuf would merge; the file is two "
+                "models in one"
             )
-        views.append(file.view)
-        with recognised(views[-1], expected="a model"):
-            stripped.append(strip_weights(views[-1]))
-    if wire.have_more_messages([without.model for without in stripped], proto.MAX_MESSAGES):
-        together = " in all models together" if len(files) > 1 else ""
-        raise ArchiveFormatError(
-            f"expected at most {proto.MAX_MESSAGES} messages{together}, found more", rule="MODEL-3"
-        )
-    for file, view, (data, spans) in zip(files, views, stripped, strict=True):
-        with recognised(view, expected="a model"):
-            model = _parse(data, file.nbytes)
-        # A link has a fingerprint, a model in an archive has none.
-        proto.take_link_fingerprint(model)
-        locations = [f"{SPAN_LOCATION}{number}" for number in range(len(spans))]
-        yield _Parsed(model, file, view, dict(zip(locations, spans, strict=True)))
-
-
-def _parse(data: bytes, nbytes: int) -> onnx.ModelProto:
-    if wire.count_graphs(data) > 1:
-        raise ArchiveFormatError(
-            "expected one graph, found several, which protobuf would merge; the file is two models "
-            "in one"
-        )
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError as error:
-        raise ArchiveFormatError(
-            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
-            "damaged"
-        ) from None
-    if not model.HasField("graph"):
-        raise ArchiveFormatError(
-            f"expected a model with a graph, found none in {nbytes} bytes; the file is not a .onnx"
-        )
+        try:
+            model = onnx.ModelProto.FromString(stripped.data)
+        except DecodeError as error:
+            raise ArchiveFormatError(
+                f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+                "damaged"
+            ) from None
+        if not model.HasField("graph"):
+            raise ArchiveFormatError(
+                f"expected a model with a graph, found none in {stripped.file.nbytes} bytes; the "
+                "file is not a .onnx"
+            )
+    proto.take_link_fingerprint(model)  # a link has one, a model in an archive has none
     return model
 
 
@@ -222,31 +208,42 @@ class Finder:
     _nbytes: int = 0
 
     def find_all(self, models: Sequence[DataFile]) -> list[Source]:
-        """Parses files as the models of one source, and finds the bytes of their tensors."""
-        sources = [self._find(parsed) for parsed in _parse_all(models)]
+        """Parses files as the models of one source, and finds the bytes of their tensors.
+
+        The messages of all models together are counted before a model is parsed (MODEL-3).
+        """
+        all_stripped = [_strip(file) for file in models]
+        if wire.have_more_messages([one.data for one in all_stripped], proto.MAX_MESSAGES):
+            together = " in all models together" if len(models) > 1 else ""
+            raise ArchiveFormatError(
+                f"expected at most {proto.MAX_MESSAGES} messages{together}, found more",
+                rule="MODEL-3",
+            )
+        sources = [self._find(stripped) for stripped in all_stripped]
         if self._nbytes > _SHARED_NBYTES:
             self._limit_sharing()
         return sources
 
-    def _find(self, parsed: _Parsed) -> Source:
+    def _find(self, stripped: _Stripped) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all that is missing."""
+        model = _parse(stripped)
         self._ranges.append([])
         data: list[Data] = []
         faults: dict[object, _Fault] = {}
         idle: list[TensorRef] = []  # tensors with `external_data` beside data in the model
         packed: list[TensorRef] = []
         cleared: dict[str, str] = {}
-        for ref in tensors.walk(parsed.model):
+        for ref in tensors.walk(model):
             tensor = ref.tensor
             pairs = tensor.external_data
-            span = parsed.spans.get(pairs[0].value) if len(pairs) == 1 else None
+            span = stripped.spans.get(pairs[0].value) if len(pairs) == 1 else None
             if pairs and tensor.data_location != tensors.EXTERNAL and tensors.data_fields(tensor):
                 idle.append(ref)
                 tensor.ClearField("external_data")
             elif len(pairs) > 3 and any(map(tensors.names_packed, pairs)):
                 packed.append(ref)
             try:
-                tensor_data = self._data(ref) if span is None else _inside(parsed, ref, span)
+                tensor_data = self._data(ref) if span is None else _inside(stripped, ref, span)
             except OutsideError as error:  # one remedy helps all tensors
                 raise OutsideError(f"{ref}: {error.message}", rule=error.rule) from None
             except ArchiveFormatError as error:
@@ -268,7 +265,7 @@ class Finder:
                 "weights that ONNX Runtime packed were left out, onnxarchive.prepack packs them "
                 f"again: {_list(packed)}"
             )
-        return Source(parsed.model, data, True, warnings=tuple(warnings), cleared=cleared)
+        return Source(model, data, True, warnings=tuple(warnings), cleared=cleared)
 
     def _data(self, ref: TensorRef) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""
@@ -388,7 +385,7 @@ class Finder:
             )
 
 
-def _inside(parsed: _Parsed, ref: TensorRef, span: Span) -> Data | None:
+def _inside(stripped: _Stripped, ref: TensorRef, span: Span) -> Data | None:
     """The bytes of a tensor whose data is a span of the model's file.
 
     None if type and shape do not determine the number of bytes. The bytes are then put into the
@@ -396,15 +393,15 @@ def _inside(parsed: _Parsed, ref: TensorRef, span: Span) -> Data | None:
     """
     nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.data_type is None
     if nbytes is None:
-        tensors.set_raw_data(ref.tensor, b"".join(decode(parsed.view, span)))
+        tensors.set_raw_data(ref.tensor, b"".join(decode(stripped.view, span)))
         return None
     if nbytes != span.nbytes if is_raw else nbytes > _MAX_DECODED * span.nbytes:
         raise ArchiveFormatError(
             f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
         )
     if is_raw:
-        return parsed.file.part(span.offset, nbytes)
-    return LazyData(nbytes, partial(_Decoded, parsed.view, span, nbytes))
+        return stripped.file.part(span.offset, nbytes)
+    return LazyData(nbytes, partial(_Decoded, stripped.view, span, nbytes))
 
 
 @dataclass(frozen=True, slots=True)
