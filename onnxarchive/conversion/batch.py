@@ -275,17 +275,10 @@ def find_models(
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names):
             path = os.path.join(directory, name)
-            if not name.startswith(".") and _is_candidate(path):
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(_MODEL_SUFFIXES) or is_model_file(path):
                 yield path, os.path.normpath(os.path.join(relative, name))
-
-
-def _is_candidate(path: str) -> bool:
-    if path.lower().endswith(_MODEL_SUFFIXES):
-        return True
-    try:
-        return is_model_file(path)
-    except OSError:
-        return False
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:

@@ -163,9 +163,12 @@ def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
 def _kind_of_bytes(view: memoryview, convert: str) -> Kind | None:
     """Recognises a file that does not begin like a zip; `convert` is the advice for a model."""
     kind = _zip_after_stub(view) or kind_of_head(bytes(view[:HEAD_SIZE]), len(view))
-    if kind is None and wire.is_model(view):
+    if kind is not None:
+        return kind
+    if wire.is_model(view):
         return Kind("an ONNX model", convert, is_source=True)
-    return kind or _cut_model(view)
+    missing = wire.missing_nbytes(view)
+    return Kind(f"an ONNX model that {ends_early(missing)}") if missing else None
 
 
 def is_zip(data: bytes | memoryview) -> bool:
@@ -195,7 +198,7 @@ def is_model_file(path: str) -> bool:
             names, _ = read_zip(file.view(), None)
     except LockedError:  # this thread is editing the file
         return True
-    except ArchiveError:
+    except (OSError, ArchiveError):
         return False
     return any(is_model_name(name) for name in names)
 
@@ -234,11 +237,6 @@ def _zip(names: list[str], convert: str) -> Kind | None:
 def _count(names: list[str]) -> int:
     """The number of `.onnx` files."""
     return sum(name.lower().endswith(MODEL_SUFFIX) and not is_litter(name) for name in names)
-
-
-def _cut_model(view: memoryview) -> Kind | None:
-    missing = wire.missing_nbytes(view)
-    return Kind(f"an ONNX model that {ends_early(missing)}") if missing else None
 
 
 def ends_early(missing: int) -> str:
