@@ -74,46 +74,6 @@ class DataFile(Protocol):
         """All bytes of the file."""
 
 
-@dataclass(slots=True)
-class DataFiles:
-    """The files of a source by location: in a directory, a zip, or a model's folder in a store.
-
-    Each is opened once.
-
-    Attributes:
-        open_file: Opens the file at a plain path; None if there is none.
-        opened: The files that were found so far, by plain path.
-    """
-
-    open_file: Callable[[str], DataFile | None]
-    opened: dict[str, DataFile] = field(default_factory=dict)
-    _by_location: dict[str, DataFile | None] = field(default_factory=dict)
-
-    def find(self, location: str) -> DataFile | None:
-        """The file of a location, or None."""
-        if location not in self._by_location:
-            path = _plain(location)
-            file = self.opened.get(path) or self.open_file(path)
-            self._by_location[location] = file
-            if file is not None:
-                self.opened[path] = file
-        return self._by_location[location]
-
-    def listed(self, path: str) -> DataFile:
-        """The file at a path that was listed."""
-        file = self.find(path)
-        if file is None:
-            raise ArchiveFormatError(
-                f"expected a file at {path!r}, found none: it is a broken link or was removed"
-            )
-        return file
-
-    def whole(self, path: str) -> Data:
-        """The bytes of the file at a path that was listed."""
-        file = self.listed(path)
-        return file.part(0, file.nbytes)
-
-
 def _plain(location: str) -> str:
     """The location without `.` components, so that each file has a single path."""
     if len(location) > MAX_PATH_SIZE:
@@ -188,18 +148,23 @@ _Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
 
 @dataclass(slots=True)
 class Finder:
-    """Finds the bytes of the large tensors of one or several models.
+    """Finds the files of a source by location, and in them the bytes of large tensors.
+
+    The files are in a directory, a zip, or a model's folder in a store. Each is opened once.
 
     Attributes:
-        files: The files beside the models.
+        open_file: Opens the file at a plain path; None if there is none.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
+        opened: The files that were found so far, by plain path.
     """
 
-    files: DataFiles
+    open_file: Callable[[str], DataFile | None]
     verify_checksum: bool
     elsewhere: Callable[[TensorRef], Data] | None
+    opened: dict[str, DataFile] = field(default_factory=dict)
+    _by_location: dict[str, DataFile | None] = field(default_factory=dict)
     _checksums: dict[DataFile, str] = field(default_factory=dict)
     # Of small or too short files, by location.
     _kinds: dict[str, Kind | None] = field(default_factory=dict)
@@ -207,7 +172,31 @@ class Finder:
     _ranges: list[list[_Range]] = field(default_factory=list)
     _nbytes: int = 0
 
-    def find_all(self, models: Sequence[DataFile]) -> list[Source]:
+    def find(self, location: str) -> DataFile | None:
+        """The file of a location, or None."""
+        if location not in self._by_location:
+            path = _plain(location)
+            file = self.opened.get(path) or self.open_file(path)
+            self._by_location[location] = file
+            if file is not None:
+                self.opened[path] = file
+        return self._by_location[location]
+
+    def listed(self, path: str) -> DataFile:
+        """The file at a path that was listed."""
+        file = self.find(path)
+        if file is None:
+            raise ArchiveFormatError(
+                f"expected a file at {path!r}, found none: it is a broken link or was removed"
+            )
+        return file
+
+    def whole(self, path: str) -> Data:
+        """The bytes of the file at a path that was listed."""
+        file = self.listed(path)
+        return file.part(0, file.nbytes)
+
+    def sources(self, models: Sequence[DataFile]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors.
 
         The messages of all models together are counted before a model is parsed (MODEL-3).
@@ -291,7 +280,7 @@ class Finder:
         # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
         # file has the tensor's name.
         with contextlib.suppress(ArchiveFormatError):
-            return self.files.find(ref.name) is not None
+            return self.find(ref.name) is not None
         return False
 
     def _in_file(self, ref: TensorRef, *, is_alone: bool = False) -> Data:
@@ -302,7 +291,7 @@ class Finder:
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
         end = offset + nbytes
-        file = self.files.find(location)
+        file = self.find(location)
         if file is None:
             if self.elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file

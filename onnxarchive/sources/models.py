@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,7 +24,7 @@ from onnxarchive.files.file_data import FileData
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.sources.finder import DataFile, DataFiles, Finder
+from onnxarchive.sources.finder import DataFile, Finder
 from onnxarchive.sources.other_files import divided, is_litter, models_and_assets, paths_below
 from onnxarchive.sources.recognition import MODEL_SUFFIX, is_model_name
 from onnxarchive.sources.source import Source
@@ -100,15 +100,15 @@ class SourceReader:
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"
             )
-        files = DataFiles(partial(_open_beneath, root))
-        (source,) = self._models([model], files)
+        files = self._finder(partial(_open_beneath, root))
+        (source,) = files.sources([model])
         source.directory = root.path
         source.files = (model.path, *_paths(root, files))
         return source
 
     def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
-        (source,) = self._models([Stored(model)], DataFiles(open_file))
+        (source,) = self._finder(open_file).sources([Stored(model)])
         source.warnings += (_NOT_SEARCHED,) * self.other_files
         return source
 
@@ -118,7 +118,7 @@ class SourceReader:
         The models stay open until `resources` is closed.
         """
         root = self._root(path)
-        files = DataFiles(partial(_open_beneath, root))
+        files = self._finder(partial(_open_beneath, root))
         names = [name for name in models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
 
@@ -139,7 +139,7 @@ class SourceReader:
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
-        files = DataFiles(found.get)
+        files = self._finder(found.get)
         source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
@@ -163,9 +163,12 @@ class SourceReader:
                 for name in paths_below(root)
                 if _identity(os.path.join(root.path, name)) not in identities
             ]
-            files = DataFiles(partial(_open_beneath, root))
+            files = self._finder(partial(_open_beneath, root))
             _add_others(source, files, others)
             source.files += _paths(root, files)
+
+    def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
+        return Finder(open_file, self.verify_checksum, self.elsewhere)
 
     def _root(self, directory: str) -> Root:
         root, follow_links = Root(directory), self.follow_links
@@ -178,11 +181,11 @@ class SourceReader:
         return root
 
     def _whole(
-        self, files: DataFiles, open_model: Callable[[str], DataFile], name: str, names: list[str]
+        self, files: Finder, open_model: Callable[[str], DataFile], name: str, names: list[str]
     ) -> Source:
         """The source of the model `name`; further models and assets are found in `names`."""
         further_names = _further_models(names, name)
-        source, *further = self._models([*map(open_model, (name, *further_names))], files)
+        source, *further = files.sources([*map(open_model, (name, *further_names))])
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.opened]
@@ -193,14 +196,9 @@ class SourceReader:
             source.warnings += _left_out(unused, _REMEDY)
         return source
 
-    def _models(self, models: Sequence[DataFile], files: DataFiles) -> list[Source]:
-        """The models in files, with the data of their tensors in `files`."""
-        finder = Finder(files, self.verify_checksum, self.elsewhere)
-        return finder.find_all(models)
-
 
 def _open_beneath(root: Root, path: str) -> FileData | None:
-    """Opens a file of a directory for `DataFiles`; links are followed if `root` allows it."""
+    """Opens a file of a directory for `Finder`; links are followed if `root` allows it."""
     try:
         return FileData.of(path, root)
     except (FileNotFoundError, NotADirectoryError):
@@ -236,7 +234,7 @@ def is_cached_model(path: str, folders: Iterable[str]) -> bool:
     )
 
 
-def _paths(root: Root, files: DataFiles) -> tuple[str, ...]:
+def _paths(root: Root, files: Finder) -> tuple[str, ...]:
     """The paths of the files of a directory that were found so far."""
     return tuple([os.path.join(root.path, path) for path in files.opened])
 
@@ -250,7 +248,7 @@ def _identity(path: str) -> object:
     return status.st_dev, status.st_ino
 
 
-def _add_others(source: Source, files: DataFiles, names: Iterable[str]) -> None:
+def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
     """Adds other files to a source, as assets or to those that are left out."""
     names, source.left_out = divided(sorted(names))
     for name in names:
