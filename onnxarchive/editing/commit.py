@@ -84,12 +84,7 @@ class _EditPlan(Plan):
 def commit(changes: Changes) -> None:
     """Writes the changes of an edit; without a change, only if `compact` or `copy` asks for it.
 
-    Raises:
-        ArchiveFormatError: The edited archive would break a rule, or an assigned file has changed.
-        ValueError: A tensor of the archive would be unused, or an assigned tensor is not in the
-            model.
-        UnfinishedEditError: Writing failed, and the old end could not be restored.
-        OSError: The archive cannot be written. It is unchanged, unless only the last sync failed.
+    For errors see `onnxarchive.edit` and `undo.change_end`.
     """
     changes.require_unchanged_files()
     archive, options = changes.archive, changes.options

@@ -49,11 +49,7 @@ class Root:
     remedy: str | None = None
 
     def __init__(self, path: str) -> None:
-        """Resolves the links in the path of a directory.
-
-        Raises:
-            OSError: The directory cannot be opened.
-        """
+        """Resolves the links in the path of a directory, which must exist."""
         self.path = os.path.realpath(path)
         if HAS_DIR_FD:
             with naming(path):

@@ -23,10 +23,9 @@ _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 
 def clone(source: MappedFile, target: int) -> bool:
-    """Makes the new file `target` share all blocks of a file (reflinks), if the file system can.
+    """Makes the new file `target` share all blocks of a file (reflinks).
 
-    Returns:
-        True if the file was cloned; else the new file is unchanged.
+    Returns False if the file system cannot; the new file is then unchanged.
     """
     try:
         fcntl.ioctl(target, _CLONE, source.fileno())
@@ -42,15 +41,10 @@ def may_clone(source: MappedFile) -> bool:
 
 
 def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:
-    """Refuses to begin to write more bytes than the disk has free, if the system tells this.
+    """Refuses to begin to write `nbytes` bytes if the system tells that fewer are free.
 
-    Args:
-        path: The file or directory to write, or its description.
-        nbytes: Number of the bytes.
-        directory: The directory that will contain the file; None for that of `path`.
-
-    Raises:
-        OSError: The disk has fewer free bytes; the error names `path`.
+    The OSError names `path`: the file or directory to write, or its description. `directory` will
+    contain the file; None for that of `path`.
     """
     try:
         disk = shutil.disk_usage(directory or os.path.dirname(os.path.realpath(path)))
@@ -67,13 +61,8 @@ def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | No
 def sync(file: MappedFile, remedy: str | None = None) -> None:
     """Syncs a file to its device, through the caches of the system and of the drive.
 
-    Args:
-        file: The file.
-        remedy: What to do, for the error of a file system that cannot sync; None to go on there,
-            where nothing can be done to survive a power failure.
-
-    Raises:
-        OSError: The device failed, or the file system cannot sync; the error names the file.
+    `remedy` says what to do, in the error for a file system that cannot sync. If it is None, that
+    is no error: nothing can be done there to survive a power failure.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
     if full is not None:
@@ -114,11 +103,7 @@ def leads_out(path: str) -> bool:
 
 
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None]) -> None:
-    """Refuses to overwrite an input.
-
-    Raises:
-        ValueError: `target` is one of the files `inputs`, perhaps by another path; None is no file.
-    """
+    """Refuses a target that is one of the inputs, perhaps by another path, with a ValueError."""
     for path in filter(None, inputs):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):

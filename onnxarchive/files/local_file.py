@@ -62,7 +62,8 @@ class _Descriptor:
 class MappedFile(File, Work):
     """A regular file, read, mapped, locked and written through one descriptor.
 
-    A fork of the process that opened it cannot write it.
+    A fork of the process that opened it cannot write it, but gets an ArchiveError. An OSError names
+    the file.
 
     Attributes:
         path: The path of the file as given.
@@ -219,12 +220,7 @@ class MappedFile(File, Work):
             yield begin, min(offset, end)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Writes all of `data` at `offset`, which may be beyond the end of the file.
-
-        Raises:
-            ArchiveError: This process is a fork.
-            OSError: The write failed; the error names the file.
-        """
+        """Writes all of `data` at `offset`, which may be beyond the end of the file."""
         self.require_own()
         descriptor = self._require_open()  # this reference keeps the descriptor open
         try:
@@ -241,12 +237,7 @@ class MappedFile(File, Work):
             os.close(os.dup(self.fileno()))
 
     def truncate(self, size: int) -> None:
-        """Cuts or extends the file to `size` bytes, but not `self.size`.
-
-        Raises:
-            ArchiveError: This process is a fork.
-            OSError: The size cannot be changed; the error names the file.
-        """
+        """Cuts or extends the file to `size` bytes, but does not change `self.size`."""
         self.require_own()
         try:
             os.ftruncate(self._require_open().number, size)
@@ -279,11 +270,7 @@ class MappedFile(File, Work):
         return view[offset:end]
 
     def prefetch(self, how: Prefetch) -> None:
-        """Asks the system to read the mapped file ahead.
-
-        Args:
-            how: "willneed" to read in the background, "populate" to wait for all pages.
-        """
+        """Reads the mapped file ahead, in the background ("willneed") or at once ("populate")."""
         if how == "populate":
             flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
             view = self._map(**flags)

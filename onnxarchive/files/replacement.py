@@ -115,14 +115,8 @@ def remove_abandoned(
     """Removes the temporary files of processes that were killed while writing `path`.
 
     Locked files are in use and remain; so do directories, links, and all files of a directory
-    without read permission.
-
-    Args:
-        path: The target of the killed processes.
-        is_leftover: Returns True if a file has the content of a temporary file for `path`.
-
-    Returns:
-        The paths of the removed files.
+    without read permission. `is_leftover` returns True if a file has the content of a temporary
+    file for `path`. Returns the paths of the removed files.
     """
     above, own = os.path.split(os.path.abspath(path))
     # If `path` is a symbolic link, the processes were replacing its target or the link itself.
