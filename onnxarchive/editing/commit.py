@@ -366,7 +366,7 @@ def _write_clone(
     except OSError:  # a new file, if needed, raises it again
         return False
     with replacement:
-        clone = replacement.fileno()
+        clone = replacement.written.fileno()
         with naming(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
         if is_unfit or not filesystem.clone(file, clone):

@@ -166,8 +166,6 @@ class Replacement(Closing):
     points to is replaced. Owner and permissions are kept (see `attributes.keep`). The new file is
     locked while it is written, unlike the leftover of a killed process.
 
-    As a context manager, it discards the new file if the block raises.
-
     Attributes:
         file: Writer of the new file.
         written: The new file.
@@ -265,14 +263,10 @@ class Replacement(Closing):
             if self.written.is_at(self._new_path):
                 break
             self.written.close()  # another process has completed or removed it
-        attributes.set_mode(self.fileno(), self._new_path, 0o600)
+        attributes.set_mode(self.written.fileno(), self._new_path, 0o600)
         if not has_locks:
             self.close()
             self.is_resumable = False
-
-    def fileno(self) -> int:
-        """The descriptor of the new file."""
-        return self.written.fileno()
 
     def complete(self, size: int) -> None:
         """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
@@ -306,11 +300,11 @@ class Replacement(Closing):
             if require is not None:
                 require(target)
             with naming(self._path):
-                old = _status(self._target)
+                old, descriptor = _status(self._target), self.written.fileno()
                 if old is not None:
-                    attributes.keep(self.fileno(), self._new_path, self._target, old)
+                    attributes.keep(descriptor, self._new_path, self._target, old)
                 elif self._new_mode is not None:
-                    attributes.set_mode(self.fileno(), self._new_path, self._new_mode)
+                    attributes.set_mode(descriptor, self._new_path, self._new_mode)
                 self._require_written()
             if os.name == "nt":  # Windows renames and replaces no open file
                 self.written.close()
@@ -354,16 +348,13 @@ class Replacement(Closing):
 
     def _rename(self) -> None:
         try:
-            with naming(self._path, *_NOT_RENAMED):
-                os.replace(self._new_path, self._target)
+            os.replace(self._new_path, self._target)
         except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            raise OSError(
-                errno.EBUSY,
-                "is a mount point and cannot be replaced; choose another path",
-                self._path,
-            ) from error
+            failure, remedy = _NOT_RENAMED
+            reason = f"{failure}: {error.strerror}{remedy}"
+            if error.errno == errno.EBUSY:
+                reason = "is a mount point and cannot be replaced; choose another path"
+            raise OSError(error.errno, reason, self._path) from error
 
     def close(self) -> None:
         """Removes the new file, or leaves it if it can be resumed, unless it was committed."""
