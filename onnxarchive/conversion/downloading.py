@@ -14,7 +14,7 @@ from onnxarchive.reading.archive import open_recognised
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.transfers import download_object
-from onnxarchive.remote.urls import WEB, Address, scheme_of, shown_url
+from onnxarchive.remote.urls import Address
 
 
 def download(
@@ -60,31 +60,24 @@ def download(
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
-    path = path_of(url, path, is_key=store is not None)
     address = Address(url, store, storage_options)
+    path = path_of(address, path)
     with Replacement(path, resumes=True) as replacement, open_object(address) as remote:
         download_object(remote, replacement, open_recognised, progress).close()
     return os.path.realpath(path)
 
 
-def path_of(url: str, path: str | os.PathLike[str] | None, *, is_key: bool = False) -> str:
-    """The path of the file to write.
-
-    Args:
-        url: The URL.
-        path: As for `download`.
-        is_key: True if `url` is a key in a store.
-    """
+def path_of(address: Address, path: str | os.PathLike[str] | None) -> str:
+    """The path of the file to write, given the address of the archive and `download`'s `path`."""
     if path is not None:
         require_local_target(path)
     if path is None or os.path.isdir(path):
-        shown = url if is_key else shown_url(url)
-        name = shown.rstrip("/").rpartition("/")[2]
-        if not is_key and scheme_of(url) in WEB:
+        name = address.name.rstrip("/").rpartition("/")[2]
+        if address.store is None and address.is_web:
             name = unquote(name)
         if name in ("", os.curdir, os.pardir) or os.path.basename(name) != name or "\0" in name:
             raise ValueError(
-                f"{shown}: expected a URL that ends with a file name; give a path, too"
+                f"{address.name}: expected a URL that ends with a file name; give a path, too"
             )
         path = os.path.join(path or os.curdir, name)
         if os.path.islink(path):  # perhaps somebody else's, who wants another file overwritten

@@ -14,7 +14,7 @@ from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.files.replacement import partial_path
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import Address, shown_url
 
 if TYPE_CHECKING:
     from onnxarchive.remote.cache import CachedArchive
@@ -117,7 +117,7 @@ def download(arguments: argparse.Namespace) -> None:
     from onnxarchive.conversion.downloading import path_of
 
     options = storage_options(arguments)
-    path = path_of(arguments.url, arguments.path)
+    path = path_of(Address(arguments.url), arguments.path)
     require_free(path, arguments.force)
     try:
         with progress_bar("download") as progress:
