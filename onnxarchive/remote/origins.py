@@ -133,7 +133,8 @@ class StoreOrigin(Origin):
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range; see `Origin.stream`."""
-        result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
+        span, etag = (offset, offset + size), expected.strong_etag
+        result = await asked(self.name, lambda: self._get(span, if_match=etag))
         if self._version(result) != expected:
             raise changed(self.name)
         async with aclosing(self._pieces(result, offset, size, least)) as pieces:
@@ -176,7 +177,8 @@ class StoreOrigin(Origin):
         """As `Origin.open`, by one request for a range without a start, if the server takes it."""
         result, problems = None, []
         try:
-            result = await self._get({"suffix": size}, known=known)
+            etag = None if known is None else known.strong_etag
+            result = await self._get({"suffix": size}, if_none_match=etag)
         except Exception as error:
             if known is not None and type(error).__name__ == "NotModifiedError":
                 return known, b""
@@ -191,16 +193,11 @@ class StoreOrigin(Origin):
         pieces = self._pieces(result, result.meta["size"] - size, size, max(size, 1))
         return self._version(result), b"".join([piece async for piece in pieces])
 
-    async def _get(
-        self, range: Any, expected: Version | None = None, known: Version | None = None
-    ) -> GetResult:
+    async def _get(self, range: Any, **etags: str | None) -> GetResult:
         import obstore
 
-        options: Any = {"range": range}
-        if expected is not None and expected.strong_etag is not None:
-            options["if_match"] = expected.etag
-        if known is not None and known.strong_etag is not None:
-            options["if_none_match"] = known.etag
+        options: Any = {name: etag for name, etag in etags.items() if etag is not None}
+        options["range"] = range
         return await obstore.get_async(self.store, self.key, options=options)
 
     def _version(self, result: GetResult) -> Version:
