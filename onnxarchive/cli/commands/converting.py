@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnxarchive
 from onnxarchive import errors
+from onnxarchive.cli import output
 from onnxarchive.cli.commands.editing import ASSET, ASSET_HELP, named_assets
-from onnxarchive.cli.output import (
-    DONE,
-    TERMINAL_SIGNALS,
-    WRONG_USE,
-    StandardOutput,
-    as_options,
-    require_no_terminal,
-    say,
-    status_of,
-    warn,
-)
 from onnxarchive.cli.parser import access, add_command, pairs, require_free
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.replacement import remove_temporaries
@@ -126,13 +116,13 @@ def convert(arguments: argparse.Namespace) -> int:
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("--json and the archive would both go to standard output")
     if to_stream and not arguments.dry_run:
-        require_no_terminal()
+        output.require_no_terminal()
     if not to_stream:
         require_free(target, arguments.force, **access(arguments))
     with progress_bar("convert") as progress:
         conversion = onnxarchive.convert(
             source,
-            StandardOutput() if to_stream else target,
+            output.StandardOutput() if to_stream else target,
             models="all" if arguments.all_models else models,
             default=arguments.default,
             include=arguments.include or None,
@@ -146,10 +136,10 @@ def convert(arguments: argparse.Namespace) -> int:
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
-        say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
+        output.say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
     if target.endswith(".onnx"):
-        warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
-    return DONE
+        output.warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
+    return output.DONE
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
@@ -202,7 +192,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
         )
     for item in conversions:
         for warning in item.warnings:
-            warn(f"{item.source}: {warning}")
+            output.warn(f"{item.source}: {warning}")
     failed = [item for item in conversions if item.error is not None]
     rows = [
         [item.source, item.target, "failed" if item.error else item.nbytes or "there already"]
@@ -215,17 +205,16 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
     lines = [*table(["source", "archive", "bytes"], rows), "", total]
     for item in failed:
-        reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
+        reason = output.as_options(item.error or "").removeprefix(f"{item.source}: ")
         head, *rest = map(str.strip, reason.splitlines() or [""])
         reason = f"{head} {'; '.join(rest)}" if rest else head
         lines.append(f"failed: {item.source}: {reason}")
     for item in conversions:
         others = _other_files(item)
         lines += ["", item.source, *others] if others else []
-    say(arguments, [_as_json(item) for item in conversions], lines)
-    return max(
-        (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE
-    )
+    output.say(arguments, [_as_json(item) for item in conversions], lines)
+    statuses = [output.status_of(getattr(errors, item.error_type or "", None)) for item in failed]
+    return max(statuses, default=output.DONE)
 
 
 @contextlib.contextmanager
@@ -259,11 +248,11 @@ def _signals_held() -> Iterator[None]:
     held: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # only it can set handlers
-        for number in TERMINAL_SIGNALS:
+        for number in output.TERMINAL_SIGNALS:
             handlers[number] = signal.signal(number, lambda number, _: held.append(number))
     mask = None
     if hasattr(signal, "pthread_sigmask"):  # Windows lacks it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, output.TERMINAL_SIGNALS)
     try:
         yield
     finally:
@@ -277,7 +266,7 @@ def _signals_held() -> Iterator[None]:
 
 def _start_worker() -> None:
     """In a worker: ignores the terminal's signals, since the parent terminates the worker."""
-    for number in TERMINAL_SIGNALS:
+    for number in output.TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_worker)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -295,4 +284,4 @@ def _end_worker(*_: object) -> None:
     """In a worker: ends the worker at once; an exception would become the result of a task."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool may send a second SIGTERM
     remove_temporaries()
-    os._exit(WRONG_USE)
+    os._exit(output.WRONG_USE)
