@@ -81,15 +81,13 @@ class Outcome:
     """Results of running a model.
 
     Attributes:
-        path: The model.
         providers: Execution providers of the session, in order of preference.
         random: Names of the random inputs.
         assumed: Open (dynamic) dimensions without a given size, by name; each has the size 1.
         inputs: Arrays of the inputs by name. A sequence or map has several: `x[0].values`. Arrays
             of strings have numpy's type `object` or `str`.
         outputs: Arrays of the outputs, in the same way.
-        session_seconds: Time to make the session.
-        run_seconds: Time of each run.
+        run_seconds: The time of each run.
         memory: Growth of memory in bytes, from before the session to after the last run.
             `"anonymous"` is the process's own memory; `"mapped"` is the memory of mapped files,
             which processes share. Empty if the system does not report memory.

@@ -268,7 +268,4 @@ def _below(directory: str) -> Iterator[str]:
 
 
 def _raise(error: OSError) -> None:
-    try:
-        raise error
-    finally:
-        del error  # else error, traceback and frame would refer to each other
+    raise error
