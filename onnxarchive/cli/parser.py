@@ -33,11 +33,7 @@ _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name 
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line.
-
-    Args:
-        command: The only command to add, to save time; None or an unknown name adds all.
-    """
+    """The parser of the command line: of one command, to save time, or of all if it is unknown."""
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
