@@ -120,9 +120,7 @@ class PackedSet:
 def pair_value(key: str, ranges: Iterable[tuple[int, int]]) -> str:
     """The value of a pair in `external_data` that names packed weights.
 
-    Args:
-        key: The key of ONNX Runtime.
-        ranges: Offset and size of each buffer in the file, in bytes.
+    They have a key of ONNX Runtime; the ranges are offset and size of each buffer in bytes.
     """
     return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in ranges)])
 

@@ -56,12 +56,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class TensorRef(NamedTuple):
-    """A tensor and its path in the model.
-
-    Attributes:
-        path: The path.
-        tensor: The model's own TensorProto, not a copy.
-    """
+    """A tensor, which is the model's own and not a copy, and its path in the model."""
 
     path: Path
     tensor: onnx.TensorProto
@@ -526,11 +521,9 @@ def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
 
 
 def remove(messages: Any, are_removed: Sequence[bool]) -> None:
-    """Removes several messages of a repeated field at once; single deletions take quadratic time.
+    """Removes the messages of a repeated field that `are_removed` has True for, all at once.
 
-    Args:
-        messages: The field.
-        are_removed: For each message, True to remove it.
+    Single deletions take quadratic time.
     """
     marks = iter(are_removed)
     messages.sort(key=lambda message: next(marks))  # stable: kept messages stay in order

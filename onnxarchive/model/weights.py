@@ -19,6 +19,7 @@ from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, walking
 from onnxarchive.model.dtypes import DataType
+from onnxarchive.model.tensors import LOCATION
 from onnxarchive.model.wire import (
     I32,
     I64,
@@ -219,7 +220,6 @@ _EXTERNAL_DATA: Final = _tensor_tag("external_data", LEN)
 _RAW_DATA: Final = _tensor_tag("raw_data", LEN)
 _KEY: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "key", LEN)
 _VALUE: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)
-_LOCATION_KEY: Final = "location"
 
 _PACKED_FIELDS: Final[dict[int, str]] = {
     _tensor_tag(field, LEN): field
@@ -313,11 +313,11 @@ def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | No
             key = bytes(wire[begin:end])
         elif tag == _VALUE:
             value = bytes(wire[begin:end])
-    return value if key == _LOCATION_KEY.encode() else None
+    return value if key == LOCATION.encode() else None
 
 
 def _external_data(location: str) -> bytes:
-    pair = onnx.StringStringEntryProto(key=_LOCATION_KEY, value=location)
+    pair = onnx.StringStringEntryProto(key=LOCATION, value=location)
     field: bytes = onnx.TensorProto(external_data=[pair]).SerializeToString()
     return field
 

@@ -260,8 +260,7 @@ class Archive(Closing):
         self.contents.file.close()
 
     def __repr__(self) -> str:
-        name = type(self).__name__
-        return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
+        return f"<onnxarchive.Archive {self.path!r}, {len(self.entries)} entries>"
 
     def __reduce__(self) -> tuple[Callable[[str], Archive], tuple[str]]:
         """Pickles the path, `max_model_nbytes` and the model's id; unpickling opens the archive.

@@ -445,11 +445,8 @@ def check_models(
 ) -> dict[str, CheckedModel]:
     """Parses models, and compares their tensors with the entries of the archive.
 
-    Args:
-        data: The bytes of each model by entry name, the default model first.
-        sizes: Size in bytes of the entry of each key; None if it is unknown.
-        report: Receives each broken rule.
-        are_all: True if `sizes` has all keys of the archive.
+    The arguments are those of `proto.check_all_references`, with the bytes of each model in place
+    of the model, the default one first.
 
     Returns:
         The models by entry name, up to the first one that is not valid.

@@ -153,9 +153,7 @@ def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
 def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]:
     """The sets of packed weights in an archive; warns if one cannot be read.
 
-    Args:
-        archive: The archive.
-        machine: The kind of machine whose sets are read; None for all.
+    They are those for one kind of machine, or all.
     """
     end = f"/{prepacked.INDEX}" if machine is None else f"-{machine}/{prepacked.INDEX}"
     sets, faults = [], []
@@ -191,12 +189,8 @@ def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]
 def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
     """The pairs for `external_data` by key that lead ONNX Runtime to packed weights.
 
-    They are those of the given version of ONNX Runtime, or else of the last other one.
-
-    Args:
-        archive: The archive, in a local file.
-        machine: The kind of machine.
-        version: The version of ONNX Runtime that will read the pairs, if it is known.
+    They are those of the version of ONNX Runtime that will read the pairs, if it is known, or else
+    of the last other one. The archive is in a local file.
     """
     sets = [one for one in packed_sets(archive, machine) if archive.model_id in one.weights]
     if not sets:
