@@ -33,7 +33,6 @@ _MAX_TAG: Final = 2**32 - 1
 _MAX_TAG_WIDTH: Final = 5
 MAX_LENGTH_WIDTH: Final = 5
 _INT32_MASK: Final = 2**32 - 1
-_FIELD_NUMBER: Final = "a field number from 1 to 536870911"  # expected of a tag
 
 Field: TypeAlias = tuple[int, int, int, int, int]
 """A field: its tag, and the offsets of the tag, the length, the value and the end."""
@@ -60,9 +59,9 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
         tag = wire[begin]
         prefix = begin + 1
         if tag >= VARINT_CONTINUES:
-            tag, prefix = _read_tag(wire, begin, stop)
-        if tag < _FIRST_TAG and not groups:
-            raise malformed(begin, _FIELD_NUMBER, f"tag {tag}")
+            tag, prefix = _read_varint(wire, begin, stop, _MAX_TAG_WIDTH)
+        if tag > _MAX_TAG or (tag < _FIRST_TAG and not groups):
+            raise malformed(begin, "a field number from 1 to 536870911", f"tag {tag}")
         wire_type = tag & WIRE_TYPE_MASK
         value = prefix
         if wire_type == LEN:
@@ -90,13 +89,6 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
             yield tag, begin, prefix, value, position
     if groups:
         raise malformed(stop, f"the end of group {groups[-1]}", "the end of the message")
-
-
-def _read_tag(wire: bytes | memoryview, begin: int, stop: int) -> tuple[int, int]:
-    tag, end = _read_varint(wire, begin, stop, _MAX_TAG_WIDTH)
-    if tag > _MAX_TAG:
-        raise malformed(begin, _FIELD_NUMBER, f"tag {tag}")
-    return tag, end
 
 
 def _too_deep(offset: int) -> ArchiveFormatError:
