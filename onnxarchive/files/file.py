@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Hashable, Iterable, Iterator
@@ -26,6 +27,16 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def closing_on_error(resource: Closing) -> Iterator[None]:
+    """Closes an object if the block raises an error."""
+    try:
+        yield
+    except BaseException:
+        resource.close()
+        raise
 
 
 class File(Closing):

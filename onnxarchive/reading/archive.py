@@ -24,7 +24,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking, threads
-from onnxarchive.files.file import Closing, File
+from onnxarchive.files.file import Closing, File, closing_on_error
 from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors
@@ -397,11 +397,8 @@ def open(
     with opened(Location.of(source, **access), timeout=timeout, read=read) as file:
         archive = Archive(file, max_model_nbytes, model)
     if prefetch is not None and isinstance(file, MappedFile):
-        try:
+        with closing_on_error(archive):
             file.prefetch(prefetch)
-        except BaseException:
-            archive.close()
-            raise
     return archive
 
 

@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     without_traceback,
 )
 from onnxarchive.files import local_file, locking
-from onnxarchive.files.file import File
+from onnxarchive.files.file import File, closing_on_error
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Location
@@ -64,12 +64,8 @@ def opened(
     path = location.path
     if path is None:
         file = location.open(read)
-        try:
-            with recognised(file, expected=expected), with_path(file.path):
-                yield file
-        except BaseException:
-            file.close()
-            raise
+        with closing_on_error(file), recognised(file, expected=expected), with_path(file.path):
+            yield file
         return
     with (
         recognised(path, expected=expected),

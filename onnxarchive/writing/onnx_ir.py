@@ -20,6 +20,7 @@ import onnx_ir
 
 from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
 from onnxarchive.files.data import Data, Stored, SupportsWrite, pieces
+from onnxarchive.files.file import closing_on_error
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import LazyData
@@ -150,12 +151,8 @@ class _ModelArchive:
 def load(path: str | os.PathLike[str], model: str = "") -> onnx_ir.Model:
     """Loads a model of an archive; see `onnxarchive.ir.load`."""
     archive = open(path, model=model)
-    try:
-        with with_path(path):
-            return _load(archive)
-    except BaseException:
-        archive.close()
-        raise
+    with closing_on_error(archive), with_path(path):
+        return _load(archive)
 
 
 def _load(archive: Archive) -> onnx_ir.Model:

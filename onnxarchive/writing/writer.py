@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, with_path
-from onnxarchive.files.file import Closing
+from onnxarchive.files.file import Closing, closing_on_error
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
@@ -170,7 +169,7 @@ class Writer(Closing):
         ((nbytes, crc, pieces, is_verified),) = fetch([item])
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
-        with self._closing_on_failure():
+        with closing_on_error(self):
             self._zip.add_stream(key, nbytes, crc, pieces, is_verified=is_verified)
             self._key_of[name] = key
             self._added[key] = tensor
@@ -197,7 +196,7 @@ class Writer(Closing):
         self._require_open()
         item = Item(ASSET_PREFIX + name, open_assets({name: data})[name])
         require_names([*self._assets, item.name])
-        with self._closing_on_failure():
+        with closing_on_error(self):
             write_entries([item], self._zip, ProgressCounter(None, 0))
             self._assets.append(item.name)
 
@@ -230,7 +229,7 @@ class Writer(Closing):
         self._require_open()
         by_id = with_further_models(model, models)
         require_model_ids(by_id)
-        with self._closing_on_failure():
+        with closing_on_error(self):
             plan = self._plan(by_id)
             write_entries(plan.entries, self._zip, ProgressCounter(None, plan.nbytes))
             self._zip.finish()
@@ -261,15 +260,6 @@ class Writer(Closing):
         by_entry = {model_entry(id): plan.model for id, plan in planned.items()}
         proto.check_all_references(by_entry, sizes, Strict())
         return Plan(items, model_items({id: plan.serialize() for id, plan in planned.items()}))
-
-    @contextlib.contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        """Discards the archive if the block fails, since the archive is then incomplete."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Discards the archive, unless `finish` has completed it.
