@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
@@ -22,11 +23,16 @@ from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
 from onnxarchive.model import keys
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.finder import DataFile, Finder
-from onnxarchive.sources.other_files import divided, is_litter, models_and_assets, paths_below
-from onnxarchive.sources.recognition import MODEL_SUFFIX, is_model_name
+from onnxarchive.sources.recognition import (
+    MODEL_SUFFIX,
+    is_hidden,
+    is_left_out,
+    is_litter,
+    is_model_name,
+)
 from onnxarchive.sources.source import Source
 from onnxarchive.sources.zip_file import read_zip
 
@@ -39,6 +45,7 @@ FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 SNAPSHOTS: Final = "snapshots"
 _CACHED_PREFIX = "models--"
 _REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
+_ASSETS = "assets"
 _MAX_LISTED = 20
 # The end of the names of files with a model in another precision, as exporters name them.
 _PRECISION: Final = re.compile(
@@ -119,7 +126,7 @@ class SourceReader:
         """
         root = self._root(path)
         files = self._finder(partial(_open_beneath, root))
-        names = [name for name in models_and_assets(root) if not is_litter(name)]
+        names = [name for name in _models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
 
         def kept_open(name: str) -> DataFile:
@@ -160,7 +167,7 @@ class SourceReader:
             identities = {_identity(path) for path in used}
             others = [
                 name
-                for name in paths_below(root)
+                for name in _paths_below(root)
                 if _identity(os.path.join(root.path, name)) not in identities
             ]
             files = self._finder(partial(_open_beneath, root))
@@ -195,6 +202,62 @@ class SourceReader:
             unused = [path for path in names if path not in files.opened]
             source.warnings += _left_out(unused, _REMEDY)
         return source
+
+
+def _models_and_assets(root: Root) -> list[str]:
+    """The paths of files that may be models or assets, sorted.
+
+    They are the files in the directory itself and below `assets`; if `__MODEL_PROTO` exists, also
+    folders with names reserved for later format versions.
+    """
+    files, reserved = [], []
+    for entry in root.scan(""):
+        if _leads_to(entry.is_file):
+            files.append(entry.name)
+        elif entry.name == _ASSETS and _leads_to(entry.is_dir):
+            paths = _paths_below(root, _ASSETS, is_read=lambda _: True)
+            files += [path for path in paths if not path.endswith("/")]
+        elif entry.name.startswith(RESERVED_PREFIX):
+            reserved.append(f"{entry.name}/")
+    return sorted(files + reserved if MODEL_PROTO in files else files)
+
+
+def _paths_below(
+    root: Root,
+    folder: str = "",
+    *,
+    is_read: Callable[[str], bool] = lambda path: not is_hidden(f"{path}/"),
+    max_folders: int | None = None,
+) -> Iterator[str]:
+    """Yields the paths of files and, ending with a slash, of links to folders and folders not read.
+
+    Args:
+        root: The directory.
+        folder: The folder to begin with.
+        is_read: True for the path of a folder that is read; without it, hidden ones are not.
+        max_folders: For a hint: at most this many folders are read, and those that cannot be read
+            are left out.
+    """
+    folders = [folder]
+    skipped = () if max_folders is None else (OSError,)
+    for folder in islice(folders, max_folders):  # the loop appends to `folders`
+        with contextlib.suppress(*skipped):
+            for entry in root.scan(folder):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if not _leads_to(entry.is_dir):
+                    yield path
+                elif entry.is_symlink() or not is_read(path):
+                    yield f"{path}/"
+                else:
+                    folders.append(path)
+
+
+def _leads_to(is_kind: Callable[[], bool]) -> bool:
+    """The result of `is_file` or `is_dir` of a directory entry; False if the call fails."""
+    try:
+        return is_kind()
+    except OSError:  # such as a loop of links; opening the entry reports this
+        return False
 
 
 def _open_beneath(root: Root, path: str) -> FileData | None:
@@ -250,8 +313,11 @@ def _identity(path: str) -> object:
 
 def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
     """Adds other files to a source, as assets or to those that are left out."""
-    names, source.left_out = divided(sorted(names))
-    for name in names:
+    left_out: list[str] = []
+    for name in sorted(names):
+        if is_left_out(name):
+            left_out.append(name)
+            continue
         path = name.removeprefix(ASSET_PREFIX)
         if path in source.assets:
             raise ArchiveFormatError(
@@ -260,6 +326,7 @@ def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
             )
         source.assets[path] = files.whole(name)
         source.others += (path,)
+    source.left_out = tuple(left_out)
     asset_names = [ASSET_PREFIX + path for path in source.assets]
     keys.check_names([*asset_names, MODEL_PROTO], Strict())
 
@@ -285,8 +352,8 @@ def _only(names: list[str], root: Root | None = None) -> str:
 
 
 def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
-    """The models in a directory and in folders below it; see `paths_below`."""
-    return sorted(filter(is_model_name, paths_below(root, max_folders=max_folders)))
+    """The models in a directory and in folders below it; see `_paths_below`."""
+    return sorted(filter(is_model_name, _paths_below(root, max_folders=max_folders)))
 
 
 def models_of_repository(

@@ -1,4 +1,4 @@
-"""Recognises by content the kind of an unexpected file, for error messages."""
+"""Recognises files: by content what an unexpected file is, by name models, weights and litter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from onnxarchive.errors import (
@@ -20,7 +21,6 @@ from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile, opened
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
-from onnxarchive.sources.other_files import is_litter
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
 HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
@@ -40,6 +40,24 @@ _EXPORT_TORCH = (
 )
 _EXPORT_TENSORFLOW = f"tf2onnx may {_EXPORT}"
 _DECOMPRESS = "decompress it first"
+
+# Files that file managers and Python add to zips and directories.
+_APPLE_DOUBLE = "._"
+_LITTER_FOLDERS = ("__MACOSX", "__pycache__")
+_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
+# Other models with their data files, and weights in the formats of other libraries.
+_WEIGHTS = (
+    "*.onnx*",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.tflite",
+)
 
 
 class Kind(NamedTuple):
@@ -180,6 +198,28 @@ def is_model_name(name: str) -> bool:
     """True if a file may be a model by its name, which may be a path."""
     base = name[name.rfind("/") + 1 :]
     return base == MODEL_PROTO or base.lower().endswith(MODEL_SUFFIX)
+
+
+def is_litter(name: str) -> bool:
+    """True for litter, such as `.DS_Store`, and for files in a top-level litter folder."""
+    base = name[name.rfind("/") + 1 :]
+    in_folder = name.partition("/")[0] in _LITTER_FOLDERS
+    return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)
+
+
+def is_hidden(name: str) -> bool:
+    """True for litter, files in litter folders at any level, and paths with a hidden component."""
+    parts = name.split("/")
+    return is_litter(name) or any(part.startswith(".") or part in _LITTER_FOLDERS for part in parts)
+
+
+def is_left_out(name: str) -> bool:
+    """True for hidden files, litter, other models, weights, and folders that were not read.
+
+    The path of such a folder ends with a slash.
+    """
+    base = name[name.rfind("/") + 1 :].lower()
+    return not base or is_hidden(name) or any(fnmatchcase(base, pattern) for pattern in _WEIGHTS)
 
 
 def is_model_file(path: str) -> bool:

@@ -16,7 +16,7 @@ from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.errors import shown, shown_names
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
-from onnxarchive.sources.other_files import is_hidden
+from onnxarchive.sources.recognition import is_hidden
 
 if TYPE_CHECKING:
     from onnxarchive.editing.transaction import Edit
