@@ -101,13 +101,12 @@ class SourceReader:
     def read_onnx(self, model: FileData) -> Source:
         """The source in a `.onnx` with external data in its directory or below."""
         directory, name = os.path.split(model.path)
-        root = self._root(directory or os.curdir)
+        root, files = self._directory(directory or os.curdir)
         if not root.leads_to(name, model.identity):
             raise ArchiveFormatError(
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"
             )
-        files = self._finder(partial(_open_beneath, root))
         (source,) = files.sources([model])
         source.directory = root.path
         source.files = (model.path, *_paths(root, files))
@@ -124,8 +123,7 @@ class SourceReader:
 
         The models stay open until `resources` is closed.
         """
-        root = self._root(path)
-        files = self._finder(partial(_open_beneath, root))
+        root, files = self._directory(path)
         names = [name for name in _models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
 
@@ -163,29 +161,29 @@ class SourceReader:
         They are not added under other names either, such as those of hard links.
         """
         with with_path(directory):
-            root = self._root(directory)
+            root, files = self._directory(directory)
             identities = {_identity(path) for path in used}
             others = [
                 name
                 for name in _paths_below(root)
                 if _identity(os.path.join(root.path, name)) not in identities
             ]
-            files = self._finder(partial(_open_beneath, root))
             _add_others(source, files, others)
             source.files += _paths(root, files)
 
     def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
         return Finder(open_file, self.verify_checksum, self.elsewhere)
 
-    def _root(self, directory: str) -> Root:
-        root, follow_links = Root(directory), self.follow_links
+    def _directory(self, path: str) -> tuple[Root, Finder]:
+        """A directory with the links that are allowed, and the finder of its files."""
+        root, follow_links = Root(path), self.follow_links
         cached = cached_model(root.path)
         if follow_links is True:
             root.linked = cached
         elif follow_links is not False:
             root.linked = Root(os.fspath(follow_links)).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
-        return root
+        return root, self._finder(partial(_open_beneath, root))
 
     def _whole(
         self, files: Finder, open_model: Callable[[str], DataFile], name: str, names: list[str]
@@ -275,13 +273,9 @@ def _open_beneath(root: Root, path: str) -> FileData | None:
 
 
 def cached_model(path: str) -> str | None:
-    """The directory of a model in a cache, from a directory in one of the model's revisions.
+    """The directory of the cached model that has `path`, absolute and without links, in a revision.
 
-    Args:
-        path: An absolute path without links.
-
-    Returns:
-        The path of the model's directory; None if `path` is in no revision of a cached model.
+    None if `path` is in no revision of a cached model.
     """
     parts = path.split(os.sep)
     for levels in range(_REVISION_LEVELS, len(parts)):
@@ -292,9 +286,8 @@ def cached_model(path: str) -> str | None:
 
 def is_cached_model(path: str, folders: Iterable[str]) -> bool:
     """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
-    return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(
-        _CACHED_PREFIX
-    )
+    name = os.path.basename(os.path.abspath(path))
+    return SNAPSHOTS in folders and name.startswith(_CACHED_PREFIX)
 
 
 def _paths(root: Root, files: Finder) -> tuple[str, ...]:
