@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -22,8 +22,8 @@ from onnxarchive.errors import (
 )
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
-from onnxarchive.files.data import Data
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.data import Data, Stored
+from onnxarchive.files.file_data import FileData, RandomAccessData
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData, TensorRef
@@ -38,6 +38,7 @@ from onnxarchive.sources.recognition import (
     recognised,
 )
 from onnxarchive.sources.source import MAX_PATH_SIZE, Source, sha1, with_cleared_tail
+from onnxarchive.sources.zip_file import ZippedFile
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
@@ -56,22 +57,8 @@ _MAX_NAMED = 3  # tensors of one fault
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
 
 
-class DataFile(Protocol):
-    """A file that contains the bytes of tensors, or a model."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the file in bytes."""
-
-    def part(self, offset: int, nbytes: int) -> Data:
-        """A range of the file; the caller has checked that the range is within the file."""
-
-    def head(self, nbytes: int) -> bytes:
-        """The first bytes of the file, or all bytes of a smaller file."""
-
-    @property
-    def view(self) -> memoryview:
-        """All bytes of the file."""
+# A file that contains the bytes of tensors, or a model.
+DataFile: TypeAlias = FileData | RandomAccessData | Stored | ZippedFile
 
 
 def _plain(location: str) -> str:

@@ -312,7 +312,7 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
 
 @dataclass(slots=True, eq=False)
 class ZippedFile:
-    """An entry of a zip: a file, see `finder.DataFile`, and the data of the whole file.
+    """An entry of a zip: a file, and the data of the whole file.
 
     Attributes:
         nbytes: Size of the inflated data in bytes, as the directory states.
@@ -354,7 +354,7 @@ class ZippedFile:
                 )
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """As `DataFile.part`; nothing is inflated before the part is read."""
+        """A range of the file; nothing is inflated before the part is read."""
         if (offset, nbytes) == (0, self.nbytes):
             return self
         if self._is_stored or self._whole is not None:
@@ -362,12 +362,12 @@ class ZippedFile:
         return LazyData(nbytes, lambda: Stored(self.view[offset : offset + nbytes]))
 
     def head(self, nbytes: int) -> bytes:
-        """As `DataFile.head`; `nbytes` is less than that of a piece."""
+        """The first bytes of the file; `nbytes` is less than that of a piece."""
         return bytes(next(iter(self), b"")[:nbytes])
 
     @property
     def view(self) -> memoryview:
-        """As `DataFile.view`; a compressed entry is inflated to a temporary file."""
+        """All bytes of the file; a compressed entry is inflated to a temporary file."""
         with self._lock:
             if self._whole is None and self._is_stored:
                 Crc32.of(self)  # compares the CRC-32
