@@ -214,7 +214,9 @@ def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[t
     elif source.name.lower().endswith(_MODEL_SUFFIXES):
         yield source.address, os.path.basename(source.name)
     else:
-        for listed in sorted(source.objects()):
+        from onnxarchive.remote.stores import list_objects
+
+        for listed in sorted(list_objects(source.remote)):
             is_hidden = any(
                 part[:1] == "." and part not in (".", "..") for part in listed.path.split("/")
             )

@@ -12,7 +12,8 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.objects import RemoteFile
+from onnxarchive.remote.origins import origin_of
 from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import Address
 
@@ -62,7 +63,7 @@ def download(
     """
     address = Address(url, store, storage_options)
     path = path_of(address, path)
-    with Replacement(path, resumes=True) as replacement, open_object(address) as remote:
+    with Replacement(path, resumes=True) as replacement, RemoteFile(origin_of(address)) as remote:
         download_object(remote, replacement, open_recognised, progress).close()
     return os.path.realpath(path)
 

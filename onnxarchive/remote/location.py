@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
@@ -15,9 +15,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.remote.urls import Address, beside, is_url, shown_url
 
 if TYPE_CHECKING:
-    from onnxarchive.remote.stores import ListedObject
     from onnxarchive.remote.transfers import Read
-    from onnxarchive.remote.writing import ObjectWriter
 
 # A path, a URL, the bytes of an archive, or a seekable binary file object.
 Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
@@ -142,9 +140,10 @@ class Location:
 
             return open_cached(self.remote, cache, read, self.access.get("cache_progress"))
         if self.url is not None:
-            from onnxarchive.remote.objects import open_object
+            from onnxarchive.remote.objects import RemoteFile
+            from onnxarchive.remote.origins import origin_of
 
-            return open_object(self.remote)
+            return RemoteFile(origin_of(self.remote))
         if isinstance(source, bytes | bytearray | memoryview):
             return MemoryFile(as_bytes(source))
         if hasattr(source, "read"):
@@ -159,26 +158,22 @@ class Location:
 
         Thousands of files may be open at a time, so the end of a large file is not kept in memory.
         """
-        from onnxarchive.remote.objects import open_object
+        from onnxarchive.remote.objects import RemoteFile
+        from onnxarchive.remote.origins import origin_of
 
-        return open_object(self.remote.at(beside(self.address, location)), keeps_end=False)
+        address = self.remote.at(beside(self.address, location))
+        return RemoteFile(origin_of(address), keeps_end=False)
 
     def exists(self) -> bool:
-        """True if the file or the remote object exists."""
+        """True if the file or the remote object exists; asks only for the object's attributes."""
         if self.url is None:
             return self.path is not None and os.path.lexists(self.path)
-        from onnxarchive.remote.objects import has_object
+        from onnxarchive.remote.background import run
+        from onnxarchive.remote.origins import origin_of
 
-        return has_object(self.remote)
-
-    def create(self, nbytes: int) -> ObjectWriter:
-        """Begins to write a remote object of `nbytes` bytes; see `writing.create_object`."""
-        from onnxarchive.remote.writing import create_object
-
-        return create_object(self.remote, nbytes)
-
-    def objects(self) -> Iterator[ListedObject]:
-        """Lists the objects below a remote folder; see `stores.list_objects`."""
-        from onnxarchive.remote.stores import list_objects
-
-        return list_objects(self.remote)
+        origin = origin_of(self.remote)
+        try:
+            run(origin.name, origin.version)
+        except FileNotFoundError:
+            return False
+        return True

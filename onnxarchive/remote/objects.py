@@ -16,8 +16,7 @@ from weakref import ref
 from onnxarchive.files.file import File
 from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, as_arriving, in_order, run
 from onnxarchive.remote.failures import StalledError
-from onnxarchive.remote.origins import Origin, Version, origin_of
-from onnxarchive.remote.urls import Address
+from onnxarchive.remote.origins import Origin, Version
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
 KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory
@@ -34,39 +33,6 @@ _MEASURED = 0.5  # seconds after which the rate of a transfer is known
 _PAUSE = 0.2  # seconds after an error before the rest of a part is asked for
 
 Range = tuple[int, int]
-
-
-def open_object(address: Address, *, keeps_end: bool = True) -> RemoteFile:
-    """Opens an object and reads its last 128 KiB, in one request.
-
-    Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
-    the size, and another one the bytes. fsspec always makes these two, and a third one to detect
-    changes. What `keep_secrets` asks is one more request.
-
-    Reading takes bounded memory, with one exception: obstore reads the complete text of an answer
-    with an error status, so a hostile server can exhaust the memory.
-
-    Args:
-        address: A URL, or the object's key in a store. obstore reads `https`, `http`, `s3`, `gs`
-            and `az`, fsspec all other schemes.
-        keeps_end: False to keep in memory only an object of at most 128 KiB.
-
-    Raises:
-        ImportError: The library for the URL is missing.
-        OSError: A request failed, or the server does not give ranges of bytes.
-        ValueError: An option is wrong.
-    """
-    return RemoteFile(origin_of(address), keeps_end=keeps_end)
-
-
-def has_object(address: Address) -> bool:
-    """True if the object exists; requests only its attributes."""
-    origin = origin_of(address)
-    try:
-        run(origin.name, origin.version)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class RemoteFile(File):
@@ -90,9 +56,22 @@ class RemoteFile(File):
     def __init__(
         self, origin: Origin, known: Version | None = None, *, keeps_end: bool = True
     ) -> None:
-        """Opens an object as `open_object` does.
+        """Opens an object and reads its last 128 KiB, in one request.
 
-        If it still has the strong ETag of a `known` version, the server sends no bytes.
+        Some servers, such as Azure's, refuse requests for an object's last bytes: then one request
+        gets the size, and another one the bytes. fsspec always makes these two, and a third one to
+        detect changes. What `keep_secrets` asks is one more request.
+
+        Reading takes bounded memory, with one exception: obstore reads the complete text of an
+        answer with an error status, so a hostile server can exhaust the memory.
+
+        Args:
+            origin: The object.
+            known: A version. If the object still has its strong ETag, the server sends no bytes.
+            keeps_end: False to keep in memory only an object of at most 128 KiB.
+
+        Raises:
+            OSError: A request failed, or the server does not give ranges of bytes.
         """
         begin = monotonic()
         version, end = run(origin.name, partial(origin.open, END_SIZE, known))

@@ -54,8 +54,10 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
             return written.size
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
+    from onnxarchive.remote.writing import create_object
+
     nbytes = plan.size(options.alignment)
-    with target.create(nbytes) as written_object:
+    with create_object(target.remote, nbytes) as written_object:
         _stream_all(plan, written_object, options)
         written_object.commit()
     return nbytes

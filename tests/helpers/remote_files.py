@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.file import File
-from onnxarchive.remote import cache, objects
+from onnxarchive.remote import cache, stores, writing
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
-from onnxarchive.remote.origins import Version
+from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.stores import ListedObject
 from onnxarchive.remote.transfers import Read
 from onnxarchive.remote.urls import Address
@@ -88,15 +88,15 @@ class Remote(File):
 
 
 def open_object(url: str, *, keeps_end: bool = True, **access: Any) -> RemoteFile:
-    return objects.open_object(Location.of(url, **access).remote, keeps_end=keeps_end)
+    return RemoteFile(origin_of(Location.of(url, **access).remote), keeps_end=keeps_end)
 
 
 def create_object(url: str, size: int, **access: Any) -> ObjectWriter:
-    return Location.of(url, **access).create(size)
+    return writing.create_object(Location.of(url, **access).remote, size)
 
 
 def list_objects(url: str, **access: Any) -> list[ListedObject]:
-    return [*Location.of(url, **access).objects()]
+    return [*stores.list_objects(Location.of(url, **access).remote)]
 
 
 def reading(data: bytes) -> Read:
