@@ -68,47 +68,42 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Yields the changes between the lists of messages in a field; added messages come last.
-
-    The elements of the lists are matched by name.
-    """
+    """The changes between the lists of messages in a field, matched by name; additions are last."""
     ones, others = (_by_name(field, getattr(message, field)) for message in (one, other))
-    for name in {**ones, **others}:
-        before, after = ones.get(name), others.get(name)
-        changes = tuple(_message_changes("", before, after))
-        if changes and not changes[0].name:
-            yield replace(changes[0], name=name)
-        elif changes:
-            yield Change(name, describe(before), describe(after), changes)
+    names = {**ones, **others}
+    changes = (_message_change(name, ones.get(name), others.get(name)) for name in names)
+    return filter(None, changes)
 
 
-def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Change]:
-    """Yields the changes of fields between two messages of the same type; enters submessages.
-
-    The name of each change begins with `prefix`.
-    """
+def field_changes(one: Message, other: Message) -> Iterator[Change]:
+    """Yields the changes of fields between two messages of the same type; enters submessages."""
     values, others = (dict(_values(message)) for message in (one, other))
     for name in {**values, **others}:
         before, after = values.get(name), others.get(name)
-        if isinstance(before, Message) or isinstance(after, Message):
-            yield from _message_changes(name, before, after, prefix)
-        else:
-            yield from value_changes(prefix + name, before or (), after or ())
-
-
-def _message_changes(
-    name: str, one: Message | None, other: Message | None, prefix: str = ""
-) -> Iterator[Change]:
-    if one is not None and other is not None:
-        if one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True):
-            return
-        if not isinstance(one, _DESCRIBED) or describe(one) == describe(other):
+        if not (isinstance(before, Message) or isinstance(after, Message)):
+            yield from value_changes(name, before or (), after or ())
+            continue
+        change = _message_change(name, before, after)
+        if change is not None and change.parts:
             if len(name) > 2 * _MAX_AROUND:  # all changes within the part repeat its name
                 name = f"{name[:_MAX_AROUND]}...{name[-_MAX_AROUND:]}"
-            yield from field_changes(one, other, f"{prefix}{name}: " if name else "")
-            return
-    before, after = (None if message is None else describe(message) for message in (one, other))
-    yield Change(prefix + name, before, after)
+            yield from (replace(part, name=f"{name}: {part.name}") for part in change.parts)
+        elif change is not None:
+            yield change
+
+
+def _message_change(name: str, one: Message | None, other: Message | None) -> Change | None:
+    """The change of a message, whose parts are the fields that differ; None if there is none."""
+    if one is None or other is None:
+        before, after = (None if message is None else describe(message) for message in (one, other))
+        return Change(name, before, after)
+    if one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True):
+        return None
+    before, after = describe(one), describe(other)
+    if isinstance(one, _DESCRIBED) and before != after:
+        return Change(name, before, after)
+    parts = tuple(field_changes(one, other))
+    return Change(name, before, after, parts) if parts else None
 
 
 def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iterator[Change]:
