@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
@@ -218,8 +219,6 @@ _DATA_LOCATION: Final = _tensor_tag("data_location", VARINT)
 _DATA_LOCATIONS: Final = frozenset(onnx.TensorProto.DataLocation.values())
 _EXTERNAL_DATA: Final = _tensor_tag("external_data", LEN)
 _RAW_DATA: Final = _tensor_tag("raw_data", LEN)
-_KEY: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "key", LEN)
-_VALUE: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)
 
 _PACKED_FIELDS: Final[dict[int, str]] = {
     _tensor_tag(field, LEN): field
@@ -280,7 +279,7 @@ def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
 
 def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[Field]]:
     """Finds a tensor's external location, and the fields that raw data replaces."""
-    location: bytes | None = None
+    location: str | bytes | None = None  # bytes, if it is not UTF-8
     data_location: int = onnx.TensorProto.DEFAULT
     outdated: list[Field] = []
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
@@ -292,28 +291,20 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
             if number != onnx.TensorProto.EXTERNAL:
                 continue
         elif tag == _EXTERNAL_DATA:
-            named = _location(wire, value, end, tensor.depth + 1)
-            location = location if named is None else named
+            try:
+                pair = onnx.StringStringEntryProto.FromString(bytes(wire[value:end]))
+            except DecodeError as error:
+                raise malformed(value, "a pair of external_data", f"{error}") from None
+            if pair.key == LOCATION:
+                location = pair.value
         elif tag != _RAW_DATA:
             continue
         outdated.append(field)
     if location is None or data_location != onnx.TensorProto.EXTERNAL:
         return None, outdated
-    try:
-        return location.decode(), outdated
-    except UnicodeDecodeError:
-        raise malformed(tensor.start, "a location in UTF-8", repr(location)) from None
-
-
-def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | None:
-    """The value of a pair of external_data if its key is `location`, else None."""
-    key = value = b""
-    for tag, _, _, begin, end in fields_in(wire, start, stop, depth):
-        if tag == _KEY:
-            key = bytes(wire[begin:end])
-        elif tag == _VALUE:
-            value = bytes(wire[begin:end])
-    return value if key == LOCATION.encode() else None
+    if isinstance(location, bytes):
+        raise malformed(tensor.start, "a location in UTF-8", repr(location))
+    return location, outdated
 
 
 def _external_data(location: str) -> bytes:
