@@ -111,6 +111,20 @@ def test_a_model_over_the_limit_is_refused_with_the_remedy(
     assert caught.value.rule == "MODEL-2"
 
 
+def test_a_filled_model_over_the_limit_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = model_of(external(raw_tensor("w", dims=(1000,)), "w")).SerializeToString()
+    weight = {"w": memoryview(bytes(4000))}
+    monkeypatch.setattr(proto, "SIZE_LIMIT", len(data) + 4001)
+    model = onnx.ModelProto.FromString(b"".join(proto.filled(data, weight)))
+    assert model.graph.initializer[0].raw_data == bytes(4000)
+    monkeypatch.setattr(proto, "SIZE_LIMIT", len(data) + 4000)
+    with pytest.raises(ArchiveFormatError, match="size_threshold") as caught:
+        proto.filled(data, weight)
+    assert caught.value.rule == "MODEL-2"
+
+
 # References
 
 
