@@ -91,13 +91,9 @@ def export(
 
 @contextlib.contextmanager
 def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
-    """Opens an archive, and reads one or all models before the block runs.
+    """Opens an archive, and reads the model of an id, or all for None, before the block runs.
 
     While the block runs, an edit may overwrite the models in the file.
-
-    Args:
-        source: The archive.
-        model: Id of the model; None for all.
 
     Yields:
         The archive, and the models' bytes by entry name.

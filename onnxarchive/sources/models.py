@@ -81,12 +81,10 @@ class SourceReader:
         OSError: The model or a directory cannot be opened.
 
     Attributes:
-        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of the
-            tensors in the file.
+        verify_checksum: As for `convert`.
         other_files: True to include the other files of a zip, and not to warn about those of a
             directory, which `add_others` includes.
-        follow_links: A further directory into which symbolic links may lead; True for the model's
-            folder `models--*` of a Hugging Face cache; False for none.
+        follow_links: As for `convert`.
         temporary: The directory for temporary files; None for the system's.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
