@@ -87,7 +87,7 @@ class _Stripped:
     data: bytes
     file: DataFile
     view: memoryview
-    spans: Mapping[str | bytes, Span]
+    spans: Mapping[str, Span]
 
 
 def _strip(file: DataFile) -> _Stripped:
@@ -100,8 +100,8 @@ def _strip(file: DataFile) -> _Stripped:
     view = file.view
     with recognised(view, expected="a model"):
         data, spans = strip_weights(view)
-    locations = [f"{SPAN_LOCATION}{number}" for number in range(len(spans))]
-    return _Stripped(data, file, view, dict(zip(locations, spans, strict=True)))
+    by_location = {f"{SPAN_LOCATION}{number}": span for number, span in enumerate(spans)}
+    return _Stripped(data, file, view, by_location)
 
 
 def _parse(stripped: _Stripped) -> onnx.ModelProto:
@@ -188,14 +188,14 @@ class Finder:
 
         The messages of all models together are counted before a model is parsed (MODEL-3).
         """
-        all_stripped = [_strip(file) for file in models]
+        all_stripped = [*map(_strip, models)]
         if wire.have_more_messages([one.data for one in all_stripped], proto.MAX_MESSAGES):
             together = " in all models together" if len(models) > 1 else ""
             raise ArchiveFormatError(
                 f"expected at most {proto.MAX_MESSAGES} messages{together}, found more",
                 rule="MODEL-3",
             )
-        sources = [self._find(stripped) for stripped in all_stripped]
+        sources = [*map(self._find, all_stripped)]
         if self._nbytes > _SHARED_NBYTES:
             self._limit_sharing()
         return sources

@@ -112,7 +112,8 @@ class SourceReader:
 
     def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
-        (source,) = self._finder(open_file).sources([Stored(model)])
+        files = Finder(open_file, self.verify_checksum, self.elsewhere)
+        (source,) = files.sources([Stored(model)])
         source.warnings += (_NOT_SEARCHED,) * self.other_files
         return source
 
@@ -142,7 +143,7 @@ class SourceReader:
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
-        files = self._finder(found.get)
+        files = Finder(found.get, self.verify_checksum, self.elsewhere)
         source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
@@ -169,9 +170,6 @@ class SourceReader:
             _add_others(source, files, others)
             source.files += _paths(root, files)
 
-    def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
-        return Finder(open_file, self.verify_checksum, self.elsewhere)
-
     def _directory(self, path: str) -> tuple[Root, Finder]:
         """A directory with the links that are allowed, and the finder of its files."""
         root, follow_links = Root(path), self.follow_links
@@ -181,7 +179,8 @@ class SourceReader:
         elif follow_links is not False:
             root.linked = Root(os.fspath(follow_links)).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
-        return root, self._finder(partial(_open_beneath, root))
+        open_file = partial(_open_beneath, root)
+        return root, Finder(open_file, self.verify_checksum, self.elsewhere)
 
     def _whole(
         self, files: Finder, open_model: Callable[[str], DataFile], name: str, names: list[str]
