@@ -21,7 +21,7 @@ from onnxarchive.errors import (
 from onnxarchive.files import locking
 from onnxarchive.files.data import Data, SupportsWrite
 from onnxarchive.files.file import File
-from onnxarchive.files.file_data import FileData, RandomAccessData, spool
+from onnxarchive.files.file_data import RandomAccessData, spool
 from onnxarchive.files.filesystem import directory_of, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
@@ -298,7 +298,7 @@ def open_source(
     file = resources.enter_context(location.open())
     # A file that is no archive needs no lock.
     if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
-        return reader.read_onnx(FileData(file.path, file.identity, 0, file.size, file))
+        return reader.read_onnx(file)
     with recognised(path, expected="a model"):
         archive = _open_archive(location, file)
         if archive is not None:

@@ -19,6 +19,7 @@ from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.files.data import Data
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
@@ -211,9 +212,9 @@ class Changes:
         with with_path(path):
             if os.path.isdir(path):
                 return self._of_source(reader.read_directory(os.fspath(path), self._resources))
-            model = FileData.kept_open(os.fspath(path), self._resources)
-            if not is_zip(model.head(4)):
-                return self._of_source(reader.read_onnx(model))
+            file = self._resources.enter_context(MappedFile(path))
+            if not is_zip(file.read(0, 4)):
+                return self._of_source(reader.read_onnx(file))
         # Another process may edit that archive, and wait for this one.
         archive = open(path, timeout=self.options.timeout)
         return self._of_archive(self._resources.enter_context(archive))

@@ -47,14 +47,6 @@ class FileData:
         with _open_file(path, root) as file:
             return cls(os.fsdecode(path), file.identity, 0, file.size, root=root)
 
-    @classmethod
-    def kept_open(
-        cls, path: str, resources: contextlib.ExitStack, root: Root | None = None
-    ) -> FileData:
-        """All bytes of a file that remains open until `resources` is closed; see `of`."""
-        file = resources.enter_context(_open_file(path, root))
-        return cls(path, file.identity, 0, file.size, file, root)
-
     def state(self) -> tuple[int, int]:
         """Size in bytes and time of the last write (ns), which tell whether the file changed."""
         with self.opened() as file:

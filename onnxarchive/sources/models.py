@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_pat
 from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
@@ -96,18 +97,19 @@ class SourceReader:
     temporary: str | None = None
     elsewhere: Callable[[TensorRef], Data] | None = None
 
-    def read_onnx(self, model: FileData) -> Source:
+    def read_onnx(self, file: MappedFile) -> Source:
         """The source in a `.onnx` with external data in its directory or below."""
-        directory, name = os.path.split(model.path)
+        directory, name = os.path.split(file.path)
         root, files = self._directory(directory or os.curdir)
-        if not root.leads_to(name, model.identity):
+        if not root.leads_to(name, file.identity):
             raise ArchiveFormatError(
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"
             )
+        model = FileData(file.path, file.identity, 0, file.size, file)
         (source,) = files.sources([model])
         source.directory = root.path
-        source.files = (model.path, *_paths(root, files))
+        source.files = (file.path, *_paths(root, files))
         return source
 
     def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
@@ -127,8 +129,9 @@ class SourceReader:
         model = _only([name for name in names if is_model_name(name)], root)
 
         def kept_open(name: str) -> DataFile:
-            files.listed(name)
-            return FileData.kept_open(name, resources, root)
+            file = files.listed(name)
+            assert isinstance(file, FileData)  # as of `_open_beneath`
+            return replace(file, file=resources.enter_context(file.opened()))
 
         source = self._whole(files, kept_open, model, names)
         source.directory = root.path
