@@ -108,7 +108,10 @@ def test_a_tensor_in_two_halves_which_protobuf_merges_is_exported(tmp_path: Path
     shape = TensorProto(name=W.name, data_type=W.data_type, dims=W.dims)
     place = TensorProto(data_location=TensorProto.EXTERNAL)
     place.external_data.add(key="location", value="w")
-    halves = [AttributeProto(name="value", type=4, t=shape), AttributeProto(t=place)]
+    halves = [
+        AttributeProto(name="value", type=AttributeProto.TENSOR, t=shape),
+        AttributeProto(t=place),
+    ]
     attribute = b"".join(half.SerializeToString() for half in halves)
     node = NodeProto(op_type="Constant", output=["y"]).SerializeToString()
     node += _field(NodeProto, "attribute", attribute)
