@@ -100,13 +100,6 @@ class Root:
             finally:
                 os.close(descriptor)
 
-    def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads, even by links, to the file of an identity."""
-        with contextlib.suppress(OSError):
-            status = os.stat(self._joined(name))
-            return (status.st_dev, status.st_ino) == identity
-        return False
-
     def _joined(self, path: str) -> str:
         if leads_out(path):
             raise ValueError(f"expected a relative path without '..', found {path!r}")

@@ -101,7 +101,7 @@ class SourceReader:
         """The source in a `.onnx` with external data in its directory or below."""
         directory, name = os.path.split(file.path)
         root, files = self._directory(directory or os.curdir)
-        if not root.leads_to(name, file.identity):
+        if not file.is_at(os.path.join(root.path, name)):
             raise ArchiveFormatError(
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"

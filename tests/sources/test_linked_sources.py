@@ -19,8 +19,10 @@ from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.conversion.converting import open_source
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceReader, cached_model
+from onnxarchive.sources.source import Source
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
 
@@ -243,3 +245,21 @@ def test_a_directory_that_is_none_is_an_error_that_names_it(snapshot: Path, tmp_
     with pytest.raises(NotADirectoryError) as caught:
         onnxarchive.convert(snapshot, tmp_path / "written.onnxa", follow_links=tmp_path / "secret")
     assert caught.value.filename == str(tmp_path / "secret")
+
+
+def test_a_model_whose_directory_is_replaced_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("source", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.onnx").write_bytes(model_of(raw_tensor("w")).SerializeToString())
+    read = SourceReader.read_onnx
+
+    def read_after_a_change(reader: SourceReader, file: MappedFile) -> Source:
+        (tmp_path / "source").rename(tmp_path / "old")
+        (tmp_path / "other").rename(tmp_path / "source")
+        return read(reader, file)
+
+    monkeypatch.setattr(SourceReader, "read_onnx", read_after_a_change)
+    with pytest.raises(ArchiveFormatError, match="its directory was replaced"):
+        onnxarchive.convert(tmp_path / "source" / "m.onnx", tmp_path / "m.onnxa")
