@@ -285,13 +285,10 @@ def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
 def _is_named_as_asset(name: str, report: Report) -> bool:
     if is_asset_name(name):
         return True
+    expected, found = f"{ASSET_PREFIX} and {ASSET_PATH}", shown(name)
     is_short = len(name) <= MAX_ASSET_NAME_SIZE
     if is_short and is_asset_name(unicodedata.normalize("NFC", name)):
-        found = shown(name, in_ascii=True)
-        expected = f"a name in {ASSET_FORM}"
-    else:
-        found = shown(name)
-        expected = f"{ASSET_PREFIX} and {ASSET_PATH}"
+        expected, found = f"a name in {ASSET_FORM}", shown(name, in_ascii=True)
     report.broken("ASSET-1", f"expected {expected}, found {found}", entry=name)
     return False
 

@@ -417,23 +417,20 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 
     Returns True if all sizes, by the names of entries, are within both limits.
     """
-    too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
-    for name in too_large:
-        report.broken(
-            "MODEL-2",
-            f"expected at most {MAX_MODEL_NBYTES} bytes, found {sizes[name]} bytes",
-            entry=name,
-        )
+    faults = {
+        name: f"expected at most {MAX_MODEL_NBYTES} bytes, found {nbytes} bytes"
+        for name, nbytes in sizes.items()
+        if nbytes > MAX_MODEL_NBYTES
+    }
     total = sum(sizes.values())
-    if total <= max_model_nbytes or too_large:
-        return not too_large
-    report.broken(
-        "MODEL-2",
-        f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
-        f"{total} bytes",
-        entry=MODEL_PROTO,
-    )
-    return False
+    if total > max_model_nbytes and not faults:
+        faults[MODEL_PROTO] = (
+            f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
+            f"{total} bytes"
+        )
+    for name, fault in faults.items():
+        report.broken("MODEL-2", fault, entry=name)
+    return not faults
 
 
 def check_models(
