@@ -297,11 +297,6 @@ class EntryData:
         self.contents, self.name = contents, name
         self.nbytes, self.crc32 = entry.nbytes, entry.crc32
 
-    @property
-    def position(self) -> tuple[object, int]:
-        """Identity of the file, and the offset of the data in the file."""
-        return self.contents.file.identity, self.contents.entries[self.name].data_offset
-
     def __iter__(self) -> Iterator[memoryview]:
         contents = self.contents
         if not contents.file.is_mapped:

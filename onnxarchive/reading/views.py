@@ -122,8 +122,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
     def _repr_html_(self) -> str:
         from onnxarchive.reading import html  # only notebooks need it
 
-        header = ["name", "type", "shape"]
-        return html.table(repr(self), header, map(self._row, self), len(self))
+        return html.table(repr(self), ["name", "type", "shape"], map(self._row, self), len(self))
 
     def _row(self, name: str) -> tuple[list[str], int | None]:
         """Name, data type, shape and size of an initializer; the data is not read."""

@@ -146,7 +146,7 @@ def _position(data: Data) -> object:
     if isinstance(data, RandomAccessData):
         return data.file.identity, data.offset
     if isinstance(data, EntryData):
-        return data.position
+        return data.contents.file.identity, data.contents.entries[data.name].data_offset
     if isinstance(data, Stored):
         return np.frombuffer(data.view, np.uint8).ctypes.data
     return None
