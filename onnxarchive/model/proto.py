@@ -252,8 +252,8 @@ def _check_model(
                 or tensors.has_data(tensor)
                 or tensor.HasField("segment")
             ):  # perhaps a broken rule
-                if len(pairs) > 1:
-                    named.update(tensors.locations(tensor))
+                if len(pairs) > 1:  # perhaps several locations
+                    named.update(pair.value for pair in pairs if pair.key == tensors.LOCATION)
                 key = _check_reference(ref, entry, sizes, refs, report, are_all)
             if key is not None:
                 key = key_of[key]

@@ -417,11 +417,6 @@ def checksum(tensor: onnx.TensorProto) -> str | None:
     return _value(tensor, CHECKSUM)
 
 
-def locations(tensor: onnx.TensorProto) -> Iterator[str]:
-    """Every location of an external tensor; more than one breaks a rule."""
-    return (_decoded(pair.value) for pair in tensor.external_data if pair.key == LOCATION)
-
-
 def _value(tensor: onnx.TensorProto, key: str) -> str | None:
     if tensor.data_location == EXTERNAL:
         for pair in tensor.external_data:
