@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import errno
 import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from onnxarchive.files.locking import Work
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from concurrent.futures import Future
 
 _Made = TypeVar("_Made")
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
@@ -30,7 +28,7 @@ SECONDS_AHEAD = 16.0  # as many bytes are under way as arrive in this time, with
 SPAWN = "start processes with multiprocessing's method 'spawn'"
 
 _lock = Lock()
-_loop: AbstractEventLoop | None = None
+_loop: asyncio.AbstractEventLoop | None = None
 _work: Work | None = None  # the thread of `_loop`, which a fork lacks
 
 
@@ -77,8 +75,6 @@ def as_arriving(
     Closing the iterator cancels running streams. A stream pauses while many items wait for the
     caller.
     """
-    import asyncio
-
     # None for the end of a stream. A future in the queue would complete a reference cycle, which
     # would keep the connections of cancelled streams open.
     items: SimpleQueue[_Made | None] = SimpleQueue()
@@ -117,8 +113,6 @@ def as_arriving(
 
 def _start(name: str, request: Request[_Made]) -> Future[_Made]:
     global _loop, _work
-    import asyncio
-
     with _lock:
         if _loop is None:
             loop = asyncio.new_event_loop()
@@ -152,14 +146,13 @@ def start_thread(name: str, function: Callable[..., object], *arguments: object)
     return thread
 
 
-def _stop(loop: AbstractEventLoop) -> None:
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancels the running requests before Python ends.
 
     Up to Python 3.13, a thread of obstore aborts the process if the thread calls into Python while
     Python ends. So this function ends with a pause, in which threads that have just delivered a
     result finish their calls into Python.
     """
-    import asyncio
 
     async def cancel() -> None:
         for task in asyncio.all_tasks():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -150,8 +151,6 @@ def _reason(error: BaseException) -> tuple[int, str]:
     if status is not None:
         remedy = _CAUSES.get(code[1], "") if code else ""
         return errno.EIO, f"the server answered with {answer}{remedy and f'; {remedy}'}"
-    import ssl  # slow to import
-
     # Errors of TLS and of names of hosts have numbers of their own.
     number: Any = getattr(error, "errno", None)
     if number in errno.errorcode and not isinstance(error, ssl.SSLError):

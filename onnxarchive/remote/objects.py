@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing, closing, suppress
@@ -236,8 +237,6 @@ class RemoteFile(File):
 
     async def _arriving(self, offset: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yields the pieces of a part; after an error, asks again for what has not arrived."""
-        import asyncio
-
         end = offset + size
         missing_end = min(end, self._end[0])  # the other bytes are in memory
         while offset < missing_end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import json
@@ -162,8 +163,6 @@ class StoreOrigin(Origin):
         )
 
     async def _next(self, chunks: AsyncIterator[Any]) -> bytes:
-        import asyncio
-
         with suppress(TimeoutError):
             async with asyncio.timeout(self.stall):
                 return await asked(self.name, lambda: anext(chunks, b""))
@@ -237,16 +236,12 @@ class FileSystemOrigin(Origin):
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
-        import asyncio
-
         version = await asked(self.name, lambda: asyncio.to_thread(self._version))
         require_size(version.size, self.name)
         return version
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range as one piece; refuses another version."""
-        import asyncio
-
         version, body = await asked(self.name, lambda: asyncio.to_thread(self._read, offset, size))
         if version != expected:
             raise changed(self.name)

@@ -12,19 +12,16 @@ from __future__ import annotations
 import base64
 import errno
 import re
+import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.urls import shown_url
-
-# ssl, http.client and urllib.request are slow to import, and only few requests have secrets.
-if TYPE_CHECKING:
-    import ssl
 
 TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
 NOWHERE = "127.0.0.1:0"  # the proxy that does not exist: no server can have this port
@@ -133,8 +130,6 @@ def _problem_in_time(name: str, url: str, client: Mapping[str, Any]) -> str | No
 
 
 def _problem(url: str, client: Mapping[str, Any]) -> str | None:
-    import ssl
-
     try:
         for _ in range(_MOST_REDIRECTS):
             locations = _locations(urlsplit(url), client)
@@ -198,7 +193,7 @@ def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
 
 def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
     """The status of the answer to a request for one byte, and its headers `Location`."""
-    from http.client import HTTPConnection, HTTPSConnection
+    from http.client import HTTPConnection, HTTPSConnection  # only secrets need it
 
     proxy = _proxy(url, client)
     if proxy is not None and (proxy.scheme != "http" or not proxy.hostname):
@@ -262,8 +257,6 @@ def authorization(url: SplitResult, name: str = "authorization") -> dict[str, st
 
 
 def _context(client: Mapping[str, Any]) -> ssl.SSLContext:
-    import ssl
-
     context = ssl.create_default_context()
     if certificate := client.get("root_certificate"):
         text = certificate.decode() if isinstance(certificate, bytes) else certificate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -136,8 +137,6 @@ def _require_threads(name: str) -> None:
         return
 
     async def ask() -> None:
-        import asyncio
-
         import obstore
 
         async with asyncio.timeout(_ANSWER_TIME):
