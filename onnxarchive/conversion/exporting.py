@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from itertools import chain
 from typing import Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
-from onnxarchive.files.file_data import spool
+from onnxarchive.files.file_data import spool_all
 from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
 from onnxarchive.files.local_file import PositionalWriter, make_file
 from onnxarchive.files.locking import Work
@@ -21,7 +20,7 @@ from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
-from onnxarchive.reading.contents import check_crc32
+from onnxarchive.reading.contents import EntryData, check_crc32
 from onnxarchive.reading.linked_models import linked_model, stays_outside
 from onnxarchive.remote.location import Access, Location, require_local_target
 
@@ -134,7 +133,8 @@ def _export_single(
     if archive.contents.file.is_mapped:
         views = {key: archive.read(key) for key in archive.tensors.refs}
     else:
-        views = _copied(archive, directory_of(destination))
+        data = {key: EntryData(archive.contents, key) for key in archive.tensors.refs}
+        views = spool_all(data, directory_of(destination))
     unused = dict(views)
     parts = weights.fill(model_proto, lambda key: unused.pop(key, None))
     if unused:
@@ -143,26 +143,15 @@ def _export_single(
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     counter = ProgressCounter(progress, sum(map(len, [*views.values(), *parts])))
-    for key, data in views.items():
-        check_crc32(archive.entries[key], data.nbytes, crc32(data), archive.contents.strict)
-        counter.add(data.nbytes)
+    for key, view in views.items():
+        check_crc32(archive.entries[key], view.nbytes, crc32(view), archive.contents.strict)
+        counter.add(view.nbytes)
     with Replacement(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
                 replacement.file.write(piece)
         replacement.commit()
-
-
-def _copied(archive: Archive, directory: str) -> dict[str, memoryview]:
-    """Copies a model's tensors to a temporary file; returns views of their bytes by key."""
-    sizes = {key: archive.entries[key].nbytes for key in archive.tensors.refs}
-    verified = chain.from_iterable(map(archive.contents.pieces, sizes))
-    rest = spool(verified, sum(sizes.values()), directory)
-    views: dict[str, memoryview] = {}
-    for key, nbytes in sizes.items():
-        views[key], rest = rest[:nbytes], rest[nbytes:]
-    return views
 
 
 def _export_external(

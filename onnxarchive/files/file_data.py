@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import TypeVar
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.files.beneath import Root
@@ -16,6 +17,8 @@ from onnxarchive.files.data import Data, Stored, pieces
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,24 @@ def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> m
             writer.write(piece)
         file.size = writer.offset
         return file.view()
+
+
+def spool_all(parts: Mapping[_Key, Data], directory: str | None) -> dict[_Key, memoryview]:
+    """Copies several data to an unnamed file, as `spool`, and returns views of them by key."""
+    sizes: dict[_Key, int] = {}
+
+    def pieces() -> Iterator[memoryview]:
+        for key, data in parts.items():
+            sizes[key] = 0
+            for piece in data:
+                sizes[key] += piece.nbytes
+                yield piece
+
+    views: dict[_Key, memoryview] = {}
+    rest = spool(pieces(), sum(data.nbytes for data in parts.values()), directory)
+    for key, size in sizes.items():
+        views[key], rest = rest[:size], rest[size:]
+    return views
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
@@ -17,7 +17,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown
 from onnxarchive.files.data import Data, Pieces, Stored, as_bytes
-from onnxarchive.files.file_data import FileData, read_all, spool
+from onnxarchive.files.file_data import FileData, read_all, spool_all
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
@@ -391,25 +391,7 @@ def _staying(
     for start in range(0, len(files), _READ_COUNT):
         paths, parts = zip(*files[start : start + _READ_COUNT], strict=True)
         small.update(zip(paths, read_all(parts), strict=True))
-    return small, _views(large, temporary) if large else {}
-
-
-def _views(large: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """Copies data to a temporary file, and returns views of its parts by path."""
-    sizes: dict[Path, int] = {}
-
-    def pieces() -> Iterator[memoryview]:
-        for path, data in large.items():
-            sizes[path] = 0
-            for piece in data:
-                sizes[path] += piece.nbytes
-                yield piece
-
-    views: dict[Path, memoryview] = {}
-    rest = spool(pieces(), sum(data.nbytes for data in large.values()), temporary)
-    for path, size in sizes.items():
-        views[path], rest = rest[:size], rest[size:]
-    return views
+    return small, spool_all(large, temporary) if large else {}
 
 
 def require_names(names: Iterable[str]) -> None:
