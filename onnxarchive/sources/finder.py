@@ -57,7 +57,7 @@ _MAX_NAMED = 3  # tensors of one fault
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
 
 
-# A file that contains the bytes of tensors, or a model.
+# A file that contains the bytes of tensors, or a model; also the data of the whole file.
 DataFile: TypeAlias = FileData | RandomAccessData | Stored | ZippedFile
 
 
@@ -177,11 +177,6 @@ class Finder:
                 f"expected a file at {path!r}, found none: it is a broken link or was removed"
             )
         return file
-
-    def whole(self, path: str) -> Data:
-        """The bytes of the file at a path that was listed."""
-        file = self.listed(path)
-        return file.part(0, file.nbytes)
 
     def sources(self, models: Sequence[DataFile]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors.
@@ -353,7 +348,7 @@ class Finder:
 
     def _verify(self, file: DataFile, location: str, expected: str) -> None:
         if file not in self._checksums:
-            self._checksums[file] = sha1(file.part(0, file.nbytes))
+            self._checksums[file] = sha1(file)
         if self._checksums[file] != expected.lower():
             raise ChecksumError(
                 f"expected SHA-1 {expected} of {location!r}, found {self._checksums[file]}",

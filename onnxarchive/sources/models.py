@@ -195,7 +195,7 @@ class SourceReader:
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.opened]
         keys.check_names([*assets, MODEL_PROTO], Strict())
-        source.assets = {path.removeprefix(ASSET_PREFIX): files.whole(path) for path in assets}
+        source.assets = {path.removeprefix(ASSET_PREFIX): files.listed(path) for path in assets}
         if not self.other_files:
             unused = [path for path in names if path not in files.opened]
             source.warnings += _left_out(unused, _REMEDY)
@@ -317,7 +317,7 @@ def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
                 f"expected one file for the asset {path!r}, found {path!r} and "
                 f"{ASSET_PREFIX + path!r}; remove one of them"
             )
-        source.assets[path] = files.whole(name)
+        source.assets[path] = files.listed(name)
         source.others += (path,)
     source.left_out = tuple(left_out)
     asset_names = [ASSET_PREFIX + path for path in source.assets]
