@@ -216,12 +216,12 @@ def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[t
     else:
         from onnxarchive.remote.stores import list_objects
 
-        for listed in sorted(list_objects(source.remote)):
+        for relative, address in sorted(list_objects(source.remote)):
             is_hidden = any(
-                part[:1] == "." and part not in (".", "..") for part in listed.path.split("/")
+                part[:1] == "." and part not in (".", "..") for part in relative.split("/")
             )
-            if listed.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
-                yield listed.url, listed.path
+            if relative.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
+                yield address, relative
 
 
 def _is_made(address: str, source: Location, folder: Location) -> bool:

@@ -10,20 +10,26 @@ import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxarchive.errors import shown
-from onnxarchive.remote.failures import StalledError, asked, changed, failure, refuses_suffix
+from onnxarchive.remote.failures import (
+    NO_SIZE,
+    StalledError,
+    asked,
+    changed,
+    failure,
+    refuses_suffix,
+)
 from onnxarchive.remote.stores import (
     environment,
     grouped,
     open_file_system,
     open_store,
-    require_size,
     split_options,
 )
 from onnxarchive.remote.urls import Address, Store, scheme_of, unsigned_url
@@ -228,16 +234,15 @@ class FileSystemOrigin(Origin):
 
     system: Any
     path: str
-
-    def __post_init__(self) -> None:
-        self._lock = Lock()
-        self._questions = 0
-        self._answer: Version | None = None  # to the last question; None if it failed
+    _lock: Lock = field(default_factory=Lock)
+    _questions: int = 0
+    _answer: Version | None = None  # to the last question; None if it failed
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
         version = await asked(self.name, lambda: asyncio.to_thread(self._version))
-        require_size(version.size, self.name)
+        if not isinstance(version.size, int) or version.size < 0:
+            raise OSError(errno.EIO, NO_SIZE, self.name)
         return version
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:

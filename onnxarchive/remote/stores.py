@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
-from onnxarchive.remote.failures import NO_SIZE, attempt, failure, without_values
+from onnxarchive.remote.failures import attempt, failure, without_values
 from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
@@ -154,13 +154,6 @@ def _require_threads(name: str) -> None:
     _answered = Work()
 
 
-def require_size(size: object, name: str) -> int:
-    """The size of a file of fsspec; an OSError if the server states none."""
-    if not isinstance(size, int) or size < 0:
-        raise OSError(errno.EIO, NO_SIZE, name)
-    return size
-
-
 def split_options(address: Address) -> tuple[bool, float, Options]:
     """The values of `allow_redirects` and `stall_timeout`, and the options for the libraries."""
     own = {_ALLOW: "false", _STALL: str(STALL)}
@@ -270,22 +263,13 @@ def open_file_system(address: Address) -> tuple[Any, str]:
     return system, str(path)
 
 
-class ListedObject(NamedTuple):
-    """An object below a URL.
+def list_objects(address: Address) -> Iterator[tuple[str, str]]:
+    """Lists all objects below a URL, or below a prefix in a store, in the order of the store.
 
-    Attributes:
-        path: Path relative to the URL, as given by the store and unchecked.
-        url: The object's URL, or its key if a store was given.
-        size: Size of the object in bytes.
+    Yields:
+        The object's path relative to the URL, as given by the store and unchecked; and the object's
+        URL, or its key if a store was given.
     """
-
-    path: str
-    url: str
-    size: int
-
-
-def list_objects(address: Address) -> Iterator[ListedObject]:
-    """Lists all objects below a URL, or below a prefix in a store, in the order of the store."""
     name, base = address.name, address.url.removesuffix("/")
     folder = address.at(base)
     if address.is_of_store:
@@ -293,21 +277,20 @@ def list_objects(address: Address) -> Iterator[ListedObject]:
         opened, prefix = open_store(folder)
         if prefix:
             folder.require_key()
-        listed = _listed(opened, prefix, name)
+        keys = _keys(opened, prefix, name)
     else:
         system, prefix = open_file_system(folder)
-        files = attempt(name, lambda: system.find(prefix, detail=True))
-        listed = ((path, require_size(info.get("size"), name)) for path, info in files.items())
+        keys = attempt(name, lambda: iter(system.find(prefix)))
     prefix = prefix.strip("/")
-    for key, size in listed:
+    for key in keys:
         path = key.lstrip("/").removeprefix(prefix).lstrip("/")
-        yield ListedObject(path, f"{base}/{path}".lstrip("/"), size)
+        yield path, f"{base}/{path}".lstrip("/")
 
 
-def _listed(store: Store, prefix: str, name: str) -> Iterator[tuple[str, int]]:
+def _keys(store: Store, prefix: str, name: str) -> Iterator[str]:
     import obstore
 
     pages = attempt(name, lambda: iter(obstore.list(store, prefix or None)))
     while page := attempt(name, lambda: next(pages, None)):
         for meta in page:
-            yield meta["path"], meta["size"]
+            yield meta["path"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 from onnxarchive.errors import UnsupportedFeatureError
@@ -17,9 +18,6 @@ from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import open_file_system, open_store, split_options
 from onnxarchive.remote.urls import Address, Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB

@@ -15,7 +15,6 @@ from onnxarchive.remote import cache, stores, writing
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version, origin_of
-from onnxarchive.remote.stores import ListedObject
 from onnxarchive.remote.transfers import Read
 from onnxarchive.remote.urls import Address
 from onnxarchive.remote.writing import ObjectWriter
@@ -95,7 +94,7 @@ def create_object(url: str, size: int, **access: Any) -> ObjectWriter:
     return writing.create_object(Location.of(url, **access).remote, size)
 
 
-def list_objects(url: str, **access: Any) -> list[ListedObject]:
+def list_objects(url: str, **access: Any) -> list[tuple[str, str]]:
     return [*stores.list_objects(Location.of(url, **access).remote)]
 
 

@@ -421,9 +421,7 @@ def test_errors_of_libraries_become_errors_with_the_name_of_the_file(
 @pytest.mark.parametrize("size", ["", "5", -1, 5.0])
 def test_a_file_without_a_size_is_an_error(size: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Failing, "size", size)
-    monkeypatch.setattr(Failing, "find", lambda *_, **__: {"m.onnxa": {"size": size}})
     refused(OSError, "states no size", open_object, FAILING)
-    refused(OSError, "states no size", list_objects, FAILING)
 
 
 def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(

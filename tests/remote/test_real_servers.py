@@ -41,8 +41,7 @@ def test_what_is_written_to_s3_is_read_and_listed(
         assert file.cache_key() is not None
         assert b"".join(file.pieces(0, size)) == CONTENT[:size]
         assert file.read(5, 3) == CONTENT[5:8]
-    (found,) = list_objects(url.rpartition("/")[0], storage_options=options)
-    assert (found.path, found.url, found.size) == ("m.onnxa", url, size)
+    assert list_objects(url.rpartition("/")[0], storage_options=options) == [("m.onnxa", url)]
     assert not s3.uploads()
 
 
@@ -95,8 +94,8 @@ def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:
             assert file.cache_key() is not None
             assert b"".join(file.pieces(0, len(CONTENT))) == CONTENT
             assert file.read(5, 3) == CONTENT[5:8]
-            (found,) = list_objects("az://bucket/folder", storage_options=options)
-            assert (found.path, found.url, found.size) == ("m.onnxa", url, len(CONTENT))
+            listed = list_objects("az://bucket/folder", storage_options=options)
+            assert listed == [("m.onnxa", url)]
             write(url, options, CONTENT[::-1])
             with pytest.raises(ObjectChangedError, match="has changed since"):
                 file.read(0, 10)

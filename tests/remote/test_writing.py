@@ -17,7 +17,6 @@ from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ArchiveError, UnsupportedFeatureError
 from onnxarchive.remote import writing
-from onnxarchive.remote.stores import ListedObject
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 
@@ -70,7 +69,7 @@ def test_a_key_is_read_and_written_as_itself_and_shown_whole(key: str) -> None:
         assert writer.path == f"new/{key}"
         writer.commit()
     assert [it["path"] for it in store.list("new").collect()] == [f"new/{key}"]
-    assert [it.url for it in list_objects("new", store=store)] == [f"new/{key}"]
+    assert list_objects("new", store=store) == [(key, f"new/{key}")]
 
 
 @pytest.mark.parametrize(
@@ -242,11 +241,11 @@ def test_a_folder_is_listed_with_urls_that_open() -> None:
         store.put(name, b"12345")
         system.pipe(f"/listed/{name}", b"12345")
     assert list_objects("a/", store=store) == [
-        ListedObject("m.onnxa", "a/m.onnxa", 5),
-        ListedObject("sub/n.onnxa", "a/sub/n.onnxa", 5),
+        ("m.onnxa", "a/m.onnxa"),
+        ("sub/n.onnxa", "a/sub/n.onnxa"),
     ]
-    assert [it.url for it in list_objects("", store=store)] == names
-    found = list_objects("memory://listed")
-    assert [it.path for it in found] == names
-    with open_object(found[1].url) as file:
-        assert (file.read(0, 5), file.size) == (b"12345", found[1].size)
+    assert list_objects("", store=store) == [(name, name) for name in names]
+    listed = list_objects("memory://listed")
+    assert [path for path, _ in listed] == names
+    with open_object(listed[1][1]) as file:
+        assert file.read(0, 5) == b"12345"
