@@ -413,7 +413,7 @@ def require_onnxruntime(
     """Imports ONNX Runtime; refuses versions before the oldest that has what is needed."""
     with needing("onnxruntime", "run a model"):
         import onnxruntime
-    if _version(onnxruntime) < oldest:
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < oldest:
         raise UnsupportedFeatureError(
             f"expected ONNX Runtime {oldest[0]}.{oldest[1]} or newer, {reason}, found "
             f"{onnxruntime.__version__}: pip install --upgrade onnxruntime"
@@ -421,13 +421,12 @@ def require_onnxruntime(
     return onnxruntime
 
 
-def _version(onnxruntime: Any) -> tuple[int, ...]:
-    return tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-
-
 def compares_packed() -> bool:
-    """True if ONNX Runtime compares packed weights in a file with what it packs itself."""
-    return _version(require_onnxruntime()) >= COMPARING
+    """True if ONNX Runtime is there and compares packed weights with what it packs itself."""
+    with contextlib.suppress(ImportError, UnsupportedFeatureError):
+        require_onnxruntime(COMPARING)
+        return True
+    return False
 
 
 def machine() -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnx
 
-import onnxarchive
 from onnxarchive.cli.commands.editing import write_asset
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
@@ -223,7 +222,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
 
     Only weights are counted that have the same bytes as when they were packed.
     """
-    from onnxarchive.interop.onnxruntime import machine
+    from onnxarchive.interop.onnxruntime import compares_packed, machine
     from onnxarchive.reading.linked_models import packed_sets
 
     present = {
@@ -242,7 +241,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
             ),
             "nbytes": sum(packed.files.values()),
             "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
-            "is_usable": packed.machine == machine() and _compares_packed(),
+            "is_usable": packed.machine == machine() and compares_packed(),
         }
         for packed in packed_sets(archive)
     ]
@@ -260,16 +259,6 @@ def set_lines(described: dict[str, Any]) -> list[str]:
             model = f" of the model {identifier!r}" if identifier else ""
             lines.append(cut(f"{len(names):,} not packed{model}: {', '.join(names)}"))
     return lines
-
-
-def _compares_packed() -> bool:
-    """Whether there is an ONNX Runtime that compares packed weights before it uses them."""
-    from onnxarchive.interop.onnxruntime import compares_packed
-
-    try:
-        return compares_packed()
-    except (ImportError, onnxarchive.UnsupportedFeatureError):
-        return False
 
 
 def add_cat(commands: Any) -> None:
