@@ -5,11 +5,6 @@ data is in this file. The session options name the file's directory, so that ONN
 the weights. For other archives, ONNX Runtime gets a model whose external data has keys as
 locations. The session options hold a buffer for each of these keys. If ONNX Runtime or the options
 do not accept buffers, the model holds all tensors.
-
-A session needs further entries in its options, such as the directory of external data, and the
-caller's options must not keep these entries. ONNX Runtime can copy most SessionOptions objects.
-Options that cannot be copied get the entries while the session is made, and their former entries
-afterwards.
 """
 
 from __future__ import annotations
@@ -372,7 +367,7 @@ def _session_class() -> Any:
     class ArchiveSession(base):  # type: ignore[misc]
         """A session of an archive.
 
-        It changes options that could not be copied only while ONNX Runtime reads them. The
+        Options that could not be copied have its entries only while ONNX Runtime reads them. The
         attribute `_model_path`, which libraries such as optimum read, is the archive's path, though
         the session is made from bytes.
         """
