@@ -16,7 +16,6 @@ from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import remove_abandoned
-from onnxarchive.files.undo import FileBefore
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
@@ -104,13 +103,13 @@ def roll_back(file: MappedFile) -> bool:
     if edit is None:
         return False
     try:
-        _require_whole(FileBefore(file, edit))
+        _require_whole(edit)
     except ArchiveFormatError as error:
         raise ArchiveError(
             "an edit was interrupted, and rolling it back would not give a valid archive "
             f"({error.message}); the file is unchanged: restore it from a backup"
         ) from error
-    undo.restore(file, edit)
+    undo.restore(edit)
     return True
 
 

@@ -20,7 +20,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -41,47 +40,38 @@ MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedEdit:
-    """An interrupted edit.
+class UnfinishedEdit(File):
+    """An interrupted edit; reads the file's state before the edit, and does not change the file.
 
     Attributes:
+        file: The file.
         offset: Offset of the old end's first byte in the file, in bytes.
-        old_size: Size of the old file in bytes.
+        size: Size of the old file in bytes.
         copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete and
             the old end unchanged.
     """
 
-    offset: int
-    old_size: int
-    copy_offset: int | None = None
+    def __init__(
+        self, file: MappedFile, offset: int, size: int, copy_offset: int | None = None
+    ) -> None:
+        self.path, self.identity = file.path, file.identity
+        self.file, self.offset, self.size, self.copy_offset = file, offset, size, copy_offset
 
     @property
     def end_nbytes(self) -> int:
         """Size of the old end in bytes."""
-        return self.old_size - self.offset
-
-
-class FileBefore(File):
-    """Reads the file's state before an unfinished edit; the file is not changed."""
-
-    def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
-        self.path = file.path
-        self.size = edit.old_size
-        self.identity = file.identity
-        self._file = file
-        self._edit = edit
+        return self.size - self.offset
 
     def read(self, offset: int, size: int) -> bytes:
         """See `File.read`."""
-        begin, copy_offset = self._edit.offset, self._edit.copy_offset
+        copy_offset = self.copy_offset
         size = max(min(size, self.size - offset), 0)
         if copy_offset is None:
-            return self._file.read(offset, size)
-        unchanged = max(min(begin - offset, size), 0)
-        copy_offset += max(offset - begin, 0)
-        old_end = self._file.read(copy_offset, size - unchanged).translate(_INVERTED)
-        return self._file.read(offset, unchanged) + old_end if unchanged else old_end
+            return self.file.read(offset, size)
+        unchanged = max(min(self.offset - offset, size), 0)
+        copy_offset += max(offset - self.offset, 0)
+        old_end = self.file.read(copy_offset, size - unchanged).translate(_INVERTED)
+        return self.file.read(offset, unchanged) + old_end if unchanged else old_end
 
 
 def find(file: MappedFile) -> UnfinishedEdit | None:
@@ -100,7 +90,8 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
     digest = hashlib.sha256()
     for piece in file.pieces(copy_offset, old_size - offset):
         digest.update(piece)
-    return UnfinishedEdit(offset, old_size, copy_offset) if digest.digest() == checksum else None
+    is_whole = digest.digest() == checksum
+    return UnfinishedEdit(file, offset, old_size, copy_offset) if is_whole else None
 
 
 def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
@@ -108,13 +99,13 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
 
     Bytes of the log that did not reach the disk are zeros. For arguments see `UnfinishedEdit`.
     """
-    edit = UnfinishedEdit(offset, old_size)
+    edit = UnfinishedEdit(file, offset, old_size)
     position = file.size - TRAILER_SIZE - edit.end_nbytes
     if position < old_size or edit.end_nbytes > MAX_END_NBYTES:
         return None
     if not file.has_zeros_alone(old_size, position - old_size):
         return None
-    for piece in _log(file, edit):
+    for piece in _log(edit):
         read = np.frombuffer(file.read(position, len(piece)), np.uint8)
         expected = np.frombuffer(piece, np.uint8)
         # A byte that is neither the log's nor 0 was written by somebody else: what follows the
@@ -125,14 +116,14 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
     return edit
 
 
-def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
+def _log(edit: UnfinishedEdit) -> Iterator[bytes]:
     """Yields pieces of the log of an edit; called before the old end is overwritten."""
     checksum = hashlib.sha256()
-    for piece in file.pieces(edit.offset, edit.end_nbytes):
+    for piece in edit.file.pieces(edit.offset, edit.end_nbytes):
         inverted = bytes(piece).translate(_INVERTED)
         checksum.update(inverted)
         yield inverted
-    signed = _SIGNED.pack(_MAGIC, edit.offset, edit.old_size, checksum.digest())
+    signed = _SIGNED.pack(_MAGIC, edit.offset, edit.size, checksum.digest())
     yield signed + hashlib.sha256(signed).digest()
 
 
@@ -150,8 +141,8 @@ def change_end(
         OSError: The file cannot be written. The file is unchanged, unless only the last sync
             failed. In that case the file has the new end, but a power failure may undo the edit.
     """
-    edit = UnfinishedEdit(offset, file.size)
-    copy_offset = max(edit.old_size, new_size)
+    edit = UnfinishedEdit(file, offset, file.size)
+    copy_offset = max(edit.size, new_size)
     logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
     descriptor = file.fileno()
     try:
@@ -159,10 +150,10 @@ def change_end(
         require_space(file.path, logged_size - file.size, directory)
         file.truncate(logged_size)
         log = PositionalWriter(file, copy_offset, logged_size)
-        for piece in _log(file, edit):
+        for piece in _log(edit):
             log.write(piece)
         sync(file, "copy=True (--copy) writes a new file instead of changing this one")
-        edit = replace(edit, copy_offset=copy_offset)
+        edit.copy_offset = copy_offset
         target = PositionalWriter(file, offset, new_size)
         write(target)
         if target.offset != new_size:
@@ -174,7 +165,7 @@ def change_end(
         is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
         if file.is_own and not is_made:  # a fork does not end the edit of its parent
             try:
-                restore(file, edit)
+                restore(edit)
             except OSError as second:
                 raise UnfinishedEditError(
                     f"editing the archive failed: {error}; rolling the edit back failed, too: "
@@ -184,7 +175,7 @@ def change_end(
         raise
 
 
-def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
+def restore(edit: UnfinishedEdit) -> None:
     """Restores the old end and size of a file; an interrupted restore can be repeated.
 
     The file must be open for writing and locked.
@@ -193,16 +184,17 @@ def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
         ArchiveError: Another process has truncated the file meanwhile.
         OSError: The file cannot be written; the log remains.
     """
+    file = edit.file
     if edit.copy_offset is not None:
         offset = edit.offset
-        for piece in FileBefore(file, edit).pieces(offset, edit.end_nbytes):
+        for piece in edit.pieces(offset, edit.end_nbytes):
             file.write(offset, piece)
             offset += len(piece)
-        if offset != edit.old_size:
+        if offset != edit.size:
             raise ArchiveError(
                 f"expected {edit.end_nbytes} bytes of an undo log, found {offset - edit.offset}"
             )
         sync(file)
-    file.truncate(edit.old_size)
+    file.truncate(edit.size)
     sync(file)
-    file.size = edit.old_size
+    file.size = edit.size
