@@ -37,9 +37,8 @@ class EditedModel:
     """
 
     def __init__(self, changes: Changes, draft: Draft) -> None:
+        self._changes = changes
         self._archive = changes.archive
-        self._data = changes.data
-        self._options = changes.options
         self.origin = draft.origin
         self.message = draft.message
         self.old_refs = TensorRefs()
@@ -51,7 +50,7 @@ class EditedModel:
             checked = changes.archive.contents.models[draft.origin]
             before, self.old_refs = checked.model, checked.refs
         # Options that say which tensors are stored outside may move tensors of an equal model.
-        options = self._options.size_threshold, self._options.convert_attribute
+        options = changes.options.size_threshold, changes.options.convert_attribute
         moves = self.message is not before and options != (None, None)
         is_same = self.message is before or self.message == before
         self.is_changed = moves or not is_same
@@ -100,9 +99,9 @@ class EditedModel:
         if is_placeholder(location):
             return None
         key = referred_key(self._archive, ref)
-        is_stored = ref.is_initializer or self._options.convert_attribute is not False
-        least_nbytes = self._options.size_threshold or 0
-        return key if is_stored and self._archive.entries[key].nbytes >= least_nbytes else None
+        options, nbytes = self._changes.options, self._archive.entries[key].nbytes
+        is_stored = ref.is_initializer or options.convert_attribute is not False
+        return key if is_stored and nbytes >= (options.size_threshold or 0) else None
 
     def _assign(self, ref: TensorRef, elements: Elements) -> None:
         """Takes up assigned elements, unless they are those that the tensor has."""
@@ -137,7 +136,7 @@ class EditedModel:
     def source(self, without: Collection[Path] = ()) -> Source:
         """The message, and the data of its external tensors but of those at the given paths."""
         data = (
-            self.elements[ref.path] if ref.path in self.elements else self._data(ref)
+            self.elements[ref.path] if ref.path in self.elements else self._changes.data(ref)
             for ref in tensors.external(self.message)
             if ref.path not in without
         )

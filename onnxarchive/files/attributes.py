@@ -31,11 +31,6 @@ _collection: ContextVar[list[str] | None] = ContextVar("collection", default=Non
 _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
-def first_mode(old: os.stat_result | None) -> int:
-    """Permission bits of a new file; if it replaces `old`, the owner's without execution."""
-    return 0o666 if old is None else old.st_mode & 0o600
-
-
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """Copies owner and permissions of a file to its replacement; warns about what is lost.
 

@@ -15,7 +15,7 @@ What one process can do to another:
   a reader, which excludes editors in place, and `flock`, which excludes others of its kind.
 
 Locks of `lockf` and `fcntl` on the whole file exclude these locks and are excluded by them; locks
-of `flock` alone, which editors of older versions took, do neither on Linux's local file systems.
+of `flock` alone do neither on Linux's local file systems.
 
 NFS and CIFS share locks between machines unless mounted with `nolock` or `nobrl`; other network
 file systems may not. CIFS makes locks mandatory, but nobody reads or writes the byte. A FUSE server

@@ -219,8 +219,8 @@ class Replacement(Closing):
             with with_path(self._path):
                 if resumes:
                     self._resume()
-                if not self.is_resumable:
-                    self._begin(attributes.first_mode(old))
+                if not self.is_resumable:  # until `commit`, with the owner's permissions alone
+                    self._begin(0o666 if old is None else old.st_mode & 0o600)
         except OSError as error:
             unfinished = partial_path(self._target)
             if error.filename != unfinished or not os.path.lexists(unfinished):
