@@ -481,21 +481,27 @@ def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
-def test_a_child_that_ends_leaves_the_replacement_of_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumes", ["", "resumes"])
+def test_a_child_that_ends_leaves_the_replacement_of_its_parent_and_its_lock(
+    tmp_path: Path, resumes: str
+) -> None:
     program = """
     import os, sys
-    from onnxarchive.files.replacement import Replacement
+    from onnxarchive.files.replacement import Replacement, remove_unlocked
 
-    replacement = Replacement(sys.argv[1])
-    replacement.file.write(b"new")
+    replacement = Replacement(sys.argv[1], resumes=bool(sys.argv[2]))
     child = os.fork()
     if child == 0:
+        replacement.close()
         sys.exit()
     os.waitpid(child, 0)
+    (name,) = os.listdir(os.path.dirname(sys.argv[1]))
+    print(remove_unlocked(os.path.join(os.path.dirname(sys.argv[1]), name)))
+    replacement.file.write(b"new")
     replacement.commit()
     """
-    done = run(program, tmp_path / "target")
-    assert done.stderr == ""
+    done = run(program, tmp_path / "target", resumes)
+    assert (done.stdout, done.stderr) == ("False\n", "")
     assert contents(tmp_path) == NEW
 
 
