@@ -160,6 +160,21 @@ def test_the_file_is_synced_before_it_gets_its_name_and_its_directory_after(
     assert calls == ["sync file", "rename"] + ["sync directory"] * (os.name == "posix")
 
 
+@posix
+def test_what_another_program_gives_the_name_of_a_new_file_stays(target: Path) -> None:
+    with Replacement(target, resumes=True):
+        (unfinished,) = {*target.parent.iterdir()} - {target}
+        unfinished.unlink()
+        unfinished.touch()
+    unfinished.unlink()
+    replacement = prepared(target)
+    (temporary,) = {*target.parent.iterdir()} - {target}
+    replacement.commit()
+    temporary.write_bytes(b"bad")
+    del replacement
+    assert contents(target.parent) == NEW | {temporary.name: b"bad"}
+
+
 # Links
 
 
