@@ -222,9 +222,18 @@ class MappedFile(File, Work):
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Writes all of `data` at `offset`, which may be beyond the end of the file."""
         self.require_own()
+        view = memoryview(data)
         descriptor = self._require_open()  # this reference keeps the descriptor open
         try:
-            write_at(descriptor.number, offset, data)
+            while view.nbytes:
+                if hasattr(os, "pwrite"):
+                    written = os.pwrite(descriptor.number, view, offset)
+                else:  # Windows
+                    with locking.POSITION_LOCK:
+                        os.lseek(descriptor.number, offset, os.SEEK_SET)
+                        written = os.write(descriptor.number, view)
+                offset += written
+                view = view[written:]
         except OSError as error:
             error.filename = self.path
             raise
@@ -398,20 +407,6 @@ def make_file(path: str, mode: int = 0o666) -> MappedFile:
     """Creates a file and opens it for reading and writing; `mode` is that before the umask."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return MappedFile(path, descriptor=os.open(path, flags, mode))
-
-
-def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
-    """Writes all of `data` at `offset`, which may be beyond the end of the file."""
-    view = memoryview(data)
-    while view.nbytes:
-        if hasattr(os, "pwrite"):
-            written = os.pwrite(descriptor, view, offset)
-        else:  # Windows
-            with locking.POSITION_LOCK:
-                os.lseek(descriptor, offset, os.SEEK_SET)
-                written = os.write(descriptor, view)
-        offset += written
-        view = view[written:]
 
 
 class PositionalWriter:

@@ -25,7 +25,7 @@ from onnxarchive.files import file as file_module, filesystem, locking
 from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
-from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened, write_at
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
 from onnxarchive.files.replacement import Replacement
 
 CONTENT = bytes(range(256)) * 64
@@ -465,7 +465,7 @@ def test_a_file_is_opened_for_writing_where_that_is_wanted(
     source: Path, is_writable: bool | None
 ) -> None:
     with MappedFile(source, is_writable=is_writable) as file:
-        write_at(file.fileno(), 1, b"new")
+        file.write(1, b"new")
     assert source.read_bytes()[:5] == CONTENT[:1] + b"new" + CONTENT[4:5]
 
 
@@ -528,9 +528,9 @@ def test_a_file_that_is_closed_while_a_thread_reads_it_gives_that_thread_its_own
 
 def test_bytes_are_written_at_their_position(source: Path, writing: str) -> None:
     with MappedFile(source, is_writable=True) as file:
-        write_at(file.fileno(), 3, b"new")
-        write_at(file.fileno(), len(CONTENT) + 2, memoryview(b"beyond"))
-        write_at(file.fileno(), 0, b"")
+        file.write(3, b"new")
+        file.write(len(CONTENT) + 2, memoryview(b"beyond"))
+        file.write(0, b"")
     assert source.read_bytes() == CONTENT[:3] + b"new" + CONTENT[6:] + b"\0\0beyond"
 
 
@@ -543,7 +543,7 @@ def test_a_write_that_takes_less_is_continued(
         os, writing, lambda file, data, *offset: original(file, data[:limit], *offset)
     )
     with MappedFile(source, is_writable=True) as file:
-        write_at(file.fileno(), 100, CONTENT[:50])
+        file.write(100, CONTENT[:50])
     assert source.read_bytes() == CONTENT[:100] + CONTENT[:50] + CONTENT[150:]
 
 

@@ -22,7 +22,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from processes import completed
 
 import onnxarchive
-from onnxarchive.files.local_file import MappedFile, write_at
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.reading.archive import Archive
 from onnxarchive.zipformat.directory import Entry
 
@@ -421,7 +421,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 def copying_clone(source: MappedFile, target: int) -> bool:
     """Replaces `filesystem.clone`: a copy instead of shared blocks."""
-    write_at(target, 0, source.read(0, source.size))
+    os.pwrite(target, source.read(0, source.size), 0)
     return True
 
 
