@@ -47,15 +47,9 @@ def keep_secrets(
     """Makes sure that no redirect sends a user, a query or headers to another server.
 
     Which of them are secret is unknown, so all count. The address of a `HTTPStore` is asked whether
-    it redirects to another scheme, host or port.
-
-    Args:
-        name: The object's name for messages.
-        store: A store of obstore.
-        key: The key of the object in it.
-        hosts: The hosts of the store and of its credentials; none for a store of the caller, which
-            cannot be made again with other options.
-        has_token: Whether the store itself sends a secret; through a proxy, redirects may get it.
+    it redirects to another scheme, host or port. `hosts` are those of the store and of its
+    credentials; a store of the caller has none, since it cannot be made again with other options.
+    `has_token` says that the store itself sends a secret; through a proxy, redirects may get it.
 
     Returns:
         Options with which the store's client has a proxy that does not exist for all other hosts;
