@@ -74,7 +74,7 @@ def download_object(
         file.truncate(0)
         raise
     downloaded = replacement.commit_open(lambda _: replacement.complete(remote.size))
-    locking.unlock(downloaded.fileno())  # closing alone would leave the lock to forks
+    locking.unlock(downloaded.fileno())  # a copy in the cache stays open
     return downloaded
 
 
