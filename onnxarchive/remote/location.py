@@ -12,7 +12,7 @@ from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.remote.urls import Address, beside, is_url, shown_url
+from onnxarchive.remote.urls import Address, is_url, shown_url
 
 if TYPE_CHECKING:
     from onnxarchive.remote.transfers import Read
@@ -161,8 +161,7 @@ class Location:
         from onnxarchive.remote.objects import RemoteFile
         from onnxarchive.remote.origins import origin_of
 
-        address = self.remote.at(beside(self.address, location))
-        return RemoteFile(origin_of(address), keeps_end=False)
+        return RemoteFile(origin_of(self.remote.beside(location)), keeps_end=False)
 
     def exists(self) -> bool:
         """True if the file or the remote object exists; asks only for the object's attributes."""

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
@@ -271,7 +272,7 @@ def list_objects(address: Address) -> Iterator[tuple[str, str]]:
         URL, or its key if a store was given.
     """
     name, base = address.name, address.url.removesuffix("/")
-    folder = address.at(base)
+    folder = replace(address, url=base)
     if address.is_of_store:
         address.require_no_web("to list")
         opened, prefix = open_store(folder)

@@ -88,17 +88,6 @@ def unsigned_url(url: str) -> str:
     return "?".join((without_user(re.split(r"[?#]", url, maxsplit=1)[0]), *parameters))
 
 
-def beside(url: str, location: str) -> str:
-    """The URL or key of an object, given its path relative to the folder of `url`.
-
-    Only web addresses have escapes and a query; other URLs contain the unescaped key or path.
-    """
-    if scheme_of(url) not in WEB:
-        return url[: url.rfind("/") + 1] + location
-    path = re.split(r"[?#]", url, maxsplit=1)[0]
-    return path[: path.rfind("/") + 1] + quote(location) + url[len(path) :]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
     """Where an object is: a URL, or a key in a store of the caller, and the options to reach it.
@@ -113,9 +102,16 @@ class Address:
     store: Store | None = None
     options: Mapping[str, Any] | None = None
 
-    def at(self, url: str) -> Address:
-        """Another address with the same options."""
-        return replace(self, url=url)
+    def beside(self, location: str) -> Address:
+        """The address of an object, given its path relative to the folder of this one.
+
+        Only web addresses have escapes and a query; other URLs contain the unescaped key or path.
+        """
+        path, query = self.url, ""
+        if scheme_of(self.url) in WEB:
+            path = re.split(r"[?#]", self.url, maxsplit=1)[0]
+            location, query = quote(location), self.url[len(path) :]
+        return replace(self, url=path[: path.rfind("/") + 1] + location + query)
 
     @property
     def name(self) -> str:

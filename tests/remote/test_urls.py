@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxarchive.remote.urls import beside, is_url, shown_url, unsigned_url
+from onnxarchive.remote.urls import Address, is_url, shown_url, unsigned_url
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_other_parameters_stay_in_the_name() -> None:
     ],
 )
 def test_other_files_are_in_the_same_folder(url: str, expected: str) -> None:
-    assert beside(url, "w ?.bin") == expected
+    assert Address(url).beside("w ?.bin").url == expected
