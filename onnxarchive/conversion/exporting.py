@@ -79,13 +79,8 @@ def export(
         return
     beside = _beside(destination, external_data)
     require_no_input(beside, [source.path])
-    if os.path.realpath(beside) == os.path.realpath(destination):
-        raise ValueError(
-            f"expected external_data to be another file than {os.fspath(destination)}, found "
-            f"{beside}, which is the same file"
-        )
     with _opened(source, model) as (archive, _):
-        _export_external(archive, destination, external_data, progress, timeout)
+        _export_external(archive, destination, beside, progress, timeout)
 
 
 @contextlib.contextmanager
@@ -107,13 +102,16 @@ def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict
 
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
     directory, name = os.path.split(os.fspath(destination))
+    beside = os.path.join(directory, external_data)
     is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
-    if not is_plain or external_data in ("", ".", "..", name):
+    is_same = os.path.realpath(beside) == os.path.realpath(destination)
+    if not is_plain or is_same or external_data in ("", ".", ".."):
+        same = ", which is the same file" if is_same else ""
         raise ValueError(
             f"expected external_data=NAME (--external-data) to be another file beside {name!r}, "
-            f"found {external_data!r}"
+            f"found {external_data!r}{same}"
         )
-    return os.path.join(directory, external_data)
+    return beside
 
 
 def _export_single(
@@ -157,15 +155,14 @@ def _export_single(
 def _export_external(
     archive: Archive,
     destination: str | os.PathLike[str],
-    external_data: str,
+    beside: str,
     progress: Progress | None,
     timeout: float | None,
 ) -> None:
     offsets, nbytes = _offsets(archive)
     serialized = proto.serialize(
-        linked_model(archive, external_data, offsets=offsets, in_place=True)
+        linked_model(archive, os.path.basename(beside), offsets=offsets, in_place=True)
     )
-    beside = _beside(destination, external_data)
     with Replacement(beside, timeout=timeout) as data_replacement:
         require_space(beside, nbytes + len(serialized))
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))

@@ -428,6 +428,12 @@ def test_a_data_file_has_the_plain_name_of_another_file(path: Path, name: str) -
     assert _left(path) == {}
 
 
+def test_a_data_file_is_no_link_to_the_model(path: Path) -> None:
+    (path.parent / "m.data").symlink_to("m.onnx")
+    with pytest.raises(ValueError, match=r"'m\.data', which is the same file"):
+        onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
+
+
 def test_exporting_replaces_what_is_there_and_keeps_permissions(path: Path) -> None:
     (path.parent / "m.onnx").write_bytes(b"old")
     (path.parent / "m.onnx").chmod(0o600)
