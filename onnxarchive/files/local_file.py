@@ -248,11 +248,8 @@ class MappedFile(File, Work):
     def truncate(self, size: int) -> None:
         """Cuts or extends the file to `size` bytes, but does not change `self.size`."""
         self.require_own()
-        try:
+        with naming(self.path):
             os.ftruncate(self._require_open().number, size)
-        except OSError as error:
-            error.filename = self.path
-            raise
 
     @property
     def is_mapped(self) -> bool:

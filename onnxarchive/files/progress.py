@@ -25,7 +25,7 @@ class ProgressCounter:
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = _bar_of(total) if progress is True else progress or None
+        self._progress = bytes_bar(total=total).move if progress is True else progress or None
         self._total = total
         self._done = 0
         self._lock = Lock()
@@ -65,11 +65,13 @@ class Bar:
             self._bar.__init__(**options)  # type: ignore[misc] # draws, and may fail
 
     def move(self, done: int, total: int) -> None:
-        """Shows that `done` of `total` units are done."""
+        """Shows that `done` of `total` units are done, and ends the bar if that is all."""
         with self._drawn():
             if self._bar is not None:
                 self._bar.total = total
                 self._bar.update(done - self._bar.n)
+        if done == total:
+            self.close()
 
     def close(self) -> None:
         """Ends the bar."""
@@ -97,14 +99,3 @@ class Bar:
 def bytes_bar(**options: Any) -> Bar:
     """Shows a bar that counts bytes; `options` are those of `tqdm`."""
     return Bar(unit="B", unit_scale=True, unit_divisor=1024, **options)
-
-
-def _bar_of(total: int) -> Callable[[int, int], None]:
-    bar = bytes_bar(total=total)
-
-    def move(done: int, total: int) -> None:
-        bar.move(done, total)
-        if done == total:
-            bar.close()
-
-    return move
