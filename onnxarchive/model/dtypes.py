@@ -26,8 +26,14 @@ BITS_PER_BYTE = 8
 MAX_RANK = 64  # limit of numpy
 MAX_NBYTES = (1 << 63) - 1  # of an array; limit of numpy
 
-# Type-specific fields of floating-point numbers, and the size of a number in bytes.
-FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
+# Numpy types of the numbers in the type-specific fields of TensorProto.
+TYPED_FIELDS: dict[str, np.dtype[Any]] = {
+    "float_data": np.dtype(np.float32),
+    "int32_data": np.dtype(np.int32),
+    "int64_data": np.dtype(np.int64),
+    "double_data": np.dtype(np.float64),
+    "uint64_data": np.dtype(np.uint64),
+}
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
@@ -70,8 +76,9 @@ class DataType(NamedTuple):
         Such a number is one element, a byte of packed elements, half of a complex element, or one
         6-bit code (counted as a byte: codes are packed later).
         """
-        if self.typed_field in FLOAT_FIELDS:
-            return FLOAT_FIELDS[self.typed_field]
+        number = TYPED_FIELDS[self.typed_field]
+        if number.kind == "f":
+            return number.itemsize
         return max(self.bit_width // BITS_PER_BYTE, 1)
 
     def nbytes(self, dims: Sequence[int]) -> int:
@@ -206,9 +213,8 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
     """
     if data_type.bit_width == 6:
         return _bytes_of(pack(elements.astype(np.uint8), data_type.bit_width))
-    if data_type.typed_field in FLOAT_FIELDS:  # complex as pairs
-        width = elements.dtype
-    else:
+    width = elements.dtype
+    if width.kind != "f":  # complex numbers are pairs of floating-point numbers
         width = np.dtype(f"u{data_type.typed_nbytes}")
     return _bytes_of(elements.astype(width.newbyteorder("<"), copy=False))
 

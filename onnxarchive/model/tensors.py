@@ -34,13 +34,6 @@ DATA_FIELDS = (
     "double_data",
     "uint64_data",
 )
-_ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
-    "float_data": np.dtype(np.float32),
-    "int32_data": np.dtype(np.int32),
-    "int64_data": np.dtype(np.int64),
-    "double_data": np.dtype(np.float64),
-    "uint64_data": np.dtype(np.uint64),
-}
 
 INITIALIZER: Final = "initializer"
 
@@ -174,7 +167,8 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
         data = memoryview(tensor.raw_data)
     else:
         values = getattr(tensor, data_type.typed_field)
-        elements = np.fromiter(values, _ELEMENT_TYPES[data_type.typed_field], count=len(values))
+        numbers = dtypes.TYPED_FIELDS[data_type.typed_field]
+        elements = np.fromiter(values, numbers, count=len(values))
         data = dtypes.typed_raw_data(elements, data_type)
     expected = data_type.nbytes(tensor.dims[:]) if nbytes is None else nbytes
     if data.nbytes != expected:

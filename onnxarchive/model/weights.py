@@ -221,8 +221,7 @@ _EXTERNAL_DATA: Final = _tensor_tag("external_data", LEN)
 _RAW_DATA: Final = _tensor_tag("raw_data", LEN)
 
 _PACKED_FIELDS: Final[dict[int, str]] = {
-    _tensor_tag(field, LEN): field
-    for field in {"raw_data", *(it.typed_field for it in dtypes.BY_NUMBER.values())}
+    _tensor_tag(field, LEN): field for field in ("raw_data", *dtypes.TYPED_FIELDS)
 }
 _DATA_TAGS: Final = frozenset(
     {
@@ -269,7 +268,7 @@ def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
         data_type = None
     elif data_type is None or data_type.typed_field != name:
         return None
-    elif name in dtypes.FLOAT_FIELDS:
+    elif dtypes.TYPED_FIELDS[name].kind == "f":
         if nbytes % data_type.typed_nbytes:
             expected = f"elements of {data_type.typed_nbytes} bytes"
             raise malformed(value, expected, f"{nbytes} bytes")
