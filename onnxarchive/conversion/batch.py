@@ -319,10 +319,9 @@ def convert_one(
     in its `repr`.
     """
     try:
-        is_there = not (replace and not skip_existing) and target.exists()
-        if is_there and skip_existing:
-            return Conversion(source.name, target.name, is_skipped=True)
-        if is_there:
+        if (skip_existing or not replace) and target.exists():
+            if skip_existing:
+                return Conversion(source.name, target.name, is_skipped=True)
             raise FileExistsError(
                 errno.EEXIST, "exists; replace=True (--force) replaces it", target.name
             )

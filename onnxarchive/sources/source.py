@@ -81,7 +81,7 @@ def with_cleared_tail(data: Data, ref: TensorRef, cleared: dict[str, str]) -> Da
     data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
     if data_type.is_packed and data_type.tail_bits(ref.tensor.dims):
         used = tensors.last_byte_mask(ref.tensor.dims, data_type)
-        return _WithClearedTail(data, ref, used, cleared)
+        return _WithClearedTail(data, data.nbytes, ref, used, cleared)
     return data
 
 
@@ -97,14 +97,11 @@ class _WithClearedTail:
     """
 
     data: Data
+    nbytes: int
     ref: TensorRef
     used: int
     cleared: dict[str, str]
     crc32: None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
 
     def __iter__(self) -> Iterator[memoryview]:
         nbytes = 0

@@ -139,8 +139,9 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
         if not name.endswith("/"):
             crc32, compressed = entry.CRC, view[data_offset:end]
             del entry.CRC  # so that zipfile does not compare it, too
+            step = _STEPS.get(entry.compress_type)
             files[name] = ZippedFile(
-                entry.file_size, crc32, name, compressed, reader, entry, temporary
+                entry.file_size, crc32, name, compressed, step, reader, entry, temporary
             )
     if nbytes >= _MAX_NBYTES:
         raise ArchiveFormatError(
@@ -323,23 +324,21 @@ class ZippedFile:
     crc32: int
     _name: str
     _compressed: memoryview
+    _step: int | None  # bytes to inflate at a time; None for a stored entry
     _reader: zipfile.ZipFile
     _entry: zipfile.ZipInfo
     _temporary: str | None
     _whole: memoryview | None = None
     _lock: Lock = field(default_factory=Lock)
 
-    @property
-    def _is_stored(self) -> bool:
-        return self._entry.compress_type == records.METHOD_STORED
-
     def __iter__(self) -> Iterator[memoryview]:
         """Yields the inflated data in pieces; size and CRC-32 are compared after the last piece."""
         checksum = Crc32()
         with _naming(self._name):
-            for piece in checksum(
-                pieces(self._compressed) if self._is_stored else self._inflated()
-            ):
+            contents = (
+                pieces(self._compressed) if self._step is None else self._inflated(self._step)
+            )
+            for piece in checksum(contents):
                 if checksum.nbytes > self.nbytes:
                     raise ArchiveFormatError(f"expected {self.nbytes} bytes inflated, found more")
                 yield piece
@@ -357,7 +356,7 @@ class ZippedFile:
         """A range of the file; nothing is inflated before the part is read."""
         if (offset, nbytes) == (0, self.nbytes):
             return self
-        if self._is_stored or self._whole is not None:
+        if self._step is None or self._whole is not None:
             return Stored(self.view[offset : offset + nbytes])
         return LazyData(nbytes, lambda: Stored(self.view[offset : offset + nbytes]))
 
@@ -369,15 +368,14 @@ class ZippedFile:
     def view(self) -> memoryview:
         """All bytes of the file; a compressed entry is inflated to a temporary file."""
         with self._lock:
-            if self._whole is None and self._is_stored:
+            if self._whole is None and self._step is None:
                 Crc32.of(self)  # compares the CRC-32
                 self._whole = self._compressed
             elif self._whole is None:
                 self._whole = spool(self, self.nbytes, self._temporary)
             return self._whole
 
-    def _inflated(self) -> Iterator[memoryview]:
-        step = _STEPS[self._entry.compress_type]
+    def _inflated(self, step: int) -> Iterator[memoryview]:
         try:
             with self._open(step) as opened:
                 parts = iter(lambda: opened.read1(step), b"")
