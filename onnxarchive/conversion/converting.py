@@ -265,7 +265,9 @@ def convert_silently(
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
         notes: list[str] = []
         for model in models.values():
-            notes += model.notes()
+            notes += model.warnings
+            if model.cleared:
+                notes.append(model.note_of_cleared())
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],

@@ -52,13 +52,10 @@ class Source:
     further: Mapping[str, Source] = field(default_factory=dict)
     cleared: dict[str, str] = field(default_factory=dict)
 
-    def notes(self) -> tuple[str, ...]:
-        """The warnings, and after the data was read also one about cleared bits."""
-        if not self.cleared:
-            return self.warnings
+    def note_of_cleared(self) -> str:
+        """A sentence about cleared bits, after the data was read."""
         names = [name for _, name in sorted(self.cleared.items())]
-        note = f"unused bits in the last byte were cleared: {shown_names(names)}"
-        return (*self.warnings, note)
+        return f"unused bits in the last byte were cleared: {shown_names(names)}"
 
 
 @dataclass(frozen=True, slots=True)
