@@ -87,19 +87,18 @@ def opened(
 @contextlib.contextmanager
 def _unedited(file: MappedFile) -> Iterator[None]:
     """Refuses what the block has read of a file without a lock if an edit was running."""
-    failure = file.lock_failure
-    edited = LockedError(
-        "the file cannot be locked, and an edit changed it while it was read; try again"
-    )
-    if isinstance(failure, LockedError):
-        edited = failure
+    edited = file.lock_failure
+    if not isinstance(edited, LockedError):
+        edited = LockedError(
+            "the file cannot be locked, and an edit changed it while it was read; try again"
+        )
     with file.reopened() as copy:  # the block may close `file`
         before = _end(copy)
         file.size = copy.size  # an edit may have ended since the size was read
         try:
             yield
         except (ArchiveFormatError, UnfinishedEditError) as error:
-            is_running = edited is failure and isinstance(error, UnfinishedEditError)
+            is_running = edited is file.lock_failure and isinstance(error, UnfinishedEditError)
             if is_running or _end(copy) != before:
                 raise edited from error
             raise

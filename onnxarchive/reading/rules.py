@@ -161,11 +161,8 @@ def check(
         if isinstance(file, MappedFile):
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
-        counter = ProgressCounter(
-            progress, sum(entry.nbytes for entry in contents.directory.entries)
-        )
         if full:
-            _check_entries(contents, findings, counter, jobs)
+            _check_entries(contents, findings, progress, jobs)
         else:
             _check_headers(contents, findings)
     file.close()
@@ -184,14 +181,15 @@ def _check_headers(contents: Contents, findings: _Findings) -> None:
 def _check_entries(
     contents: Contents,
     findings: _Findings,
-    counter: ProgressCounter,
+    progress: Progress | None,
     jobs: int,
 ) -> None:
     """Checks local headers and data of all entries; findings about data come last.
 
     A file that is not mapped is read by one thread, from its beginning to its end.
     """
-    entries = contents.directory.entries
+    sizes = [entry.nbytes for entry in contents.directory.entries]
+    counter = ProgressCounter(progress, sum(sizes))
     found: list[tuple[bool, int, Finding]] = []  # True for a finding about data, number of entry
 
     def check_entry(number: int) -> None:
@@ -201,8 +199,7 @@ def _check_entries(
         found.extend((False, number, finding) for finding in header.first)
         found.extend((True, number, finding) for finding in data.first)
 
-    sizes = [entry.nbytes for entry in entries]
     jobs = jobs if contents.file.is_mapped else 1
-    threads.for_each(range(len(entries)), sizes, check_entry, jobs)
+    threads.for_each(range(len(sizes)), sizes, check_entry, jobs)
     for _, _, finding in sorted(found, key=itemgetter(0, 1)):
         findings.add(finding)
