@@ -339,7 +339,9 @@ def _open_archive(location: Location, file: File) -> Archive | None:
         local = None if location.path is None else opened(location, expected="a model")
         with local or contextlib.nullcontext(file) as readable:
             archive = Archive(readable)
-            archive.contents.require_headers(archive.entries)
+            # Those of a file that is not mapped are compared when the data is read.
+            for name in archive.entries if readable.is_mapped else ():
+                archive.contents.require_header(name)
             return archive
     except ArchiveError as error:
         # VERSION-1: a conversion could lose data of a later format version.

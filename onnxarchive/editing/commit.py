@@ -314,8 +314,8 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     if not options.compact and _write_clone(file, write, else_in_place=is_end):
         return
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
-        # A rollback would refuse a wrong local header.
-        archive.contents.require_headers(archive.entries)
+        for name in archive.entries:  # a rollback would refuse a wrong local header
+            archive.contents.require_header(name)
         undo.change_end(file, offset, plan.size(archive.alignment, offset, existing), write)
         return
     items = [

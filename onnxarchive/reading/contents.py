@@ -204,14 +204,6 @@ class Contents:
             self.check_header(number, self.strict)
             self._verified[number] = 1
 
-    def require_headers(self, names: Iterable[str]) -> None:
-        """As `require_header` for many entries; does nothing if the file is not mapped.
-
-        Its local headers are compared when their data is read.
-        """
-        for name in names if self.file.is_mapped else ():
-            self.require_header(name)
-
     def model(self, name: str) -> memoryview:
         """A copy of the bytes of a model's entry.
 
