@@ -341,6 +341,7 @@ def test_options_of_the_client_are_given_as_text(
         "timeout": "5",
         "connect_timeout": "1m 30s",
         "retry_timeout": "0.5s",
+        "stall_timeout": "1m",
         "max_retries": "2",
         "backoff": '{"init_backoff": "10ms", "max_backoff": "20 ms", "base": "2"}',
         "default_headers": '{"X-Token": "SECRET"}',
