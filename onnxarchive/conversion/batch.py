@@ -257,8 +257,7 @@ def find_models(
         on_error: Called with the error if a folder cannot be read; None skips the folder.
 
     Yields:
-        The model's path, and the model's path relative to `source`. If `source` is the model, the
-        second path is the name of `source`.
+        The model's path, and its path relative to `source`, or the name of `source` if that is it.
     """
     root = os.fspath(source)
     if not os.path.isdir(root):

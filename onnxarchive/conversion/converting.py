@@ -288,8 +288,7 @@ def open_source(
     """Opens the source of a conversion.
 
     Args:
-        location: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
-            file.
+        location: An archive, a `.onnx`, or a directory or zip with one model; or such a file's URL.
         resources: Closes what is opened, when all data was read.
         reader: Reads sources of other tools. Its temporary files hold the inflated files of a zip,
             a remote file other than an archive, and one large remote tensor at a time.

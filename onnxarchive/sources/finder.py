@@ -13,13 +13,7 @@ from typing import TypeAlias
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    ChecksumError,
-    Strict,
-    shown,
-    without_traceback,
-)
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown, without_traceback
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data, Stored

@@ -82,10 +82,9 @@ class SourceReader:
         OSError: The model or a directory cannot be opened.
 
     Attributes:
-        verify_checksum: As for `convert`.
+        verify_checksum, follow_links: As for `convert`.
         other_files: True to include the other files of a zip, and not to warn about those of a
             directory, which `add_others` includes.
-        follow_links: As for `convert`.
         temporary: The directory for temporary files; None for the system's.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
@@ -233,8 +232,7 @@ def _paths_below(
         root: The directory.
         folder: The folder to begin with.
         is_read: True for the path of a folder that is read; without it, hidden ones are not.
-        max_folders: For a hint: at most this many folders are read, and those that cannot be read
-            are left out.
+        max_folders: At most this many folders are read, without those that cannot be; for a hint.
     """
     folders = [folder]
     skipped = () if max_folders is None else (OSError,)
@@ -297,11 +295,10 @@ def _paths(root: Root, files: Finder) -> tuple[str, ...]:
 
 def _identity(path: str) -> object:
     """What two paths of one file have in common; the path itself if it leads to no file."""
-    try:
+    with contextlib.suppress(OSError):  # opening the file reports this
         status = os.stat(path)
-    except OSError:  # opening the file reports this
-        return path
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return path
 
 
 def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
