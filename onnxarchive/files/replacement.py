@@ -293,10 +293,8 @@ class Replacement(Closing):
         self.written.require_own()
         sync(self.written)
         with contextlib.ExitStack() as lock:
-            target = None
-            if not self._is_locked:
-                # Excludes editors during the rename (on Windows, only until the rename).
-                target = self._lock_target(lock)
+            # Excludes editors during the rename (on Windows, only until the rename).
+            target = None if self._is_locked else self._lock_target(lock)
             if require is not None:
                 require(target)
             with naming(self._path):

@@ -367,6 +367,7 @@ def test_an_assigned_model_is_held_and_written_as_it_is_at_the_end(archive: Path
     model = changed(weights(2), documented("assigned"))
     with onnxarchive.edit(archive) as edit:
         edit.model = model
+        edit.model = edit.model
         assert edit.model is model
         edit.metadata["author"] = "Ada"
         model.graph.name = "changed"
