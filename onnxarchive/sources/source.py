@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import onnx
 
@@ -15,7 +14,7 @@ from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
 
-MAX_PATH_SIZE: Final = 4096  # bytes; the longest path on Linux
+MAX_PATH_SIZE = 4096  # bytes; the longest path on Linux
 
 
 @dataclass(slots=True)
