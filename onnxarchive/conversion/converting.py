@@ -297,10 +297,10 @@ def open_source(
     if path is not None and os.path.isdir(path):
         return reader.read_directory(path, resources)
     file = resources.enter_context(location.open())
-    # A file that is no archive needs no lock.
-    if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
-        return reader.read_onnx(file)
     with recognised(path, expected="a model"):
+        # A file that is no archive needs no lock.
+        if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
+            return reader.read_onnx(file)
         archive = _open_archive(location, file)
         if archive is not None:
             # Closing it ends the stream of a remote file.

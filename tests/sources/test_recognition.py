@@ -228,6 +228,17 @@ def test_other_damage_of_a_model_is_no_cut(tmp_path: Path, cut: int) -> None:
     assert "too early" not in str(caught.value)
 
 
+def test_a_file_of_another_kind_is_named_even_if_it_is_too_large_for_a_model(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        file.write(b"GGUF\3\0\0\0")
+        file.truncate(1 << 31)
+    with pytest.raises(ArchiveFormatError, match="expected a model, found a GGUF file"):
+        onnxarchive.convert(path, tmp_path / "new.onnxa")
+
+
 def test_the_kind_of_what_is_in_memory_is_named() -> None:
     for source in (b"GGUF\3\0\0\0", io.BytesIO(b"GGUF\3\0\0\0")):
         with pytest.raises(ArchiveFormatError, match="expected an ONNX archive, found a GGUF file"):
