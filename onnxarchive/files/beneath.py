@@ -60,11 +60,7 @@ class Root:
                     os.close(descriptor)
 
     def open(self, path: str, flags: int = _FILE) -> int:
-        """Opens a file for reading; returns a new descriptor.
-
-        Args:
-            path: Path of the file, relative to the directory, with slashes and without `..`.
-            flags: As for `os.open`.
+        """Opens a file by its path in the directory, with slashes; returns a new descriptor.
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.

@@ -154,11 +154,7 @@ def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> m
     """Copies bytes to an unnamed file and returns a view of its map.
 
     The file is removed when the last view is freed. Its directory, None for the system's temporary
-    one, must have space for `nbytes` bytes.
-
-    Raises:
-        OSError: The file cannot be created or mapped, or the disk is full; the error names the
-            directory.
+    one, must have space for `nbytes` bytes; an OSError of the file names the directory.
     """
     with naming("the system's temporary directory"):
         directory = directory or tempfile.gettempdir()
