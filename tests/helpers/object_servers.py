@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 _S3 = """
 import time
@@ -110,13 +110,15 @@ def azurite() -> Iterator[dict[str, Any]]:
     program = _AZURITE / ".bin" / "azurite-blob"
     if not program.exists():
         pytest.skip("Azurite is not installed: npm install --prefix tools/azurite")
-    port = 30_000 + os.getpid() % 10_000
+    port = 10_000 + os.getpid() % 10_000
     command = [str(program), "--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
     endpoint = f"http://127.0.0.1:{port}/{_ACCOUNT}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
-            _wait_for(endpoint, process)
+            wait_until(lambda: _answers(endpoint), process)
             _make_container(endpoint)
             yield {
                 "account_name": _ACCOUNT,
@@ -158,20 +160,17 @@ def nginx(root: Path, place: Path) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait_for(url, process)
+            wait_until(lambda: _answers(url), process)
             yield url
         finally:
             process.terminate()
 
 
-def _wait_for(url: str, process: subprocess.Popen[Any]) -> None:
-    for _ in range(300):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        try:
-            urllib.request.urlopen(url).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError(url)
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        return False
+    return True
