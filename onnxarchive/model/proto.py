@@ -10,12 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    Report,
-    Strict,
-    shown,
-)
+from onnxarchive.errors import ArchiveFormatError, Report, Strict, shown
 from onnxarchive.files.data import Buffer
 from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO

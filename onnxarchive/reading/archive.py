@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import onnx
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    Strict,
-    shown,
-    with_path,
-)
+from onnxarchive.errors import ArchiveFormatError, Strict, shown, with_path
 from onnxarchive.files import locking, threads
 from onnxarchive.files.file import Closing, File, closing_on_error
 from onnxarchive.files.local_file import MappedFile, Prefetch
@@ -30,11 +25,7 @@ from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import opened
-from onnxarchive.reading.contents import (
-    MAX_MODEL_NBYTES,
-    NamedEntries,
-    read_contents,
-)
+from onnxarchive.reading.contents import MAX_MODEL_NBYTES, NamedEntries, read_contents
 from onnxarchive.reading.views import Assets, Models, Tensors, require_model
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.sources.recognition import recognised

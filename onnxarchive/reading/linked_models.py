@@ -13,11 +13,7 @@ from typing import Final, TypeAlias
 
 import onnx
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    UnsupportedFeatureError,
-    shown,
-)
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, prepacked, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry

@@ -18,11 +18,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import opened, require_finished
-from onnxarchive.reading.contents import (
-    MAX_MODEL_NBYTES,
-    Contents,
-    read_contents,
-)
+from onnxarchive.reading.contents import MAX_MODEL_NBYTES, Contents, read_contents
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.zipformat.local_header import check_local_header
 

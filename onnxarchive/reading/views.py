@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    ModelNotFoundError,
-    shown,
-    shown_names,
-    with_path,
-)
+from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, shown, shown_names, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef

@@ -19,16 +19,8 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
-from onnxarchive.writing.plan import (
-    Plan,
-    plan_archive,
-    with_further_models,
-)
-from onnxarchive.writing.stored_entries import (
-    archive_options,
-    assets_of,
-    sources_of,
-)
+from onnxarchive.writing.plan import Plan, plan_archive, with_further_models
+from onnxarchive.writing.stored_entries import archive_options, assets_of, sources_of
 from onnxarchive.writing.write import write_archive, write_file
 from onnxarchive.zipformat import layout
 
