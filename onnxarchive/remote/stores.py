@@ -167,7 +167,10 @@ def split_options(address: Address) -> tuple[bool, float, Options]:
     allows = own[_ALLOW]
     if allows not in ("true", "false"):
         raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
-    stall = _duration(own[_STALL])
+    try:
+        stall = _duration(own[_STALL])
+    except OverflowError:  # more than a `timedelta` takes
+        stall = None
     if not (isinstance(stall, timedelta) and stall):
         raise ValueError(f"expected {_STALL} to be a number of seconds, found another value")
     return allows == "true", stall.total_seconds(), others
