@@ -338,37 +338,42 @@ def _with_edits(
     """
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
+    model = _Frame(onnx.ModelProto.DESCRIPTOR, 0, 0, len(wire), 0)
+    return _edited(wire, model, smallest, edit) or [wire]
 
-    def edited(frame: _Frame) -> list[_Piece]:
-        """The pieces of a message; none if nothing in it changes."""
-        edits: list[_Edit] = []
-        if frame.message is _TENSOR:
-            edits = edit(frame)
-        else:
-            for child in _children(wire, frame, smallest):
-                if contents := edited(child):
-                    length = varint(sum(map(len, contents)))
-                    edits.append((child.prefix, child.stop, [length, *contents]))
-        if not edits:
-            return []
-        pieces: list[_Piece] = []
-        position = frame.start
-        for begin, end, inserted in edits:
-            if position < begin:
-                pieces.append(wire[position:begin])
-            pieces += inserted
-            position = end
-        if position < frame.stop:
-            pieces.append(wire[position : frame.stop])
-        nbytes = sum(map(len, pieces))
-        if nbytes > MAX_MESSAGE_BYTES:
-            raise UnsupportedFeatureError(
-                f"the model would contain a message of {nbytes} bytes; "
-                f"protobuf allows {MAX_MESSAGE_BYTES}: keep the weights external"
-            )
-        return pieces
 
-    return edited(_Frame(onnx.ModelProto.DESCRIPTOR, 0, 0, len(wire), 0)) or [wire]
+# A function inside `_with_edits` that calls itself would be in a reference cycle with the model and
+# the data, and keep both in memory until the next garbage collection.
+def _edited(
+    wire: memoryview, frame: _Frame, smallest: int, edit: Callable[[_Frame], list[_Edit]]
+) -> list[_Piece]:
+    """The pieces of a message; none if nothing in it changes."""
+    edits: list[_Edit] = []
+    if frame.message is _TENSOR:
+        edits = edit(frame)
+    else:
+        for child in _children(wire, frame, smallest):
+            if contents := _edited(wire, child, smallest, edit):
+                length = varint(sum(map(len, contents)))
+                edits.append((child.prefix, child.stop, [length, *contents]))
+    if not edits:
+        return []
+    pieces: list[_Piece] = []
+    position = frame.start
+    for begin, end, inserted in edits:
+        if position < begin:
+            pieces.append(wire[position:begin])
+        pieces += inserted
+        position = end
+    if position < frame.stop:
+        pieces.append(wire[position : frame.stop])
+    nbytes = sum(map(len, pieces))
+    if nbytes > MAX_MESSAGE_BYTES:
+        raise UnsupportedFeatureError(
+            f"the model would contain a message of {nbytes} bytes; "
+            f"protobuf allows {MAX_MESSAGE_BYTES}: keep the weights external"
+        )
+    return pieces
 
 
 def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:

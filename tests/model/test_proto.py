@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import SupportsIndex
@@ -123,6 +125,19 @@ def test_a_filled_model_over_the_limit_is_refused_with_the_remedy(
     with pytest.raises(ArchiveFormatError, match="size_threshold") as caught:
         proto.filled(data, weight)
     assert caught.value.rule == "MODEL-2"
+
+
+def test_what_filled_a_model_is_freed_without_a_garbage_collection() -> None:
+    data = model_of(external(raw_tensor("w", dims=(1000,)), "w")).SerializeToString()
+    weight = memoryview(bytes(4000))
+    reference = weakref.ref(weight)
+    gc.disable()
+    try:
+        proto.filled(data, {"w": weight})
+        del weight
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 # References
