@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -257,6 +258,21 @@ def test_closing_a_stream_cancels_its_requests(server: WebServer, method: str) -
         finally:
             gc.enable()
             released.set()
+
+
+@pytest.mark.parametrize("method", ["read", "pieces"])
+def test_a_failed_request_leaves_no_reference_cycle(server: WebServer, method: str) -> None:
+    file = open_object(server.url("/m.onnxa"))
+    kept = weakref.ref(file)
+    server.change = lambda request, answer: Answer(404)
+    gc.disable()
+    try:
+        with pytest.raises(FileNotFoundError):
+            b"".join(file.pieces(0, 10)) if method == "pieces" else file.read(0, 10)
+        del file
+        wait_until(lambda: kept() is None)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a signal to a thread")
