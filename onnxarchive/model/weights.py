@@ -339,7 +339,9 @@ def _with_edits(
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
     model = _Frame(onnx.ModelProto.DESCRIPTOR, 0, 0, len(wire), 0)
-    return _edited(wire, model, smallest, edit) or [wire]
+    pieces = _edited(wire, model, smallest, edit) or [wire]
+    _length(pieces)
+    return pieces
 
 
 # A function inside `_with_edits` that calls itself would be in a reference cycle with the model and
@@ -354,7 +356,7 @@ def _edited(
     else:
         for child in _children(wire, frame, smallest):
             if contents := _edited(wire, child, smallest, edit):
-                length = varint(sum(map(len, contents)))
+                length = varint(_length(contents))
                 edits.append((child.prefix, child.stop, [length, *contents]))
     if not edits:
         return []
@@ -367,13 +369,18 @@ def _edited(
         position = end
     if position < frame.stop:
         pieces.append(wire[position : frame.stop])
+    return pieces
+
+
+def _length(pieces: Iterable[_Piece]) -> int:
+    """The size of a message in bytes; refuses one that protobuf could not read."""
     nbytes = sum(map(len, pieces))
     if nbytes > MAX_MESSAGE_BYTES:
         raise UnsupportedFeatureError(
             f"the model would contain a message of {nbytes} bytes; "
             f"protobuf allows {MAX_MESSAGE_BYTES}: keep the weights external"
         )
-    return pieces
+    return nbytes
 
 
 def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
