@@ -184,12 +184,12 @@ class Finder:
                 f"expected at most {proto.MAX_MESSAGES} messages{together}, found more",
                 rule="MODEL-3",
             )
-        sources = [*map(self._find, all_stripped)]
+        sources = [*map(self._source, all_stripped)]
         if self._nbytes > _SHARED_NBYTES:
             self._limit_sharing()
         return sources
 
-    def _find(self, stripped: _Stripped) -> Source:
+    def _source(self, stripped: _Stripped) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all that is missing."""
         model = _parse(stripped)
         self._ranges.append([])
