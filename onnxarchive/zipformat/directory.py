@@ -18,15 +18,40 @@ from typing import Final, NamedTuple
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import Bounds
-from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import DirectoryRecord
 
 _VERSIONS_NEEDED: Final = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
-# Parts of a `DirectoryRecord`: up to the time, CRC-32, sizes, size of the name, up to the offset of
-# the local header, this offset.
+# A `DirectoryRecord` in parts: all before the time, skipped time and date, CRC-32, both sizes, size
+# of the name, all between it and the offset, offset of the local header.
 _PARTS: Final = struct.Struct("<12s4x3IH12sI")
-# In the record of a small entry with an ASCII name, as this library writes it.
-_USUAL_BEGIN, *_, _USUAL_END, _ = _PARTS.unpack(Placement(b"", 0, 0, 0).pack()[1])
+_BEFORE_TIME: Final = struct.Struct("<4s4H")
+_BEFORE_OFFSET: Final = struct.Struct("<4HI")
+# The Zip64 field of an entry below 4 GiB whose local header is at 4 GiB or more: only the offset.
+_OFFSET_FIELD: Final = struct.Struct("<HHQ")
+_OFFSET_FIELD_SIZE: Final = _OFFSET_FIELD.size - records.EXTRA_HEADER_SIZE
+
+
+def _usual_parts(version_needed: int, extra_size: int) -> tuple[bytes, bytes]:
+    """The parts before the time and before the offset, in records that this library writes."""
+    before_time = _BEFORE_TIME.pack(
+        DirectoryRecord.SIGNATURE,
+        records.MADE_BY_UNIX | records.VERSION_ZIP64,
+        version_needed,
+        0,  # flags of an ASCII name
+        records.METHOD_STORED,
+    )
+    before_offset = _BEFORE_OFFSET.pack(
+        extra_size,
+        0,  # size of the comment
+        0,  # disk
+        0,  # internal attributes
+        records.REGULAR_FILE_ATTRIBUTES,
+    )
+    return before_time, before_offset
+
+
+_USUAL: Final = _usual_parts(records.VERSION_STORED, 0)
+_USUAL_ZIP64: Final = _usual_parts(records.VERSION_ZIP64, _OFFSET_FIELD.size)
 _MAX_SHOWN_FIELDS: Final = 8  # in a message
 
 
@@ -165,37 +190,27 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
 
 
 def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
-    """Unpacks and checks the records; reports a wrong count or total size as ZIP-4."""
+    """Unpacks and checks the records; reports a wrong count or total size as ZIP-4.
+
+    A record of a usual form, with an ASCII name and a size below 4 GiB, breaks no rule; all others
+    are checked one rule at a time.
+    """
     listed: list[_Listed] = []
-    unpack, last = _PARTS.unpack_from, len(data) - DirectoryRecord.SIZE
     position = 0
     for index in range(bounds.entry_count):
-        if position <= last:
-            begin, crc32, compressed, nbytes, name_size, end, offset = unpack(data, position)
-            packed = data[position : position + DirectoryRecord.SIZE + name_size]
-            name = packed[DirectoryRecord.SIZE :]
-            if (
-                begin == _USUAL_BEGIN
-                and end == _USUAL_END
-                and compressed == nbytes < records.SATURATED_32 > offset
-                and name.isascii()
-                and len(name) == name_size
-            ):
-                listed.append(
-                    _Listed(name.decode(), True, name_size, nbytes, offset, crc32, packed)
+        item = _usual_item(data, position)
+        if item is None:
+            record = DirectoryRecord.unpack(data, position)
+            if record is None:
+                report.broken(
+                    "ZIP-4",
+                    f"expected directory record {index + 1} of {bounds.entry_count} at offset "
+                    f"{bounds.offset + position}, found none",
                 )
-                position += len(packed)
-                continue
-        record = DirectoryRecord.unpack(data, position)
-        if record is None:
-            report.broken(
-                "ZIP-4",
-                f"expected directory record {index + 1} of {bounds.entry_count} at offset "
-                f"{bounds.offset + position}, found none",
-            )
-            return listed
-        listed.append(_check_record(record, report))
-        position += record.packed_size
+                return listed
+            item = _check_record(record, report)
+        listed.append(item)
+        position += len(item.packed)
     if position != bounds.size:
         report.broken(
             "ZIP-4",
@@ -203,6 +218,35 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
             f"{position} bytes",
         )
     return listed
+
+
+def _usual_item(data: bytes, position: int) -> _Listed | None:
+    """The content of a record of a usual form; None if it has another form, or if there is none."""
+    name_begin = position + DirectoryRecord.SIZE
+    if name_begin > len(data):
+        return None
+    before_time, crc32, compressed, nbytes, name_size, before_offset, offset = _PARTS.unpack_from(
+        data, position
+    )
+    name_end = end = name_begin + name_size
+    usual = before_time, before_offset
+    if usual == _USUAL_ZIP64 and offset == records.SATURATED_32:
+        end += _OFFSET_FIELD.size
+        if end > len(data):
+            return None
+        identifier, size, offset = _OFFSET_FIELD.unpack_from(data, name_end)
+        if (
+            identifier != records.ZIP64_EXTRA
+            or size != _OFFSET_FIELD_SIZE
+            or offset < records.SATURATED_32
+        ):
+            return None
+    elif usual != _USUAL or offset == records.SATURATED_32 or end > len(data):
+        return None
+    name = data[name_begin:name_end]
+    if compressed != nbytes or nbytes == records.SATURATED_32 or not name.isascii():
+        return None
+    return _Listed(name.decode(), True, name_size, nbytes, offset, crc32, data[position:end])
 
 
 def _check_record(record: DirectoryRecord, report: Report) -> _Listed:

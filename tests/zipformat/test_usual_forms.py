@@ -80,8 +80,8 @@ def test_a_changed_directory_is_read_as_if_no_record_were_usual(
     data, bounds = directory_of(base())
     changes = [*with_changed_bytes(data), *with_changed_records(data, bounds)]
     found = []
-    for begin in (directory._USUAL_BEGIN, None):
-        monkeypatch.setattr(directory, "_USUAL_BEGIN", begin)
+    for usual_item in (directory._usual_item, lambda data, position: None):
+        monkeypatch.setattr(directory, "_usual_item", usual_item)
         findings = [Findings() for _ in changes]
         read = [
             directory.read_directory(changed, bounds._replace(size=len(changed)), report)
@@ -91,6 +91,15 @@ def test_a_changed_directory_is_read_as_if_no_record_were_usual(
     assert found[0] == found[1]
     assert len(changes) > 3500
     assert sum(not pairs for pairs in found[0][1]) > 1000
+
+
+def test_records_beyond_4_gib_are_read_at_a_glance_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.of([(f"w{index}", GIB_4 - 200) for index in range(9)])
+    data, bounds = directory_of(image)
+    expected = directory.read_directory(data, bounds, Strict())
+    assert expected.entries[-1].header_offset > GIB_4
+    monkeypatch.setattr(directory, "_check_record", None)
+    assert directory.read_directory(data, bounds, Strict()) == expected
 
 
 def headers_of(image: Image) -> list[bytes]:

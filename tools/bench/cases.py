@@ -281,6 +281,15 @@ CASES: Final[Mapping[str, Case]] = {
         (Target("at most", 5, "safetensors"),),
         times=3,
     ),
+    "open-far": Case(
+        "open a sparse archive of 1,000 tensors: with 64-bit offsets, and with 32-bit ones",
+        (
+            Measure("open: 98 GiB", "far", ways.open_archive, ("archive",)),
+            Measure("open: 0.1 GiB", "near", ways.open_archive, ("archive",)),
+        ),
+        (Target("at most", 1.2, "open: 0.1 GiB"),),
+        times=5,
+    ),
     "view-many": Case(
         "open and get each tensor (onnx.load: load only)",
         (*_views("many"), _PARSED),

@@ -85,6 +85,8 @@ GROUPS: Final[Mapping[str, Group]] = {
     "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
     "chain": Group(500, 806, is_chain=True),  # 1.3 GB
     "real": Group(80, 8192, is_chain=True),  # 20 GiB
+    "near": Group(1000, 164, is_sparse=True),  # 0.1 GiB
+    "far": Group(1000, 5129, is_sparse=True),  # 98 GiB; nearly all offsets need 64 bits
     **{f"count-{count}": Group(count, 4) for count in COUNTS},
     **{
         f"size-{size}": Group(
