@@ -116,7 +116,7 @@ def convert_many(
         options=options,
         replace=replace,
         skip_existing=skip_existing,
-        reader=SourceReader(verify_checksum, other_files, follow_links),
+        reader=SourceReader(verify_checksum, other_files, follow_links, size_threshold),
         dry_run=dry_run,
     )
     for index, conversion in _outcomes(work, convert, executor):

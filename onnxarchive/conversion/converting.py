@@ -214,7 +214,7 @@ def convert(
         {identifier: Location.of(path, **access) for identifier, path in sources.items()},
         Location.of(path, **access),
         options,
-        SourceReader(verify_checksum, other_files, follow_links),
+        SourceReader(verify_checksum, other_files, follow_links, size_threshold),
         dry_run=dry_run,
         repository=repository,
     )

@@ -31,7 +31,13 @@ from onnxarchive.sources.recognition import (
     kind_of_head,
     recognised,
 )
-from onnxarchive.sources.source import MAX_PATH_SIZE, Source, sha1, with_cleared_tail
+from onnxarchive.sources.source import (
+    MAX_PATH_SIZE,
+    Source,
+    require_initializer_count,
+    sha1,
+    with_cleared_tail,
+)
 from onnxarchive.sources.zip_file import ZippedFile
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
@@ -136,6 +142,8 @@ class Finder:
     Attributes:
         open_file: Opens the file at a plain path; None if there is none.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
+        size_threshold: As for `convert`, to refuse too many tensors before their files are opened;
+            None if it is unknown.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
         opened: The files that were found so far, by plain path.
@@ -143,6 +151,7 @@ class Finder:
 
     open_file: Callable[[str], DataFile | None]
     verify_checksum: bool
+    size_threshold: int | None
     elsewhere: Callable[[TensorRef], Data] | None
     opened: dict[str, DataFile] = field(default_factory=dict)
     _by_location: dict[str, DataFile | None] = field(default_factory=dict)
@@ -192,6 +201,8 @@ class Finder:
     def _source(self, stripped: _Stripped) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all that is missing."""
         model = _parse(stripped)
+        if self.size_threshold is not None:
+            require_initializer_count(model, self.size_threshold)
         self._ranges.append([])
         data: list[Data] = []
         faults: dict[object, _Fault] = {}

@@ -82,7 +82,8 @@ class SourceReader:
         OSError: The model or a directory cannot be opened.
 
     Attributes:
-        verify_checksum, follow_links: As for `convert`.
+        verify_checksum, follow_links, size_threshold: As for `convert`; a `size_threshold` of None
+            is one that depends on an archive.
         other_files: True to include the other files of a zip, and not to warn about those of a
             directory, which `add_others` includes.
         temporary: The directory for temporary files; None for the system's.
@@ -93,6 +94,7 @@ class SourceReader:
     verify_checksum: bool = False
     other_files: bool = False
     follow_links: FollowLinks = False
+    size_threshold: int | None = None
     temporary: str | None = None
     elsewhere: Callable[[TensorRef], Data] | None = None
 
@@ -113,7 +115,7 @@ class SourceReader:
 
     def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
-        files = Finder(open_file, self.verify_checksum, self.elsewhere)
+        files = self._finder(open_file)
         (source,) = files.sources([Stored(model)])
         source.warnings += (_NOT_SEARCHED,) * self.other_files
         return source
@@ -145,7 +147,7 @@ class SourceReader:
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
-        files = Finder(found.get, self.verify_checksum, self.elsewhere)
+        files = self._finder(found.get)
         source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
@@ -181,8 +183,10 @@ class SourceReader:
         elif follow_links is not False:
             root.linked = Root(os.fspath(follow_links)).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
-        open_file = partial(_open_beneath, root)
-        return root, Finder(open_file, self.verify_checksum, self.elsewhere)
+        return root, self._finder(partial(_open_beneath, root))
+
+    def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
+        return Finder(open_file, self.verify_checksum, self.size_threshold, self.elsewhere)
 
     def _whole(
         self, files: Finder, open_model: Callable[[str], DataFile], name: str, names: list[str]

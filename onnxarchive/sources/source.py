@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
 
-from onnxarchive.errors import shown_names
+from onnxarchive.errors import UnsupportedFeatureError, shown_names
 from onnxarchive.files.data import Data
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.zipformat.layout import MAX_ENTRIES
 
 MAX_PATH_SIZE = 4096  # bytes; the longest path on Linux
 
@@ -109,6 +110,52 @@ class _WithClearedTail:
                 self.cleared[self.ref.where] = self.ref.name
                 yield piece[:-1]
                 yield memoryview(bytes([piece[-1] & self.used]))
+
+
+def require_initializer_count(model: onnx.ModelProto, size_threshold: int) -> None:
+    """Refuses a model with more initializers to store outside it than an archive has entries.
+
+    Only shapes and types are looked at, so a model is refused before its data files are.
+    """
+    initializers = model.graph.initializer
+    if len(initializers) < MAX_ENTRIES:
+        return
+    sizes = [tensors.stored_nbytes(tensor) for tensor in initializers]
+    outside = [nbytes for nbytes in sizes if nbytes is not None and nbytes >= size_threshold]
+    require_entry_count(outside, other_entries=1)
+
+
+def require_entry_count(tensor_nbytes: Collection[int], other_entries: int) -> None:
+    """Refuses more entries than an archive can hold (rule ZIP-4).
+
+    Args:
+        tensor_nbytes: Sizes of the tensors that become entries, in bytes.
+        other_entries: Number of models and assets.
+
+    Raises:
+        UnsupportedFeatureError: There are too many. The message names the least `size_threshold`
+            with which there are not.
+    """
+    count = len(tensor_nbytes) + other_entries
+    if count <= MAX_ENTRIES:
+        return
+    problem = f"expected at most {MAX_ENTRIES} entries, found {count}"
+    if other_entries > MAX_ENTRIES:
+        raise UnsupportedFeatureError(f"{problem}; leave assets out", rule="ZIP-4")
+    ascending = sorted(tensor_nbytes)
+    # The largest tensor that has to stay in the model, and all as small as it.
+    threshold = ascending[count - MAX_ENTRIES - 1] + 1
+    if sum(nbytes for nbytes in ascending if nbytes < threshold) < proto.SIZE_LIMIT:
+        remedy = (
+            f"size_threshold={threshold} (--size-threshold {threshold}) keeps enough tensors in "
+            "the model"
+        )
+    else:
+        remedy = (
+            f"no size_threshold helps, since the model must stay below {proto.SIZE_LIMIT} bytes; "
+            "merge tensors, or split the model"
+        )
+    raise UnsupportedFeatureError(f"{problem}; {remedy}", rule="ZIP-4")
 
 
 def sha1(data: Data) -> str:

@@ -23,10 +23,14 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.sources.source import Source
+from onnxarchive.sources.source import (
+    Source,
+    require_entry_count,
+    require_initializer_count,
+)
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.sharing import SharedEntries
-from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
 
 # From this size in bytes, external tensors that go into the model are mapped, not held in memory.
@@ -218,13 +222,15 @@ def plan_archive(
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
     for identifier, source in sorted(models.items()):
+        require_initializer_count(source.model, options.size_threshold)
         planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
         items += planned.items
         serialized[identifier] = planned.serialize()
     if shared:
         items = [item._replace(crc32=shared.crc32s.get(item.name)) for item in items]
+    tensor_nbytes = [item.data.nbytes for item in items]
+    require_entry_count(tensor_nbytes, other_entries=len(assets) + len(serialized))
     items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
-    writer.require_entries(len(items) + len(serialized))
     return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
 
 
