@@ -7,6 +7,7 @@ Importing this module imports onnx_ir; importing the public `onnxarchive.ir` doe
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -255,14 +256,18 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
     onnx_ir would read all tensors to serialize a model. So this function clones the model
     without copying tensors, replaces the large tensors of the clone by external placeholders, and
-    serializes the clone.
+    serializes the clone. onnx_ir clones no graph whose nodes are not sorted topologically, but
+    writes it. Such a model has the placeholders itself while it is serialized.
 
     Args:
-        model: The model. It is not changed.
+        model: The model. It is not changed, or only meanwhile.
         size_threshold: Tensors of this many bytes or more are large; external tensors always are,
             string tensors never.
     """
-    clone = model.clone()
+    try:
+        holder = model.clone()
+    except RuntimeError:  # of onnx_ir, for any reason; if it is another one, `to_proto` fails, too
+        holder = model
     large: list[onnx_ir.TensorProtocol] = []
     archives: dict[int, Archive] = {}
 
@@ -285,8 +290,8 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
             metadata_props=dict(tensor.metadata_props),
         )
 
-    _replace_tensors(clone, placeholder)
-    proto = onnx_ir.to_proto(clone)
+    with _replace_tensors(holder, placeholder):
+        proto = onnx_ir.to_proto(holder)
     walked = []
     for ref in tensors.external(proto):
         location = tensors.location(ref.tensor)
@@ -325,24 +330,36 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
 # Tensors of a model
 
 
-def _replace_tensors(model: onnx_ir.Model, replacement: Callable[[Any], Any]) -> None:
-    """Replaces every initializer and every tensor of an attribute, also in functions."""
-    for graph in _graphs(model):
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = replacement(value.const_value)
-    for attributes in _attributes(model):
-        for name, attribute in list(attributes.items()):
-            if attribute.is_ref():
-                continue
-            if attribute.type == onnx_ir.AttributeType.TENSOR:
-                tensor = replacement(attribute.as_tensor())
-                attributes[name] = onnx_ir.AttrTensor(attribute.name, tensor, attribute.doc_string)
-            elif attribute.type == onnx_ir.AttributeType.TENSORS:
-                several = [replacement(tensor) for tensor in attribute.as_tensors()]
-                attributes[name] = onnx_ir.AttrTensors(
-                    attribute.name, several, attribute.doc_string
-                )
+def _replace_tensors(
+    model: onnx_ir.Model, replacement: Callable[[Any], Any]
+) -> contextlib.ExitStack:
+    """Replaces every initializer and every tensor of an attribute, also in functions.
+
+    Returns:
+        A stack of callbacks that puts the replaced tensors back when it is closed.
+    """
+    with contextlib.ExitStack() as restoration:
+        for graph in _graphs(model):
+            for value in graph.initializers.values():
+                tensor = value.const_value
+                if tensor is not None:
+                    restoration.callback(setattr, value, "const_value", tensor)
+                    value.const_value = replacement(tensor)
+        for attributes in _attributes(model):
+            for name, attribute in list(attributes.items()):
+                if attribute.is_ref():
+                    continue
+                if attribute.type == onnx_ir.AttributeType.TENSOR:
+                    tensor = replacement(attribute.as_tensor())
+                    new = onnx_ir.AttrTensor(attribute.name, tensor, attribute.doc_string)
+                elif attribute.type == onnx_ir.AttributeType.TENSORS:
+                    several = [replacement(tensor) for tensor in attribute.as_tensors()]
+                    new = onnx_ir.AttrTensors(attribute.name, several, attribute.doc_string)
+                else:
+                    continue
+                restoration.callback(attributes.__setitem__, name, attribute)
+                attributes[name] = new
+        return restoration.pop_all()
 
 
 def _graphs(model: onnx_ir.Model) -> Iterator[Any]:

@@ -32,7 +32,7 @@ from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError
 
 ir = pytest.importorskip("onnx_ir")
 
-from ir_models import MODELS, tensors_of_all_types  # noqa: E402
+from ir_models import MODELS, tensors_everywhere, tensors_of_all_types  # noqa: E402
 
 MIB = 1 << 20
 
@@ -63,6 +63,48 @@ def test_an_ir_model_is_not_changed(make: Any) -> None:
     for name, value in model.graph.initializers.items():
         assert value.const_value is held[name]
     assert [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()] == attributes
+
+
+def reverse_nodes(model: Any) -> None:
+    """Reverses the nodes of every graph and function, so that none is sorted topologically."""
+    functions = model.functions.values()
+    for graph in [
+        *model.graphs(),
+        *functions,
+        *(graph for function in functions for graph in function.subgraphs()),
+    ]:
+        nodes = list(graph)
+        graph.remove(nodes)
+        graph.extend(reversed(nodes))
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_an_unsorted_ir_model_is_saved_in_its_order_and_not_changed(
+    path: Path, is_failing: bool
+) -> None:
+    model = ir.from_proto(tensors_everywhere())
+    reverse_nodes(model)
+    with pytest.raises(RuntimeError):
+        model.clone()
+    held = [id(value.const_value) for value in model.graph.initializers.values()]
+    attributes = [id(one) for node in model.graph.all_nodes() for one in node.attributes.values()]
+    expected = ir.to_proto(model)
+    if is_failing:
+        model.graph.initializers["outer"].const_value = ir.ExternalTensor(
+            "missing", 0, 1600, ir.DataType.FLOAT, shape=ir.Shape([400]), name="outer"
+        )
+        with pytest.raises(FileNotFoundError, match="missing"):
+            onnxarchive.save(model, path)
+        assert not path.exists()
+        held[0] = id(model.graph.initializers["outer"].const_value)
+    else:
+        onnxarchive.save(model, path, convert_attribute=True)
+        assert onnxarchive.load(path) == expected
+        assert ir.to_proto(model) == expected
+    assert [id(value.const_value) for value in model.graph.initializers.values()] == held
+    assert attributes == [
+        id(one) for node in model.graph.all_nodes() for one in node.attributes.values()
+    ]
 
 
 def test_an_ir_model_is_not_changed_by_a_save_that_fails(path: Path) -> None:
