@@ -43,6 +43,7 @@ class ArchiveSerializer:
         from onnxarchive.writing.saving import save
 
         for ref in tensors.external(proto):
+            tensors.require_no_address(ref)
             location = tensors.location(ref.tensor) or ""
             raise ArchiveFormatError(
                 f"{ref}: expected its data in the model, found it external; "
@@ -98,9 +99,10 @@ def _remedy(producer_name: str, location: str) -> str:
             f"PyTorch has written beside {shown(archive)}, can be deleted"
         )
     return (
-        "either load the model with its external data, or save the model without "
-        "save_as_external_data, or convert the model's file with onnxarchive.convert; for an "
-        "onnx_ir.Model, call onnxarchive.save"
+        f"first call onnx.load_external_data_for_model(model, directory of {shown(location)}), "
+        "then save the model without save_as_external_data (which has just written "
+        f"{shown(location)}, if it was given; this file can be deleted then); or convert the "
+        "model's file with onnxarchive.convert; for an onnx_ir.Model, call onnxarchive.save"
     )
 
 

@@ -37,6 +37,9 @@ DATA_FIELDS = (
 
 INITIALIZER: Final = "initializer"
 
+# Locations by which ONNX Runtime refers to memory of its process; their offset is an address.
+_IN_MEMORY: Final = frozenset({"*/_ORT_MEM_ADDR_/*", "*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"})
+
 LOCATION = "location"
 OFFSET = "offset"
 LENGTH = "length"
@@ -259,6 +262,20 @@ def require_no_data(ref: TensorRef) -> None:
             f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; to store the "
             "data in these fields, clear external_data and set data_location to DEFAULT; to keep "
             f"the external data, clear {fields}"
+        )
+
+
+def require_no_address(ref: TensorRef) -> None:
+    """Refuses an external tensor whose data was in the memory of another process.
+
+    Raises:
+        ArchiveFormatError: The location says so.
+    """
+    if location(ref.tensor) in _IN_MEMORY:
+        raise ArchiveFormatError(
+            f"{ref}: expected its data in a file, found an address in the memory of the process "
+            "of ONNX Runtime that wrote the model; let that program write the model anew, with "
+            "its weights"
         )
 
 

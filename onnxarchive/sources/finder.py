@@ -275,6 +275,7 @@ class Finder:
         data_type = tensors.external_type(ref)
         reference = tensors.external_data(ref, Strict(), also_allowed=_BASEPATH)
         assert reference is not None  # else `Strict()` would have raised an error
+        tensors.require_no_address(ref)
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
         end = offset + nbytes

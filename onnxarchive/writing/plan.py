@@ -148,6 +148,7 @@ def refuse_external(ref: TensorRef) -> NoReturn:
         ArchiveFormatError: Always.
     """
     tensors.require_no_data(ref)
+    tensors.require_no_address(ref)
     raise ArchiveFormatError(
         f"{ref}: expected its data in the model, found it external; convert the file with "
         "onnxarchive.convert, or load the model with its external data"

@@ -219,11 +219,36 @@ def test_external_data_is_refused_and_the_remedies_named(path: Path, tmp_path: P
     assert onnxarchive.load(path).graph.initializer[0].raw_data == bytes(16)
 
 
+@pytest.mark.parametrize("location", ["*/_ORT_MEM_ADDR_/*", "*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"])
+def test_an_address_in_memory_is_not_taken_for_a_file(tmp_path: Path, location: str) -> None:
+    model = model_of(external(raw_tensor("w"), location, offset=140123456789, length=16))
+    source = write_model(tmp_path / "m.onnx", model)
+    path = tmp_path / "m.onnxa"
+    for make in (
+        lambda: onnx.save(model, path),
+        lambda: onnxarchive.save(model, path),
+        lambda: onnxarchive.convert(source, path),
+    ):
+        with pytest.raises(ArchiveFormatError, match=r"tensor 'w' .*address in the memory of"):
+            make()
+    assert not path.exists()
+
+
 def test_save_as_external_data_is_refused_and_leaves_what_was_there(archive: Path) -> None:
     before = archive.read_bytes()
     with pytest.raises(ArchiveFormatError, match="save the model without save_as_external_data"):
         onnx.save(runnable_model(), archive, save_as_external_data=True, location="w.data")
     assert archive.read_bytes() == before
+
+
+def test_the_advice_after_save_as_external_data_gives_the_archive(path: Path) -> None:
+    model = runnable_model()
+    with pytest.raises(ArchiveFormatError, match=r"load_external_data_for_model.*'w\.data'"):
+        onnx.save(model, path, save_as_external_data=True, location="w.data")
+    onnx.load_external_data_for_model(model, str(path.parent))
+    onnx.save(model, path)
+    (path.parent / "w.data").unlink()
+    assert onnxarchive.load(path) == runnable_model()
 
 
 def test_onnx_ir_loads_archives_through_onnx(archive: Path, tmp_path: Path) -> None:
