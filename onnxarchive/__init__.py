@@ -61,13 +61,13 @@ if _TYPE_CHECKING:
     from onnxarchive.interop.model_functions import (
         check_model as check_model,
         infer_shapes as infer_shapes,
-        transform as transform,
     )
     from onnxarchive.interop.onnxruntime import (
         session as session,
         session_options as session_options,
     )
     from onnxarchive.interop.prepacking import prepack as prepack
+    from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
     from onnxarchive.reading.rules import Finding as Finding, check as check
     from onnxarchive.writing.saving import save as save
@@ -95,9 +95,10 @@ _NAMES = {
     "UnsupportedFeatureError",
     "interop": "get_include",
     "interop.links": "check_link link",
-    "interop.model_functions": "check_model infer_shapes transform",
+    "interop.model_functions": "check_model infer_shapes",
     "interop.onnxruntime": "session session_options",
     "interop.prepacking": "prepack",
+    "interop.transforming": "transform",
     "zipformat.directory": "Entry",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -38,9 +38,12 @@ from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.interop.model_functions import Function, Weights, transform
+from onnxarchive.interop.transforming import Function, Weights
 
 pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed nothing")]
+
+# Most tests are about hidden weights.
+transform = partial(onnxarchive.transform, weights="hidden")
 
 MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
@@ -222,8 +225,9 @@ def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> N
     code = f"""
 {MEASURE_MEMORY}
 import onnx, onnxarchive, {module}
-from onnxarchive.interop.model_functions import transform
-print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[module]})))
+from onnxarchive import transform
+function = {module}.{OPTIMIZERS[module]}
+print(growth(lambda: transform(sys.argv[1], sys.argv[2], function, weights="hidden")))
 """
     printed = run_python(
         code, tmp_path / "m.onnxa", tmp_path / "out.onnxa", PYTHONWARNINGS="default"

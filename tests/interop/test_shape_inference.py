@@ -27,7 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ChecksumError
-from onnxarchive.interop.model_functions import infer_shapes, transform
+from onnxarchive.interop.model_functions import infer_shapes
+from onnxarchive.interop.transforming import transform
 from onnxarchive.model import tensors
 from onnxarchive.reading.linked_models import is_unread
 
