@@ -400,7 +400,7 @@ def test_an_index_that_cannot_be_read_is_named_and_not_used(packed: Path, conten
     with onnxarchive.edit(packed) as edit:
         content = content.replace(b"VERSION", ort.__version__.encode())
         edit.assets[asset("index.json")] = content.replace(b"MACHINE", machine().encode())
-    with pytest.warns(UserWarning, match=r"index\.json'?: .*its packed weights are not used"):
+    with pytest.warns(UserWarning, match=r"prepacked/.*: .*its packed weights are not used"):
         session = onnxarchive.session(packed, providers=CPU)
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected(runnable_model()))
     with warnings.catch_warnings():
