@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Unpack
 
 import onnx
@@ -25,8 +25,13 @@ from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import ranges_of
-from onnxarchive.reading.archive import Archive, open
-from onnxarchive.reading.linked_models import linked_model, packed_pairs, require_utf8
+from onnxarchive.reading.archive import Archive, open, with_model
+from onnxarchive.reading.linked_models import (
+    linked_model,
+    packed_pairs,
+    require_utf8,
+    stored_keys,
+)
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
 
@@ -85,54 +90,73 @@ def link(
         onnxarchive.link("model.onnxa", "link.onnx")
         session = onnxruntime.InferenceSession("link.onnx")
     """
-    for identifier, target in link_targets(path, destination, model, **access).items():
-        require_no_input(target, [Location.of(path, **access).path])
-        if os.path.islink(target):
-            raise ValueError(
-                f"expected a destination that is not a symbolic link, since tools look for "
-                f"external data beside the symbolic link itself, found {target}"
-            )
-        with open(path, model=identifier, **access) as archive, with_path(archive.path):
-            file = archive.contents.local_file.present_path()
-            pairs = packed_pairs(archive, machine()) if prepack else {}
-            linked = linked_model(archive, _location(file, target), pairs=pairs, in_place=True)
-            proto.take_link_fingerprint(linked)
-            linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
-            serialized = proto.serialize(linked)
-            with Replacement(target) as replacement:
-                replacement.file.write(serialized)
-                replacement.commit()
-        names = os.stat(file).st_nlink
-        if names > 1:
-            warnings.warn(
-                f"{archive.path}: the file has {names} names (hard links); ONNX Runtime reads such "
-                "external data, but onnx and onnx_ir refuse it; for these, copy the archive and "
-                "link the copy",
-                stacklevel=2,
-            )
-
-
-def link_targets(
-    path: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    model: str,
-    **access: Unpack[Access],
-) -> dict[str, str]:
-    """The files that `link` writes, by model id; the arguments are those of `link`."""
     require_local_target(destination)
-    target = os.fspath(destination)
-    if not os.path.isdir(target):
-        return {model: target}
+    if not os.path.isdir(destination):
+        _require_target(destination, Location.of(path, **access).path)  # before a download
     with open(path, model=model, **access) as archive:
-        ids = [model] if model else list(archive.models)
-        name = os.path.splitext(os.path.basename(archive.path or ""))[0]
+        write_links(archive, link_targets(archive, destination), prepack=prepack)
+
+
+def link_targets(archive: Archive, destination: str | os.PathLike[str]) -> dict[str, str]:
+    """The files that `link` writes for an archive, by model id.
+
+    A directory gets the model that was chosen when the archive was opened; all if none was.
+    """
+    target, chosen = os.fspath(destination), archive.model_id
+    if not os.path.isdir(target):
+        return {chosen: target}
+    ids = [chosen] if chosen else list(archive.models)
+    name = os.path.splitext(os.path.basename(archive.path))[0]
     if "" in ids and name.lower() in ids:
         raise ValueError(
-            f"{os.fspath(path)}: expected no model whose id is the name of the archive, found "
+            f"{archive.path}: expected no model whose id is the name of the archive, found "
             f"{name.lower()!r}, whose link would have the name of the default model's; write each "
             "of these links by itself, with its model (--model), to a .onnx of another name"
         )
     return {identifier: os.path.join(target, f"{identifier or name}.onnx") for identifier in ids}
+
+
+def write_links(archive: Archive, targets: Mapping[str, str], *, prepack: bool) -> None:
+    """Writes the links of models to files, by model id; see `link`.
+
+    The models are changed: the archive is not used afterwards.
+    """
+    file = archive.contents.local_file
+    for target in targets.values():
+        _require_target(target, file.absolute_path)
+    with with_path(archive.path):
+        path = file.present_path()
+        for identifier, target in targets.items():
+            _write_link(with_model(archive, identifier), path, target, prepack=prepack)
+    names = os.stat(path).st_nlink
+    if names > 1:
+        warnings.warn(
+            f"{archive.path}: the file has {names} names (hard links); ONNX Runtime reads such "
+            "external data, but onnx and onnx_ir refuse it; for these, copy the archive and "
+            "link the copy",
+            stacklevel=3,
+        )
+
+
+def _require_target(target: str | os.PathLike[str], archive: str | None) -> None:
+    require_no_input(target, [archive])
+    if os.path.islink(target):
+        raise ValueError(
+            f"expected a destination that is not a symbolic link, since tools look for "
+            f"external data beside the symbolic link itself, found {os.fspath(target)}"
+        )
+
+
+def _write_link(archive: Archive, path: str, target: str, *, prepack: bool) -> None:
+    """Writes a link of the archive's chosen model; `path` is the present path of the archive."""
+    pairs = packed_pairs(archive, machine()) if prepack else {}
+    linked = linked_model(archive, _location(path, target), pairs=pairs, in_place=True)
+    proto.take_link_fingerprint(linked)
+    linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
+    serialized = proto.serialize(linked)
+    with Replacement(target) as replacement:
+        replacement.file.write(serialized)
+        replacement.commit()
 
 
 def _location(file: str, destination: str | os.PathLike[str]) -> str:
@@ -164,10 +188,10 @@ def fingerprint(archive: Archive) -> str:
     follow the SHA-256, unless the model is the default one.
     """
     digest = hashlib.sha256()
-    for entry in archive.entries.values():
-        if entry.name in archive.tensors.refs:
-            line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
-            digest.update(line.encode())
+    for key in stored_keys(archive):
+        entry = archive.entries[key]
+        line = f"{key} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
+        digest.update(line.encode())
     digest.update(f"{archive.entries[model_entry(archive.model_id)].crc32:08x}\n".encode())
     return f"{digest.hexdigest()} {archive.model_id}".rstrip()
 

@@ -26,7 +26,7 @@ from onnxarchive.interop.onnxruntime import COMPARING, machine, require_onnxrunt
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PackedSet, PackedWeight, ranges_of
-from onnxarchive.reading.archive import Archive, open
+from onnxarchive.reading.archive import Archive, open, with_model
 from onnxarchive.reading.linked_models import packable
 from onnxarchive.remote.location import Location
 
@@ -87,7 +87,7 @@ def prepack(
     version: str = require_onnxruntime(COMPARING, reason).__version__
     options: dict[str, Any] = {"copy": copy, "timeout": timeout}
     path = Location.of(path).require_local()
-    with open(path, timeout=timeout) as archive:
+    with open(path, model=model or "", timeout=timeout) as archive:
         ids, entries = list(archive.models) if model is None else [model], dict(archive.entries)
     if not copy:
         with edit(path, **options):
@@ -100,11 +100,11 @@ def prepack(
         dir=parent, prefix=f".{name}.prepack-", ignore_cleanup_errors=True
     ) as directory:
         try:
-            for number, identifier in enumerate(ids):
-                with open(path, model=identifier, timeout=timeout) as archive, with_path(path):
+            with open(path, timeout=timeout) as archive, with_path(path):
+                for number, identifier in enumerate(ids):
                     stem = os.path.join(directory, str(number))
                     packed[identifier], unpacked[identifier] = _pack(
-                        archive, stem, sess_options, buffers
+                        with_model(archive, identifier), stem, sess_options, buffers
                     )
             new = PackedSet(version, machine(), packed, unpacked)
             with edit(path, progress=progress, **options) as changes:

@@ -286,6 +286,21 @@ def owner_of(model: onnx.ModelProto) -> Archive | None:
     return None
 
 
+def with_model(archive: Archive, model: str) -> Archive:
+    """The same open archive with another of its models chosen; nothing is read again.
+
+    Both share the file, so closing one closes the other.
+
+    Raises:
+        ModelNotFoundError: There is no model of this id.
+    """
+    with with_path(archive.path):
+        require_model(archive.contents.models, model)
+    chosen = object.__new__(Archive)  # `Archive()` would read the file
+    vars(chosen).update(vars(archive), model_id=model, tensors=Tensors(archive.contents, model))
+    return chosen
+
+
 def complete_model(archive: Archive) -> onnx.ModelProto:
     """Puts the bytes of all tensors into the archive's own model; the archive is then unusable.
 

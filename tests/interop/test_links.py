@@ -31,9 +31,12 @@ from models import (
     run_model,
     runnable_model,
     text_model,
+    weight_model,
 )
 from onnx import TensorProto, numpy_helper
+from opens import opens
 from outcomes import came, requires
+from steps import steps
 from written import write_model
 
 import onnxarchive
@@ -242,6 +245,45 @@ def test_a_directory_gets_a_link_for_each_model(tmp_path: Path) -> None:
         x = np.ones([it.dim_value for it in dims], np.float32)
         expected = run_model(write_model(tmp_path / "expected", model), x=x)
         np.testing.assert_array_equal(run_model(tmp_path / f"{name}.onnx", x=x), expected)
+
+
+@pytest.mark.parametrize("prepack", [False, True])
+@pytest.mark.parametrize("count", [2, 7])
+def test_links_of_all_models_open_the_archive_once(
+    tmp_path: Path, count: int, prepack: bool
+) -> None:
+    archive = tmp_path / "m.onnxa"
+    models = {f"m{seed}": weight_model(seed) for seed in range(1, count)}
+    onnxarchive.save(weight_model(0), archive, models=models)
+    assert opens(archive, lambda: onnxarchive.link(archive, tmp_path, prepack=prepack)) == 1
+    for id, model in models.items():
+        require_link(tmp_path / f"{id}.onnx", model)
+    require_link(tmp_path / "m.onnx", weight_model(0))
+
+
+def test_the_links_of_small_models_take_no_longer_beside_a_large_one(tmp_path: Path) -> None:
+    def work(large: int, small: int) -> int:
+        archive = tmp_path / f"{large} {small}" / "m.onnxa"
+        archive.parent.mkdir()
+        model = model_of(*(raw_tensor(f"w{number}", dims=(256,)) for number in range(large)))
+        models = {f"m{number}": weight_model(number) for number in range(small)}
+        onnxarchive.save(model, archive, models=models)
+        return steps(lambda: onnxarchive.link(archive, archive.parent))
+
+    def work_of_three(large: int) -> int:
+        return work(large, 4) - work(large, 1)
+
+    assert work_of_three(300) < 1.2 * work_of_three(10)
+
+
+def test_no_link_is_written_if_a_target_is_not_allowed(tmp_path: Path) -> None:
+    archive = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), archive, models={"further": further_model()})
+    (tmp_path / "further.onnx").symlink_to(archive)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(ValueError, match="found"):
+        onnxarchive.link(archive, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_model_by_id_is_linked_alone_in_a_directory(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from models import (
     text_model,
 )
 from onnx import numpy_helper
+from opens import opens
 from processes import completed
 
 import onnxarchive
@@ -161,6 +162,18 @@ def test_each_model_is_packed_or_the_one_that_is_named(path: Path) -> None:
     assert len(index.files) == 2  # both models have the same weights
     require_packed(path, names)
     np.testing.assert_array_equal(run(path, model="second"), expected(further_model()))
+
+
+def test_packing_opens_the_archive_as_often_for_many_models_as_for_one(tmp_path: Path) -> None:
+    def packed(count: int) -> int:
+        path = tmp_path / f"{count}.onnxa"
+        models = {f"m{number}": further_model() for number in range(1, count)}
+        onnxarchive.save(runnable_model(), path, models=models)
+        opened = opens(path, lambda: onnxarchive.prepack(path))
+        assert len(index_of(path).weights) == count
+        return opened
+
+    assert packed(5) == packed(1)
 
 
 def test_sets_of_other_versions_and_machines_are_kept_and_not_used(archive: Path) -> None:

@@ -66,16 +66,17 @@ def add_link(commands: Any) -> None:
 
 
 def link(arguments: argparse.Namespace) -> None:
-    from onnxarchive.interop.links import link_targets
+    from onnxarchive.interop.links import link_targets, write_links
 
+    require_local_target(arguments.target)
+    if not os.path.isdir(arguments.target):
+        require_free(arguments.target, arguments.force)  # before the archive is downloaded
     archive = shown_url(arguments.archive)
-    targets = link_targets(
-        arguments.archive, arguments.target, arguments.model, **access(arguments)
-    )
-    for target in targets.values():
-        require_free(target, arguments.force)
-    options = {"model": arguments.model, "prepack": arguments.prepack}
-    onnxarchive.link(arguments.archive, arguments.target, **options, **access(arguments))
+    with onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments)) as opened:
+        targets = link_targets(opened, arguments.target)
+        for target in targets.values():
+            require_free(target, arguments.force)
+        write_links(opened, targets, prepack=arguments.prepack)
     links, lines = [], []
     for target in targets.values():
         nbytes = os.path.getsize(target)
