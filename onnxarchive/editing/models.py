@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import onnx
 
@@ -17,7 +18,7 @@ from onnxarchive.model.prepacked import INDEX, PackedWeight
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets
+from onnxarchive.reading.linked_models import packed_sets, warn_of_sets
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 
@@ -39,6 +40,7 @@ class EditedModel:
     def __init__(self, changes: Changes, draft: Draft) -> None:
         self._changes = changes
         self._archive = changes.archive
+        self._contents: dict[str, tuple[int, int]] = {}  # by name; see `_content`
         self.origin = draft.origin
         self.message = draft.message
         self.old_refs = TensorRefs()
@@ -146,21 +148,37 @@ class EditedModel:
         """Those of the packed weights whose initializers have the same bytes as before."""
         if not self.has_other_tensors:
             return weights
-        same: dict[str, PackedWeight] = {}
-        for index, tensor in enumerate(self.message.graph.initializer):
-            weight = weights.get(tensor.name)
-            if weight is None:
-                continue
+        return {
+            name: weight
+            for name, weight in weights.items()
+            if self._content(name) == (weight.nbytes, weight.crc32)
+        }
+
+    def _content(self, name: str) -> tuple[int, int] | None:
+        """Size and CRC-32 of an initializer; None if none or several have this name.
+
+        They are computed once, since an archive may have many sets of packed weights.
+        """
+        index = self._unique.get(name)
+        if index is None:
+            return None
+        if name not in self._contents:
+            tensor = self.message.graph.initializer[index]
             path = tensors.main_initializer(tensor, index).path
             if path in self.stored and path not in self.elements:
                 entry = self._archive.entries[self.stored[path]]
-                content = entry.nbytes, entry.crc32
+                self._contents[name] = entry.nbytes, entry.crc32
             else:  # an external tensor without new elements is not read for this
                 data = self.elements.get(path, Stored(memoryview(tensor.raw_data)))
-                content = data.nbytes, Crc32.of(data).value
-            if content == (weight.nbytes, weight.crc32):
-                same[tensor.name] = weight
-        return same
+                self._contents[name] = data.nbytes, Crc32.of(data).value
+        return self._contents[name]
+
+    @cached_property
+    def _unique(self) -> dict[str, int]:
+        """The index of each initializer by name, without names that several have."""
+        names = [tensors.text(tensor.name) for tensor in self.message.graph.initializer]
+        count = Counter(names)
+        return {name: index for index, name in enumerate(names) if count[name] == 1}
 
 
 def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
@@ -182,13 +200,16 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
     They are the new data of each changed asset, by name of its entry; None for one to remove.
     """
     assets: dict[str, Data | None] = {}
-    for packed in packed_sets(archive):
+    edited = {model.origin: (id, model) for id, model in models.items()}
+    faults: list[str] = []
+    for packed in packed_sets(archive, faults):
         weights, unpacked = {}, {}
-        for id, model in sorted(models.items()):
-            if model.origin is not None and model.origin in packed.weights:
-                weights[id] = model.remaining(packed.weights[model.origin])
-                if model.origin in packed.unpacked:
-                    unpacked[id] = packed.unpacked[model.origin]
+        for origin in packed.weights:
+            if origin in edited:
+                id, model = edited[origin]
+                weights[id] = model.remaining(packed.weights[origin])
+                if origin in packed.unpacked:
+                    unpacked[id] = packed.unpacked[origin]
         remaining = replace(packed, weights=weights, unpacked=unpacked)
         if remaining != packed:
             removed = packed.files.keys() - remaining.files.keys()
@@ -196,6 +217,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
             index = packed.folder + INDEX
             data = Stored(memoryview(remaining.to_json()))
             assets[index] = data if remaining.files else None
+    warn_of_sets(archive, faults)
     return assets
 
 

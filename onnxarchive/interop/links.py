@@ -27,6 +27,7 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import ranges_of
 from onnxarchive.reading.archive import Archive, open, with_model
 from onnxarchive.reading.linked_models import (
+    Pairs,
     linked_model,
     packed_pairs,
     require_utf8,
@@ -126,8 +127,10 @@ def write_links(archive: Archive, targets: Mapping[str, str], *, prepack: bool) 
         _require_target(target, file.absolute_path)
     with with_path(archive.path):
         path = file.present_path()
+        packed = packed_pairs(archive, targets, machine()) if prepack else {}
         for identifier, target in targets.items():
-            _write_link(with_model(archive, identifier), path, target, prepack=prepack)
+            pairs = packed.get(identifier)
+            _write_link(with_model(archive, identifier), path, target, pairs)
     names = os.stat(path).st_nlink
     if names > 1:
         warnings.warn(
@@ -147,9 +150,8 @@ def _require_target(target: str | os.PathLike[str], archive: str | None) -> None
         )
 
 
-def _write_link(archive: Archive, path: str, target: str, *, prepack: bool) -> None:
+def _write_link(archive: Archive, path: str, target: str, pairs: Pairs | None) -> None:
     """Writes a link of the archive's chosen model; `path` is the present path of the archive."""
-    pairs = packed_pairs(archive, machine()) if prepack else {}
     linked = linked_model(archive, _location(path, target), pairs=pairs, in_place=True)
     proto.take_link_fingerprint(linked)
     linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))

@@ -273,7 +273,9 @@ class SessionInputs:
             with with_path(archive.path):
                 pairs: Pairs = {}
                 if uses_packed and prepack is not False and compares_packed():
-                    pairs = packed_pairs(archive, machine(), ort.__version__)
+                    model_id, version = archive.model_id, ort.__version__
+                    packed = packed_pairs(archive, [model_id], machine(), version)
+                    pairs = packed.get(model_id, {})
                 linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
                 self.model, self.packed = proto.encode(linked), len(pairs)
         if self._copy is not None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import tempfile
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,14 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.interop.onnxruntime import COMPARING, machine, require_onnxruntime, write_packed
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.prepacked import INDEX, MAX_INDEX_NBYTES, PackedSet, PackedWeight, ranges_of
+from onnxarchive.model.prepacked import (
+    INDEX,
+    MAX_INDEX_NBYTES,
+    PackedSet,
+    PackedWeight,
+    fault_of,
+    ranges_of,
+)
 from onnxarchive.reading.archive import Archive, open, with_model
 from onnxarchive.reading.linked_models import packable
 from onnxarchive.remote.location import Location
@@ -120,23 +128,25 @@ def prepack(
 def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
     """Replaces the packed weights of this kind, except those of models that were not packed."""
     assets, folder = changes.assets, new.folder.removeprefix(ASSET_PREFIX)
-    with contextlib.suppress(KeyError, ValueError):
-        old = PackedSet.of_json(assets[folder + INDEX])
-        new = replace(
-            new, weights={**old.weights, **new.weights}, unpacked={**old.unpacked, **new.unpacked}
-        )
+    entry = changes.entries.get(new.folder + INDEX)
+    if entry is not None and entry.nbytes <= MAX_INDEX_NBYTES:
+        with contextlib.suppress(ValueError):
+            old = PackedSet.of_json(assets[folder + INDEX])
+            weights, unpacked = {**old.weights, **new.weights}, {**old.unpacked, **new.unpacked}
+            new = replace(new, weights=weights, unpacked=unpacked)
     index = new.to_json()
     if len(index) > MAX_INDEX_NBYTES:
         raise UnsupportedFeatureError(
             f"expected an index of packed weights of at most {MAX_INDEX_NBYTES} bytes, found "
             f"{len(index)}; pack one model with model= (--model)"
         )
+    files = new.files
     for path in [path for path in assets if path.startswith(folder)]:
-        if path.removeprefix(folder) not in new.files:
+        if path.removeprefix(folder) not in files:
             del assets[path]
     for name, buffer in buffers.items():
         assets[folder + name] = buffer
-    if new.files:
+    if files:
         assets[folder + INDEX] = index
 
 
@@ -148,7 +158,7 @@ def _pack(
     It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
     Weights that it changes before it packs them have other names there, and are left out.
     """
-    weights = {name: (nbytes, crc32) for _, name, nbytes, crc32 in packable(archive)}
+    weights = {name: (nbytes, crc32) for name, nbytes, crc32 in packable(archive).values()}
     nbytes = sum(nbytes for nbytes, _ in weights.values())
     require_space(archive.path, 2 * nbytes, os.path.dirname(stem))
     write_packed(archive, stem, sess_options)
@@ -165,12 +175,22 @@ def _pack(
         for suffix in (".onnx", ".data"):
             Path(f"{stem}{suffix}").unlink(missing_ok=True)
     # By content, since ONNX Runtime writes the packed form of equal weights for one of them.
-    keys: dict[tuple[int, int], dict[str, tuple[tuple[str, int], ...]]] = {}
+    forms: dict[tuple[int, int], dict[str, tuple[tuple[str, int], ...]]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     for name, value in values:
         key = value.partition("|")[0]  # contains a hash of the buffers
-        stored = [(f"{key}.{index}", *place) for index, place in enumerate(ranges_of(value))]
-        keys.setdefault(weights[name], {})[key] = tuple((file, size) for file, _, size in stored)
-        for file, offset, size in stored:
+        stored = {f"{key}.{index}": place for index, place in enumerate(ranges_of(value))}
+        ranges |= stored
+        forms.setdefault(weights[name], {})[key] = tuple(
+            (file, size) for file, (_, size) in stored.items()
+        )
+    packed = {
+        name: PackedWeight(*content, forms[content])
+        for name, content in weights.items()
+        if content in forms and fault_of(forms[content]) is None
+    }
+    for weight in packed.values():
+        for file, _ in chain.from_iterable(weight.buffers.values()):
+            offset, size = ranges[file]
             buffers[file] = data[offset : offset + size]
-    packed = {name: PackedWeight(*own, keys[own]) for name, own in weights.items() if own in keys}
     return packed, tuple(sorted(weights.keys() - packed.keys()))

@@ -12,16 +12,27 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from onnxarchive.model.keys import PACKED_PREFIX
 
 PREFIX: Final = PACKED_PREFIX
 INDEX: Final = "index.json"
 MAX_INDEX_NBYTES: Final = 1 << 24
+# Of a weight. ONNX Runtime has one packed form of a weight for each kind of operator that uses it,
+# of one or a few buffers.
+MAX_FORMS: Final = 64
+MAX_BUFFERS: Final = 64
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
 _PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
+_MAX_NUMBER: Final = (1 << 63) - 1
+
+# The packed forms of a weight: for each key of ONNX Runtime, the names of files in the folder and
+# their sizes in bytes.
+Forms: TypeAlias = Mapping[str, tuple[tuple[str, int], ...]]
+# By what a weight is recognised: name, size in bytes and CRC-32 of the initializer.
+WeightId: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +42,12 @@ class PackedWeight:
     Attributes:
         nbytes: Size in bytes of the initializer's own bytes.
         crc32: Their CRC-32.
-        buffers: For each key of ONNX Runtime, the names of files in the folder and their sizes in
-            bytes.
+        buffers: Its packed forms.
     """
 
     nbytes: int
     crc32: int
-    buffers: Mapping[str, tuple[tuple[str, int], ...]]
+    buffers: Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,12 @@ class PackedSet:
         """The folder of the set, the beginning of its entries' names."""
         return f"{PREFIX}{self.onnxruntime}-{self.machine}/"
 
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The version as numbers, for comparisons."""
-        return tuple(map(int, re.findall("[0-9]{1,9}", self.onnxruntime)))
+    def forms(self, model: str) -> dict[WeightId, Forms]:
+        """The packed forms of a model's weights."""
+        weights = self.weights.get(model, {})
+        return {
+            (name, weight.nbytes, weight.crc32): weight.buffers for name, weight in weights.items()
+        }
 
     @property
     def files(self) -> dict[str, int]:
@@ -117,6 +129,23 @@ class PackedSet:
             raise ValueError(f"expected an index of packed weights, found {error!r}") from None
 
 
+def version_numbers(version: str) -> tuple[int, ...]:
+    """A version of ONNX Runtime as numbers, for comparisons."""
+    return tuple(map(int, re.findall("[0-9]{1,9}", version)))
+
+
+def fault_of(forms: Forms) -> str | None:
+    """What an index must not say of one weight, so that reading it is bounded; None if nothing."""
+    files = [file for buffers in forms.values() for file, _ in buffers]
+    if len(forms) > MAX_FORMS:
+        return f"expected at most {MAX_FORMS} packed forms of a weight, found {len(forms)}"
+    if len(files) > MAX_BUFFERS:
+        return f"expected at most {MAX_BUFFERS} packed buffers of a weight, found {len(files)}"
+    if len(set(files)) < len(files):
+        return "expected each packed buffer once in a weight, found one again"
+    return None
+
+
 def pair_value(key: str, ranges: Iterable[tuple[int, int]]) -> str:
     """The value of a pair in `external_data` that names packed weights.
 
@@ -131,17 +160,27 @@ def ranges_of(value: str) -> list[tuple[int, int]]:
 
 
 def _weight(index: Mapping[str, Any]) -> PackedWeight:
-    buffers = {
-        _key(key): tuple((_key(name), _of(int, nbytes)) for name, nbytes in buffers)
+    fault = fault_of(index["packed"])
+    if fault is not None:
+        raise ValueError(fault)
+    forms = {
+        _key(key): tuple((_key(name), _number(nbytes)) for name, nbytes in buffers)
         for key, buffers in index["packed"].items()
     }
-    return PackedWeight(_of(int, index["nbytes"]), _of(int, index["crc32"]), buffers)
+    return PackedWeight(_number(index["nbytes"]), _number(index["crc32"]), forms)
 
 
 def _key(text: str) -> str:
     if not _KEY.fullmatch(text):
         raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {text!r}")
     return text
+
+
+def _number(value: Any) -> int:
+    number: int = _of(int, value)
+    if not 0 <= number <= _MAX_NUMBER:
+        raise ValueError(f"expected a number from 0 to {_MAX_NUMBER}, found {number}")
+    return number
 
 
 def _of(kind: Any, value: Any) -> Any:

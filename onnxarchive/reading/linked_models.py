@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Final, TypeAlias
 
 import onnx
@@ -17,9 +19,9 @@ from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, show
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, prepacked, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
-from onnxarchive.model.prepacked import PackedSet
+from onnxarchive.model.prepacked import Forms, PackedSet, WeightId
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, with_model
 
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
 _MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
@@ -141,27 +143,46 @@ def stored_keys(archive: Archive) -> list[str]:
     return sorted(archive.tensors.refs, key=archive.entries.index_of.__getitem__)
 
 
-def packable(archive: Archive) -> Iterator[tuple[str, str, int, int]]:
-    """Key, name, size in bytes and CRC-32 of the initializers that sessions read from the archive.
+def packable(archive: Archive) -> dict[str, WeightId]:
+    """The initializers that sessions read from the archive, by key.
 
-    Without those of subgraphs.
+    Without those of subgraphs, and without those whose name another initializer has, too.
     """
-    for key, ref in archive.tensors.refs.items():
+    refs = archive.tensors.refs
+    named = Counter(tensors.text(tensor.name) for tensor in refs.initializers)
+    found = {}
+    for key, ref in refs.items():
         entry = archive.entries[key]
-        if len(ref.path) == 2 and stays_outside(ref, entry.nbytes):
-            yield key, ref.name, entry.nbytes, entry.crc32
+        is_main = len(ref.path) == 2
+        if is_main and named[ref.name] == 1 and stays_outside(ref, entry.nbytes):
+            found[key] = ref.name, entry.nbytes, entry.crc32
+    return found
 
 
-def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]:
-    """The sets of packed weights in an archive; warns if one cannot be read.
+def packed_sets(
+    archive: Archive, faults: list[str], machine: str | None = None, version: str = ""
+) -> Iterator[PackedSet]:
+    """Reads the sets of packed weights in an archive one at a time, since an index takes memory.
 
-    They are those for one kind of machine, or all.
+    Args:
+        archive: The archive.
+        faults: Gets a text for each set that cannot be read; see `warn_of_sets`.
+        machine: The kind of machine of the sets; None for all sets, in archive order.
+        version: The version of ONNX Runtime whose set is first; the others follow, the last one
+            first.
     """
     end = f"/{prepacked.INDEX}" if machine is None else f"-{machine}/{prepacked.INDEX}"
-    sets, faults = [], []
-    for name in archive.entries:
-        if not (name.startswith(prepacked.PREFIX) and name.endswith(end)):
-            continue
+    names = [
+        name for name in archive.entries if name.startswith(prepacked.PREFIX) and name.endswith(end)
+    ]
+
+    def preference(name: str) -> tuple[bool, tuple[int, ...]]:
+        own_version = name.removeprefix(prepacked.PREFIX).removesuffix(end)
+        return own_version == version, prepacked.version_numbers(own_version)
+
+    if machine is not None:
+        names.sort(key=preference, reverse=True)
+    for name in names:
         try:
             nbytes = archive.entries[name].nbytes
             if nbytes > prepacked.MAX_INDEX_NBYTES:
@@ -177,7 +198,11 @@ def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]
         except ValueError as error:
             faults.append(f"entry {shown(name)}: {error}")
         else:
-            sets.append(packed)
+            yield packed
+
+
+def warn_of_sets(archive: Archive, faults: list[str]) -> None:
+    """Warns of sets of packed weights that `packed_sets` could not read."""
     if faults:
         more = f" (and {len(faults) - 1} more)" * (len(faults) > 1)
         warnings.warn(
@@ -185,36 +210,52 @@ def packed_sets(archive: Archive, machine: str | None = None) -> list[PackedSet]
             "onnxarchive.prepack replaces them",
             stacklevel=3,
         )
-    return sets
 
 
-def packed_pairs(archive: Archive, machine: str, version: str = "") -> Pairs:
-    """The pairs for `external_data` by key that lead ONNX Runtime to packed weights.
+def packed_pairs(
+    archive: Archive, models: Iterable[str], machine: str, version: str = ""
+) -> dict[str, Pairs]:
+    """The pairs for `external_data` by key that lead ONNX Runtime to packed weights, by model id.
 
     They are those of the version of ONNX Runtime that will read the pairs, if it is known, or else
-    of the last other one. The archive is in a local file.
+    of the last other one. The archive is in a local file. A model without packed weights is left
+    out.
     """
-    sets = [one for one in packed_sets(archive, machine) if archive.model_id in one.weights]
-    if not sets:
-        return {}
-    chosen = max(sets, key=lambda one: (one.onnxruntime == version, one.version))
-    weights = chosen.weights[archive.model_id]
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for entry_key, name, nbytes, crc32 in packable(archive):
-        weight = weights.get(name)
-        if weight is None or (weight.nbytes, weight.crc32) != (nbytes, crc32):
-            continue
-        for key, buffers in weight.buffers.items():
-            ranges = [_range(archive, chosen.folder + file, size) for file, size in buffers]
-            if None not in ranges:
-                own = pairs.setdefault(entry_key, [])
-                value = prepacked.pair_value(key, filter(None, ranges))
-                own.append((f"prepacked_{len(own)}", value))
+    pairs: dict[str, Pairs] = {}
+    left = set(models)
+    faults: list[str] = []
+    for packed in packed_sets(archive, faults, machine, version):
+        found = left & packed.weights.keys()
+        place = cache(partial(_place, archive, packed.folder))
+        for model in found:
+            pairs[model] = _pairs(with_model(archive, model), packed.forms(model), place)
+        left -= found
+        if not left:
+            break
+    warn_of_sets(archive, faults)
     return pairs
 
 
-def _range(archive: Archive, name: str, nbytes: int) -> tuple[int, int] | None:
-    """Offset and size of an entry with packed weights; None if it is not as the index says."""
+def _pairs(
+    archive: Archive,
+    forms: Mapping[WeightId, Forms],
+    place: Callable[[str, int], tuple[int, int] | None],
+) -> Pairs:
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for key, weight in packable(archive).items():
+        values = []
+        for form, buffers in forms.get(weight, {}).items():
+            ranges = [place(file, nbytes) for file, nbytes in buffers]
+            if None not in ranges:
+                values.append(prepacked.pair_value(form, filter(None, ranges)))
+        if values:
+            pairs[key] = [(f"prepacked_{index}", value) for index, value in enumerate(values)]
+    return pairs
+
+
+def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, int] | None:
+    """Offset and size of a packed buffer in the archive; None if it is not as the index says."""
+    name = folder + file
     entry = archive.entries.get(name)
     if entry is not None and entry.nbytes == nbytes:
         with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header

@@ -30,11 +30,12 @@ from models import (
 from onnx import numpy_helper
 from opens import opens
 from processes import completed
+from steps import steps
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError
 from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
-from onnxarchive.model.prepacked import PREFIX, PackedSet, PackedWeight
+from onnxarchive.model.prepacked import MAX_INDEX_NBYTES, PREFIX, PackedSet, PackedWeight
 
 pytestmark = needs_packed_weights
 
@@ -234,6 +235,43 @@ def test_weights_that_are_changed_before_they_are_packed_are_not_stored(
     onnxarchive.save(text_model(text, numpy_helper.from_array(weight, "w")), path)
     with untouched(path):
         onnxarchive.prepack(path)
+
+
+def test_weights_of_one_name_are_not_stored(path: Path) -> None:
+    model = further_model()
+    again = numpy_helper.to_array(model.graph.initializer[1]) * 2
+    model.graph.initializer.append(numpy_helper.from_array(again, "own"))
+    onnxarchive.save(model, path)
+    onnxarchive.prepack(path)
+    assert [*index_of(path).weights[""]] == ["embedding"]
+    assert len(packed_entries(path)) == 2
+
+
+def test_packing_takes_no_product_of_the_weights_and_the_files_that_were_there(
+    tmp_path: Path,
+) -> None:
+    def work(weights: int, files: int) -> int:
+        path = tmp_path / f"{weights} {files}.onnxa"
+        old = {f"w{number}": PackedWeight(1, 1, {}) for number in range(weights)}
+        index = PackedSet(ort.__version__, machine(), {"": {}, "other": old}, {})
+        assets = {asset(f"f{number}"): b"x" for number in range(files)}
+        assets[asset("index.json")] = index.to_json()
+        onnxarchive.save(runnable_model(), path, assets=assets)
+        return steps(lambda: onnxarchive.prepack(path))
+
+    work(1, 1)  # imports
+    assert work(1, 1) + work(90, 90) < 1.05 * (work(1, 90) + work(90, 1))
+
+
+def test_an_index_that_is_too_large_to_be_read_is_replaced(packed: Path) -> None:
+    index = index_of(packed)
+    other = PackedSet(index.onnxruntime, index.machine, {"other": index.weights[""]}, {})
+    with onnxarchive.edit(packed) as edit:
+        edit.assets[asset("index.json")] = other.to_json().ljust(MAX_INDEX_NBYTES + 1)
+    with pytest.warns(UserWarning, match=f"at most {MAX_INDEX_NBYTES} bytes"):
+        assert pairs_of(packed) == {}
+    onnxarchive.prepack(packed)
+    assert index_of(packed) == index
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from onnxarchive.errors import shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, with_model
 from onnxarchive.zipformat.layout import Placement
 
 if TYPE_CHECKING:
@@ -223,14 +223,15 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
     Only weights are counted that have the same bytes as when they were packed.
     """
     from onnxarchive.interop.onnxruntime import compares_packed, machine
-    from onnxarchive.reading.linked_models import packed_sets
+    from onnxarchive.reading.linked_models import packable, packed_sets, warn_of_sets
 
     present = {
-        (id, ref.name, archive.entries[key].nbytes, archive.entries[key].crc32)
-        for id, model in archive.contents.models.items()
-        for key, ref in model.refs.items()
+        (id, *weight)
+        for id in archive.models
+        for weight in packable(with_model(archive, id)).values()
     }
-    return [
+    faults: list[str] = []
+    described = [
         {
             "onnxruntime": packed.onnxruntime,
             "machine": packed.machine,
@@ -243,8 +244,10 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
             "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
             "is_usable": packed.machine == machine() and compares_packed(),
         }
-        for packed in packed_sets(archive)
+        for packed in packed_sets(archive, faults)
     ]
+    warn_of_sets(archive, faults)
+    return described
 
 
 def set_lines(described: dict[str, Any]) -> list[str]:

@@ -1,0 +1,243 @@
+"""Packed weights whose index was made to cost time or memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tracemalloc
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import onnx
+import pytest
+from models import break_local_header, entry_of, model_of, raw_tensor, weight_model
+from steps import steps
+
+import onnxarchive
+from onnxarchive.files.data import Crc32
+from onnxarchive.interop.onnxruntime import machine
+from onnxarchive.model.prepacked import MAX_BUFFERS, MAX_FORMS, PREFIX
+
+WEIGHT = raw_tensor("w", dims=(256,), seed=1)
+
+
+def named(name: str) -> onnx.TensorProto:
+    """A copy of `WEIGHT` with another name."""
+    copy = onnx.TensorProto()
+    copy.CopyFrom(WEIGHT)
+    copy.name = name
+    return copy
+
+
+def item(packed: Mapping[str, Any], tensor: onnx.TensorProto = WEIGHT) -> dict[str, Any]:
+    """What an index says of a weight with the bytes of a tensor."""
+    data = tensor.raw_data
+    return {"nbytes": len(data), "crc32": zlib.crc32(data), "packed": packed}
+
+
+def forms(count: int, buffers: int = 1) -> dict[str, Any]:
+    """Packed forms of a weight; each names buffers of one byte."""
+    numbers = itertools.count()
+    return {f"k{form}": [[f"f{next(numbers)}", 1] for _ in range(buffers)] for form in range(count)}
+
+
+def folder_of(version: str = "1.32.0") -> str:
+    """The folder of a set as an asset."""
+    return f"{PREFIX.removeprefix('assets/')}{version}-{machine()}/"
+
+
+def index_of(weights: Mapping[str, Any], version: str = "1.32.0", model: str = "") -> bytes:
+    index = {"onnxruntime": version, "machine": machine(), "weights": {model: weights}}
+    return json.dumps({**index, "unpacked": {}}).encode()
+
+
+def saved(
+    path: Path, initializers: list[onnx.TensorProto], weights: Mapping[str, Any], **assets: bytes
+) -> Path:
+    """An archive whose index has these weights, with files `f0`, `f1`, ... of one byte."""
+    files = {f"f{number}": b"x" for number in range(MAX_BUFFERS + 1)}
+    named_assets = {folder_of() + name: data for name, data in {**files, **assets}.items()}
+    named_assets[f"{folder_of()}index.json"] = index_of(weights)
+    path.parent.mkdir(exist_ok=True, parents=True)
+    onnxarchive.save(model_of(*initializers), path, assets=named_assets)
+    return path
+
+
+def pairs_of(path: Path) -> dict[str, list[str]]:
+    """The keys of the pairs about packed weights in a link, by tensor; no name may repeat."""
+    onnxarchive.link(path, path.with_suffix(".onnx"), prepack=True)
+    loaded = onnx.load(path.with_suffix(".onnx"), load_external_data=False)
+    return {
+        tensor.name: keys
+        for tensor in loaded.graph.initializer
+        if (keys := [it.key for it in tensor.external_data if it.key.startswith("prepacked")])
+    }
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The most bytes of Python objects that a call has at one time."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def require_sum(
+    call: Callable[[int, int], Callable[[], object]],
+    numbers: tuple[int, int],
+    others: tuple[int, int],
+    *,
+    cost: Callable[[Callable[[], object]], int] = steps,
+) -> None:
+    """Requires that a call of two numbers costs the sum of what each costs, not the product."""
+
+    def cost_of(number: int, other: int) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cost(call(number, other))
+
+    cost_of(numbers[0], others[0])  # imports
+    few, many = cost_of(numbers[0], others[0]), cost_of(numbers[1], others[1])
+    assert few + many < 1.05 * (cost_of(numbers[1], others[0]) + cost_of(numbers[0], others[1]))
+
+
+def add_sets(path: Path, count: int, weights: Mapping[str, Any], model: str = "") -> None:
+    """Adds sets of later versions for a model."""
+    with onnxarchive.edit(path) as edit:
+        for number in range(count):
+            version = f"1.33.{number}"
+            index = index_of(weights, version, model)
+            edit.assets[f"{folder_of(version)}index.json"] = index
+
+
+def add_tensor(path: Path, tensor: onnx.TensorProto) -> None:
+    with onnxarchive.edit(path) as edit:
+        edit.model.graph.initializer.append(tensor)
+
+
+def link(path: Path) -> Callable[[], object]:
+    return lambda: onnxarchive.link(path, path.with_suffix(".onnx"), prepack=True)
+
+
+def test_initializers_of_one_name_get_no_packed_weights(tmp_path: Path) -> None:
+    tensors = [named("twice"), named("once"), named("twice"), named("twice, once in the model")]
+    tensors.append(raw_tensor("twice, once in the model"))
+    weights = {tensor.name: item(forms(1)) for tensor in tensors}
+    assert pairs_of(saved(tmp_path / "m.onnxa", tensors, weights)) == {"once": ["prepacked_0"]}
+
+
+@pytest.mark.parametrize(
+    ("packed", "says"),
+    [
+        (forms(MAX_FORMS + 1, 0), f"{MAX_FORMS} packed forms of a weight, found {MAX_FORMS + 1}"),
+        (forms(1, MAX_BUFFERS + 1), f"{MAX_BUFFERS} packed buffers of a weight, found 65"),
+        (forms(5, 13), f"{MAX_BUFFERS} packed buffers of a weight, found 65"),
+        ({"k": [["f0", 1], ["f0", 1]]}, "each packed buffer once"),
+        ({"k0": [["f0", 1]], "k1": [["f0", 1]]}, "each packed buffer once"),
+        ({"k": [["f0", -1]]}, "a number from 0"),
+        ({"k": [["f0", 1 << 63]]}, "a number from 0"),
+        ({"k": [[["f0"], 1]]}, "expected an index of packed weights"),
+        ({"k": [7]}, "expected an index of packed weights"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "index",
+)
+def test_an_index_of_more_than_a_weight_may_have_is_named_and_not_used(
+    tmp_path: Path, packed: Mapping[str, Any], says: str
+) -> None:
+    path = saved(tmp_path / "m.onnxa", [WEIGHT], {"w": item(packed)})
+    with pytest.warns(UserWarning, match=f"{says}.* its packed weights are not used"):
+        assert pairs_of(path) == {}
+
+
+@pytest.mark.parametrize("packed", [forms(MAX_FORMS), forms(1, MAX_BUFFERS), forms(MAX_FORMS, 0)])
+def test_as_much_as_a_weight_may_have_is_used(tmp_path: Path, packed: Mapping[str, Any]) -> None:
+    path = saved(tmp_path / "m.onnxa", [WEIGHT], {"w": item(packed)})
+    assert pairs_of(path) == {"w": [f"prepacked_{index}" for index in range(len(packed))]}
+
+
+@pytest.mark.parametrize("count", [MAX_FORMS, 2000])
+@pytest.mark.parametrize("cost", [steps, peak])
+def test_forms_and_initializers_of_one_name_cost_no_product(
+    tmp_path: Path, count: int, cost: Callable[[Callable[[], object]], int]
+) -> None:
+    def hostile(names: int, number: int) -> Callable[[], object]:
+        path = tmp_path / f"{names} {number}" / "m.onnxa"
+        return link(saved(path, [named("w")] * names, {"w": item(forms(number, 0))}))
+
+    require_sum(hostile, (1, 100), (1, count), cost=cost)
+
+
+@pytest.mark.parametrize("cost", [steps, peak])
+def test_a_link_of_many_packed_weights_costs_in_proportion(
+    tmp_path: Path, cost: Callable[[Callable[[], object]], int]
+) -> None:
+    def cost_of(count: int) -> int:
+        names = [f"w{number}" for number in range(count)]
+        weights = {name: item(forms(MAX_FORMS)) for name in names}
+        return cost(link(saved(tmp_path / f"{count}.onnxa", [*map(named, names)], weights)))
+
+    cost_of(1)  # imports
+    assert cost_of(24) < 2.2 * cost_of(12) < 2.2 * 2.2 * cost_of(6)
+
+
+def test_the_header_of_a_buffer_is_compared_once(tmp_path: Path) -> None:
+    """Also if it is damaged: weights of other names may name the same buffer."""
+    names = [f"w{number}" for number in range(100)]
+    weights = {name: item(forms(1)) for name in names}
+    path = saved(tmp_path / "m.onnxa", [*map(named, names)], weights)
+    sound = steps(link(path))
+    assert len(pairs_of(path)) == len(names)
+    break_local_header(path, entry_of(path, f"assets/{folder_of()}f0"))
+    assert pairs_of(path) == {}
+    assert steps(link(path)) < sound
+
+
+def test_indexes_are_in_memory_one_at_a_time(tmp_path: Path) -> None:
+    def memory(count: int) -> int:
+        weights = {f"w{number}": item(forms(MAX_FORMS)) for number in range(10)}
+        path = saved(tmp_path / f"{count}.onnxa", [WEIGHT], weights)
+        add_sets(path, count, weights, "other")
+        return peak(link(path))
+
+    memory(1)  # imports
+    assert memory(6) < 1.3 * memory(2)
+
+
+def test_sets_and_initializers_cost_an_edit_no_product(tmp_path: Path) -> None:
+    def edited(sets: int, initializers: int) -> Callable[[], object]:
+        tensors = [named(f"w{number}") for number in range(initializers)]
+        path = saved(tmp_path / f"{sets} {initializers}.onnxa", tensors, {})
+        add_sets(path, sets, {"w0": item(forms(1))})
+        return lambda: add_tensor(path, raw_tensor("new", dims=(256,)))
+
+    require_sum(edited, (1, 40), (1, 40))
+
+
+def test_models_and_sets_cost_an_edit_no_product(tmp_path: Path) -> None:
+    def edited(sets: int, models: int) -> Callable[[], object]:
+        path = tmp_path / f"{sets} {models}.onnxa"
+        further = {f"m{number}": weight_model(number, 300) for number in range(models)}
+        onnxarchive.save(model_of(WEIGHT), path, models=further)
+        add_sets(path, sets, {}, "none")
+        return lambda: add_tensor(path, raw_tensor("new", dims=(256,)))
+
+    require_sum(edited, (1, 40), (1, 40))
+
+
+def test_an_edit_sums_the_bytes_of_an_initializer_once_for_all_sets(tmp_path: Path) -> None:
+    new = raw_tensor("new", dims=(300,))
+
+    def sums(count: int) -> int:
+        path = saved(tmp_path / f"{count}.onnxa", [WEIGHT], {})
+        add_sets(path, count, {"new": item(forms(1), new)})
+        with patch.object(Crc32, "of", wraps=Crc32.of) as of:
+            add_tensor(path, new)
+        return sum(call.args[0].nbytes == 1200 for call in of.mock_calls)
+
+    assert sums(5) == sums(2) > 0
