@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from onnxarchive.errors import shown
 from onnxarchive.model.keys import PACKED_PREFIX
 
 PREFIX: Final = PACKED_PREFIX
@@ -172,7 +173,7 @@ def _weight(index: Mapping[str, Any]) -> PackedWeight:
 
 def _key(text: str) -> str:
     if not _KEY.fullmatch(text):
-        raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {text!r}")
+        raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {shown(text)}")
     return text
 
 
@@ -185,5 +186,5 @@ def _number(value: Any) -> int:
 
 def _of(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value

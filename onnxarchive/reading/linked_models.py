@@ -191,7 +191,7 @@ def packed_sets(
             packed = PackedSet.of_json(bytes(archive.read(name)))
             if packed.folder + prepacked.INDEX != name:
                 raise ValueError(
-                    f"expected the index of this folder, found that of {packed.folder}"
+                    f"expected the index of this folder, found that of {shown(packed.folder)}"
                 )
         except ArchiveFormatError as error:
             faults.append(error.message)
