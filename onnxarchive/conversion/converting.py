@@ -56,6 +56,9 @@ class Conversion:
         left_out: Paths of the files that the option `other_files` left out; empty without this
             option.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
+        attribute_tensors: Number of tensors of `size_threshold` bytes or more in Constant nodes and
+            other attributes, which stay in the models without `convert_attribute`.
+        attribute_nbytes: Size of these tensors in bytes.
         warnings: Messages about files, bytes and `external_data` of the source that were left out,
             about unused bits that were cleared (not after a dry run) and, after `convert_many`,
             about file attributes that were lost.
@@ -77,6 +80,8 @@ class Conversion:
     taken: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     shared_nbytes: int = 0
+    attribute_tensors: int = 0
+    attribute_nbytes: int = 0
     warnings: tuple[str, ...] = ()
     error_type: str | None = None
     is_skipped: bool = False
@@ -278,6 +283,8 @@ def convert_silently(
             taken=tuple(name for name in default.others if name not in (options.assets or {})),
             left_out=default.left_out,
             shared_nbytes=plan.shared_nbytes,
+            attribute_tensors=len(plan.attributes),
+            attribute_nbytes=sum(plan.attributes),
             warnings=tuple(notes),
         )
 

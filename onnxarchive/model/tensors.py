@@ -300,6 +300,19 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
     return None if stored_nbytes(tensor) is None else dtypes.BY_NUMBER[tensor.data_type]
 
 
+def nbytes_in_attributes(model: onnx.ModelProto, size_threshold: int) -> list[int]:
+    """Sizes in bytes of tensors that the model holds in Constant nodes and other attributes.
+
+    Only tensors of `size_threshold` bytes or more that could be stored outside the model.
+    """
+    sizes = [
+        stored_nbytes(ref.tensor)
+        for ref in walk(model)
+        if not ref.is_initializer and ref.tensor.data_location != EXTERNAL
+    ]
+    return [nbytes for nbytes in sizes if nbytes is not None and nbytes >= size_threshold]
+
+
 def external_type(ref: TensorRef) -> DataType:
     """The data type of a tensor whose data is outside the model.
 

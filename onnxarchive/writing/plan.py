@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
@@ -65,11 +65,14 @@ class Plan:
         items: Its tensors and assets, in order.
         models: Its models, as the last entries.
         shared_nbytes: Number of bytes saved by sharing tensors between models.
+        attributes: Sizes in bytes of tensors that stay in the models, though `convert_attribute`
+            would store them outside.
     """
 
     items: list[Item]
     models: tuple[Item, ...]
     shared_nbytes: int = 0
+    attributes: Sequence[int] = ()
 
     @cached_property
     def entries(self) -> list[Item]:
@@ -108,12 +111,14 @@ class PlannedModel:
         inlined: Bytes of large tensors that go into the serialized model, by placeholder. In
             `model`, these tensors are external, with the placeholders as locations.
         shared: The keys of entries of other models that this model shares.
+        attributes: As in `Plan`.
     """
 
     items: list[Item]
     model: onnx.ModelProto
     inlined: Mapping[str, memoryview]
     shared: frozenset[str]
+    attributes: Sequence[int]
 
     def serialize(self) -> SerializedModel:
         """Serializes the model, and frees it before the bytes are parsed, which checks them.
@@ -219,6 +224,7 @@ def plan_archive(
     if assets:
         require_names(ASSET_PREFIX + path for path in assets)
     items: list[Item] = []
+    attributes: list[int] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
@@ -226,13 +232,15 @@ def plan_archive(
         require_initializer_count(source.model, options.size_threshold)
         planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
         items += planned.items
+        attributes += planned.attributes
         serialized[identifier] = planned.serialize()
     if shared:
         items = [item._replace(crc32=shared.crc32s.get(item.name)) for item in items]
     tensor_nbytes = [item.data.nbytes for item in items]
     require_entry_count(tensor_nbytes, other_entries=len(assets) + len(serialized))
     items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
-    return Plan(items, model_items(serialized), shared.saved_nbytes if shared else 0)
+    shared_nbytes = shared.saved_nbytes if shared else 0
+    return Plan(items, model_items(serialized), shared_nbytes, attributes)
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -294,6 +302,7 @@ def plan_model(
     main: dict[int, str] = {}  # locations of initializers of the main graph, by index
     locations = dict(stored)  # those of other tensors
     staying: list[tuple[TensorRef, Data]] = []  # external tensors that go into the model
+    attributes: list[int] = []
     idle: list[Path] = []  # tensors in the model whose `external_data` has no effect
     leave = False  # whether tensors leave the model
     for number, ref in enumerate(tensors.walk(model)):
@@ -310,7 +319,10 @@ def plan_model(
             else:
                 data = LazyData(nbytes, partial(_raw_data, ref))
         may_leave = number < count or ref.is_initializer or options.convert_attribute
-        if data is not None and data.nbytes >= options.size_threshold and may_leave:
+        is_large = data is not None and data.nbytes >= options.size_threshold
+        if data is not None and is_large and not may_leave:
+            attributes.append(data.nbytes)
+        if data is not None and is_large and may_leave:
             leave = leave or not is_external
             key = shared.find(ref, data) if shared else None
             if key is not None:
@@ -345,7 +357,7 @@ def plan_model(
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
         walking.at(model, path).ClearField("external_data")
-    return PlannedModel(items, model, inlined, frozenset(shared_keys))
+    return PlannedModel(items, model, inlined, frozenset(shared_keys), attributes)
 
 
 def _with_locations(

@@ -23,6 +23,7 @@ import onnx
 import pytest
 from commands import error_of, output_of, result_of, run
 from models import (
+    attribute,
     entry_of,
     flip_byte,
     model_of,
@@ -88,11 +89,41 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "left_out": [],
         "nbytes": target.stat().st_size,
         "shared_nbytes": 0,
+        "attribute_tensors": 0,
+        "attribute_nbytes": 0,
         "warnings": [],
         "is_skipped": False,
     }
     with onnxarchive.open(target) as opened:
         assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
+
+
+def test_convert_and_info_tell_of_weights_in_constant_nodes(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    model = runnable_model()
+    for index, size in enumerate((300, 256, 255)):
+        constant = attribute("value", t=raw_tensor(f"c{index}", dims=(size,)))
+        model.graph.node.add(op_type="Constant", output=[f"c{index}"], attribute=[constant])
+    onnx.save(model, tmp_path / "m.onnx")
+    target = tmp_path / "m.onnxa"
+    stay = "2 tensors in Constant nodes and other attributes, 2,224 bytes (2.2 KiB), in the model; "
+    text = output_of(capsys, "convert", tmp_path / "m.onnx", target)
+    assert f"{stay}--convert-attribute stores them outside\n" in text
+    text = output_of(capsys, "info", target)
+    assert (
+        "\nattributes    2 tensors in Constant nodes and others, 2,224 bytes (2.2 KiB), in" in text
+    )
+    assert result_of(capsys, "info", target)["attributes"] == {"tensors": 2, "nbytes": 2224}
+    many = ("convert", tmp_path / "m.onnx", "--output-dir", tmp_path / "many", "--dry-run")
+    (result,) = result_of(capsys, *many)
+    assert (result["attribute_tensors"], result["attribute_nbytes"]) == (2, 2224)
+    options = ("--force", "--convert-attribute")
+    text = output_of(capsys, "convert", tmp_path / "m.onnx", target, *options)
+    assert "Constant" not in text
+    assert "attributes" not in output_of(capsys, "info", target)
+    result = result_of(capsys, "convert", target, tmp_path / "back.onnxa")
+    assert (result["attribute_tensors"], result["attribute_nbytes"]) == (2, 2224)
 
 
 def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -> None:

@@ -136,7 +136,8 @@ def convert(arguments: argparse.Namespace) -> int:
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
-        output.say(arguments, _as_json(conversion), [text, *_other_files(conversion)])
+        lines = [text, *_in_attributes(conversion), *_other_files(conversion)]
+        output.say(arguments, _as_json(conversion), lines)
     if target.endswith(".onnx"):
         output.warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
     return output.DONE
@@ -167,6 +168,19 @@ def _other_files(conversion: Conversion) -> list[str]:
     return [
         *(f"took      {name}" for name in conversion.taken),
         *(f"left out  {name}" for name in conversion.left_out),
+    ]
+
+
+def _in_attributes(*conversions: Conversion) -> list[str]:
+    """A line about tensors that stay in models, if there are any."""
+    tensors = sum(conversion.attribute_tensors for conversion in conversions)
+    if not tensors:
+        return []
+    nbytes = sum(conversion.attribute_nbytes for conversion in conversions)
+    models = "the model" if len(conversions) == 1 else "the models"
+    return [
+        f"{count(tensors, 'tensor')} in Constant nodes and other attributes, {size(nbytes)}, "
+        f"in {models}; --convert-attribute stores them outside"
     ]
 
 
@@ -203,7 +217,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     done = count(len(conversions) - len(failed) - skipped, "model")
     there = f", {skipped} there already" * (skipped > 0)
     total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
-    lines = [*table(["source", "archive", "bytes"], rows), "", total]
+    lines = [*table(["source", "archive", "bytes"], rows), "", total, *_in_attributes(*conversions)]
     for item in failed:
         reason = output.as_options(item.error or "").removeprefix(f"{item.source}: ")
         head, *rest = map(str.strip, reason.splitlines() or [""])

@@ -17,7 +17,7 @@ from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
 from onnxarchive.cli.terminal import count, cut, shape, size, table
 from onnxarchive.errors import shown
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
 from onnxarchive.reading.archive import Archive, with_model
@@ -162,6 +162,7 @@ def info(arguments: argparse.Namespace) -> None:
     with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
+        inside = tensors.nbytes_in_attributes(model, DEFAULT_SIZE_THRESHOLD)
         result: dict[str, Any] = {
             "path": archive.path,
             "model": arguments.model,
@@ -176,6 +177,7 @@ def info(arguments: argparse.Namespace) -> None:
             **_ports(model),
             "parameters": _parameters(model),
             "bytes": _bytes(archive),
+            "attributes": {"tensors": len(inside), "nbytes": sum(inside)},
             "metadata": proto.metadata(model),
             "packed": described_sets(archive),
         }
@@ -186,6 +188,13 @@ def info(arguments: argparse.Namespace) -> None:
         elif label == "models":
             others = [id for id in value if id != arguments.model]
             lines += [f"{'other models':<14}{_ids(others)}"] if others else []
+        elif label == "attributes":
+            if inside:
+                lines.append(
+                    f"{label:<14}{count(len(inside), 'tensor')} in Constant nodes and others, "
+                    f"{size(sum(inside))}, in the model; 'onnxarchive convert "
+                    "--convert-attribute' stores them outside"
+                )
         elif label == "packed":
             lines += [f"{label:<14}{line}" for described in value for line in set_lines(described)]
         elif isinstance(value, dict):
