@@ -15,7 +15,7 @@ import platform
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
@@ -29,6 +29,7 @@ from onnxarchive.errors import (
     needing,
     with_path,
 )
+from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import proto, walking
 from onnxarchive.model.tensors import TensorRef, text
@@ -237,6 +238,9 @@ class SessionInputs:
 
     Attributes:
         model: The serialized model.
+        model_id: The id of the model.
+        prepack: As in `session`.
+        uses_packed: As above.
         options: A copy of the caller's options, or these if they cannot be copied.
         entries: Session config entries that the session needs.
         path: Path of the archive's file without symbolic links; None for an archive in memory.
@@ -257,6 +261,7 @@ class SessionInputs:
         ort = require_onnxruntime()
         archive = _opened(source, model, access, resources)
         is_own = archive is not source
+        self.model_id, self.prepack, self.uses_packed = archive.model_id, prepack, uses_packed
         self._copy = copy_options(sess_options, archive.model)
         self.options: Any = sess_options if self._copy is None else self._copy
         self.entries = prepacking_entries(prepack)
@@ -371,14 +376,27 @@ def _session_class() -> Any:
 
         Options that could not be copied have its entries only while ONNX Runtime reads them. The
         attribute `_model_path`, which libraries such as optimum read, is the archive's path, though
-        the session is made from bytes.
+        the session is made from bytes. These bytes are freed if a file has the archive: a model may
+        have large tensors inside.
         """
+
+        _model_bytes: bytes | None
 
         def __init__(self, inputs: SessionInputs, *rest: Any, **kwargs: Any) -> None:
             """Takes `SessionInputs`, and what `InferenceSession` takes after the options."""
             self.packed_weights = inputs.packed
             self._archive_path = inputs.path
             self._lent = inputs.options, inputs.entries
+            self._read_again: Callable[[], bytes] | None = None
+            if inputs.path is not None:
+                self._read_again = partial(
+                    _read_again,
+                    inputs.path,
+                    inputs.model_id,
+                    inputs.prepack,
+                    inputs.uses_packed,
+                    crc32(inputs.model),
+                )
             try:
                 super().__init__(inputs.model, inputs.options, *rest, **kwargs)
             finally:
@@ -387,6 +405,8 @@ def _session_class() -> Any:
         def _create_inference_session(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session, also again for other providers."""
             self._model_path = None
+            if self._model_bytes is None and self._read_again is not None:
+                self._model_bytes = self._read_again()
             options, entries = self._lent
             with _lending:
                 before = {key: _entry(options, key) for key in entries}
@@ -396,8 +416,26 @@ def _session_class() -> Any:
                 finally:
                     set_entries(options, before)
             self._model_path = self._archive_path
+            if self._read_again is not None:
+                self._model_bytes = None
 
     return ArchiveSession
+
+
+def _read_again(path: str, model: str, prepack: bool | None, uses_packed: bool, crc: int) -> bytes:
+    """The serialized model of a session, for a session of other providers.
+
+    Raises:
+        ArchiveError: The archive is another one than when the session was made.
+    """
+    with contextlib.ExitStack() as resources:
+        inputs = SessionInputs(path, model, None, prepack, {}, resources, uses_packed=uses_packed)
+    if crc32(inputs.model) != crc:
+        raise ArchiveError(
+            "the archive was edited or replaced after the session was made; make a new session",
+            path=path,
+        )
+    return inputs.model
 
 
 class RunError(UnsupportedFeatureError):
