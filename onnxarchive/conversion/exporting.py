@@ -181,9 +181,10 @@ def _offsets(archive: Archive) -> tuple[dict[str, int], int]:
     """Offsets by key of the tensors in a file of external data, and the file's size in bytes."""
     offsets: dict[str, int] = {}
     end = 0
+    is_outside = stays_outside(archive.model)
     for entry in archive.entries.values():
         ref = archive.tensors.refs.get(entry.name)
-        if ref is not None and stays_outside(ref, entry.nbytes):
+        if ref is not None and is_outside(ref, entry.nbytes):
             offsets[entry.name] = end + -end % _PAGE_SIZE
             end = offsets[entry.name] + entry.nbytes
     return offsets, end

@@ -281,7 +281,8 @@ class SessionInputs:
                     model_id, version = archive.model_id, ort.__version__
                     packed = packed_pairs(archive, [model_id], machine(), version)
                     pairs = packed.get(model_id, {})
-                linked = linked_model(archive, name, pairs=pairs, in_place=is_own)
+                is_outside = stays_outside(archive.model, in_functions=True)
+                linked = linked_model(archive, name, is_outside, pairs=pairs, in_place=is_own)
                 self.model, self.packed = proto.encode(linked), len(pairs)
         if self._copy is not None:
             set_entries(self._copy, self.entries)
@@ -347,9 +348,11 @@ def _model_in_memory(archive: Archive, options: Any, *, in_place: bool) -> bytes
     # None for options that cannot be copied, and before version 1.24.
     add_buffers = getattr(options, "add_external_initializers_from_files_in_memory", None)
 
+    is_read = stays_outside(archive.model)
+
     def is_outside(ref: TensorRef, nbytes: int) -> bool:
-        # In subgraphs ONNX Runtime reads external data only from disk.
-        return add_buffers is not None and len(ref.path) == 2 and stays_outside(ref, nbytes)
+        # Elsewhere than in initializers of the main graph, it reads external data only from disk.
+        return add_buffers is not None and len(ref.path) == 2 and is_read(ref, nbytes)
 
     refs, entries = archive.tensors.refs, archive.entries
     keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]

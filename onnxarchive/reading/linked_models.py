@@ -21,10 +21,12 @@ from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import Forms, PackedSet, WeightId
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive, with_model
 
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
 _MAX_INFERRED_NBYTES: Final = 1 << 24  # for onnx, whose data propagation also reads index tables
+_ONNX_DOMAINS: Final = ("", "ai.onnx")
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 # Takes a tensor and the tensor's size in bytes; returns True if the tensor stays outside the model.
@@ -33,18 +35,39 @@ StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 Pairs: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def stays_outside(ref: TensorRef, nbytes: int) -> bool:
-    """True if tools can read the tensor from external data.
+def stays_outside(model: onnx.ModelProto, *, in_functions: bool = False) -> StaysOutside:
+    """Says of the tensors of a model which of them tools can read from external data.
 
-    True for dense initializers of the main graph and of subgraphs, unless their values may be a
-    shape (`may_give_shape`). False for tensors of attributes, functions, sparse tensors and
-    training_info, since some tools cannot read them: onnx.load and ONNX Runtime 1.24 cannot read
-    external sparse tensors, and ONNX Runtime 1.24 and 1.27 cannot read an external value of a
-    ConstantOfShape. Only archives made with `convert_attribute` store such tensors outside the
-    model.
+    These are dense initializers and values of Constant nodes, of the main graph and of subgraphs,
+    unless their values may be a shape (`may_give_shape`). With `in_functions`, also values of
+    Constant nodes in functions, which ONNX Runtime reads and `onnx.load` does not.
+
+    Others stay in the model, since some tools cannot read them: onnx.load and ONNX Runtime 1.24
+    cannot read external sparse tensors, and ONNX Runtime 1.24 and 1.27 cannot read an external
+    value of a ConstantOfShape. Only archives made with `convert_attribute` store such tensors, and
+    values of Constant nodes, outside the model.
     """
+    roots = ("graph", "functions") if in_functions else ("graph",)
+
     # ConstantOfShape: onnx/onnx#3157. Sparse tensors: no report is known; the tests show it.
-    return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
+    def is_outside(ref: TensorRef, nbytes: int) -> bool:
+        is_read = ref.is_initializer or (
+            ref.path[0][0] in roots and is_constant_value(model, ref.path)
+        )
+        return is_read and not may_give_shape(ref.tensor, nbytes)
+
+    return is_outside
+
+
+def is_constant_value(model: onnx.ModelProto, path: Path) -> bool:
+    """True for the path of the attribute `value` of a Constant node of ONNX's own domain."""
+    fields = [field for field, _ in path[-3:]]
+    if fields != ["node", "attribute", "t"]:
+        return False
+    node = walking.at(model, path[:-2])
+    attribute = walking.at(model, path[:-1])
+    is_constant = node.op_type == "Constant" and node.domain in _ONNX_DOMAINS
+    return is_constant and attribute.name == "value"
 
 
 def may_give_shape(
@@ -81,7 +104,7 @@ def is_unread(ref: TensorRef, nbytes: int) -> bool:
 def linked_model(
     archive: Archive,
     location: str | None,
-    is_outside: StaysOutside = stays_outside,
+    is_outside: StaysOutside | None = None,
     *,
     offsets: Mapping[str, int] | None = None,
     pairs: Pairs | None = None,
@@ -97,7 +120,7 @@ def linked_model(
         location: Location of the file for `external_data`. None keeps the keys as locations, and
             does not compare the local headers of external tensors.
         is_outside: Called for each tensor outside the archive's model; True if the tensor becomes
-            external data.
+            external data. None for `stays_outside`.
         offsets: The offsets of the external tensors in another file than the archive, by key; the
             local headers of these tensors are not compared. None for the archive itself.
         pairs: Further pairs for `external_data` by key, such as those of `packed_pairs`.
@@ -107,6 +130,7 @@ def linked_model(
         UnsupportedFeatureError: The model would take 2 GiB or more.
     """
     model = archive.model if in_place else copied(archive.model)
+    is_outside = is_outside or stays_outside(archive.model)
     inner: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for key in stored_keys(archive):
@@ -154,7 +178,8 @@ def packable(archive: Archive) -> dict[str, WeightId]:
     for key, ref in refs.items():
         entry = archive.entries[key]
         is_main = len(ref.path) == 2
-        if is_main and named[ref.name] == 1 and stays_outside(ref, entry.nbytes):
+        may_pack = ref.is_initializer and not may_give_shape(ref.tensor, entry.nbytes)
+        if is_main and named[ref.name] == 1 and may_pack:
             found[key] = ref.name, entry.nbytes, entry.crc32
     return found
 
