@@ -18,7 +18,7 @@ from onnxarchive.model.prepacked import INDEX, PackedWeight
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets, warn_of_sets
+from onnxarchive.reading.linked_models import packed_sets, warn_of_sets, weight_name
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 
@@ -155,30 +155,34 @@ class EditedModel:
         }
 
     def _content(self, name: str) -> tuple[int, int] | None:
-        """Size and CRC-32 of an initializer; None if none or several have this name.
+        """Size and CRC-32 of a weight of the main graph; None if none or several have this name.
 
         They are computed once, since an archive may have many sets of packed weights.
         """
-        index = self._unique.get(name)
-        if index is None:
+        ref = self._unique.get(name)
+        if ref is None:
             return None
         if name not in self._contents:
-            tensor = self.message.graph.initializer[index]
-            path = tensors.main_initializer(tensor, index).path
+            path = ref.path
             if path in self.stored and path not in self.elements:
                 entry = self._archive.entries[self.stored[path]]
                 self._contents[name] = entry.nbytes, entry.crc32
             else:  # an external tensor without new elements is not read for this
-                data = self.elements.get(path, Stored(memoryview(tensor.raw_data)))
+                data = self.elements.get(path, Stored(memoryview(ref.tensor.raw_data)))
                 self._contents[name] = data.nbytes, Crc32.of(data).value
         return self._contents[name]
 
     @cached_property
-    def _unique(self) -> dict[str, int]:
-        """The index of each initializer by name, without names that several have."""
-        names = [tensors.text(tensor.name) for tensor in self.message.graph.initializer]
+    def _unique(self) -> dict[str, TensorRef]:
+        """The weights of the main graph by name, without names that several have."""
+        refs = [*tensors.walk(self.message)]
+        names = [weight_name(self.message, ref) for ref in refs]
         count = Counter(names)
-        return {name: index for index, name in enumerate(names) if count[name] == 1}
+        return {
+            name: ref
+            for name, ref in zip(names, refs, strict=True)
+            if name is not None and count[name] == 1
+        }
 
 
 def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:

@@ -36,6 +36,7 @@ from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     Pairs,
+    lift_constants,
     linked_model,
     packed_pairs,
     require_utf8,
@@ -317,8 +318,12 @@ def write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions |
     options.log_severity_level = 3  # a warning says that the optimized model suits this machine
     file = f"{os.path.basename(stem)}.data"
     set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: file, OPTIMIZED_NBYTES: "1"})
+    model = onnx.ModelProto.FromString(inputs.model)
+    lift_constants(model)
     with run_errors("load", archive.model_id):
-        require_onnxruntime().InferenceSession(inputs.model, options, ["CPUExecutionProvider"])
+        require_onnxruntime().InferenceSession(
+            proto.encode(model), options, ["CPUExecutionProvider"]
+        )
 
 
 def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:

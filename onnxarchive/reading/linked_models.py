@@ -21,7 +21,7 @@ from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.prepacked import Forms, PackedSet, WeightId
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import Path
+from onnxarchive.model.walking import MAIN_GRAPH, Path
 from onnxarchive.reading.archive import Archive, with_model
 
 _LARGE_VECTOR_NBYTES: Final = 1 << 16  # for runtimes
@@ -168,20 +168,58 @@ def stored_keys(archive: Archive) -> list[str]:
 
 
 def packable(archive: Archive) -> dict[str, WeightId]:
-    """The initializers that sessions read from the archive, by key.
+    """The weights of the main graph that sessions read from the archive, by key.
 
-    Without those of subgraphs, and without those whose name another initializer has, too.
+    Without those whose name another initializer or Constant has, too.
     """
     refs = archive.tensors.refs
-    named = Counter(tensors.text(tensor.name) for tensor in refs.initializers)
-    found = {}
-    for key, ref in refs.items():
+    names = {key: weight_name(archive.model, ref) for key, ref in refs.items()}
+    count = Counter(tensors.text(tensor.name) for tensor in refs.initializers)
+    count.update(
+        name for key, name in names.items() if name is not None and not refs[key].is_initializer
+    )
+    weights = {}
+    for key, name in names.items():
         entry = archive.entries[key]
-        is_main = len(ref.path) == 2
-        may_pack = ref.is_initializer and not may_give_shape(ref.tensor, entry.nbytes)
-        if is_main and named[ref.name] == 1 and may_pack:
-            found[key] = ref.name, entry.nbytes, entry.crc32
-    return found
+        may_pack = not may_give_shape(refs[key].tensor, entry.nbytes)
+        if name is not None and count[name] == 1 and may_pack:
+            weights[key] = name, entry.nbytes, entry.crc32
+    return weights
+
+
+def weight_name(model: onnx.ModelProto, ref: TensorRef) -> str | None:
+    """The name of a weight of the main graph in ONNX Runtime; None for other tensors.
+
+    It is the name of an initializer, or of the output of a Constant, which ONNX Runtime makes an
+    initializer of this name.
+    """
+    graph, *place = ref.path
+    if graph not in MAIN_GRAPH:
+        return None
+    if len(place) == 1 and ref.is_initializer:
+        return ref.name
+    if len(place) == 3 and is_constant_value(model, ref.path):
+        node = walking.at(model, ref.path[:2])
+        return tensors.text(node.output[0]) if node.output else None
+    return None
+
+
+def lift_constants(model: onnx.ModelProto) -> None:
+    """Replaces Constants of the main graph whose values are external by initializers.
+
+    In the model that ONNX Runtime writes, only initializers have packed forms.
+    """
+    are_lifted = []
+    for index, node in enumerate(model.graph.node):
+        path = (*MAIN_GRAPH, ("node", index), ("attribute", 0), ("t", None))
+        is_constant = len(node.attribute) == 1 and is_constant_value(model, path)
+        is_external = is_constant and node.attribute[0].t.data_location == tensors.EXTERNAL
+        are_lifted.append(is_external)
+        if is_external:
+            tensor = model.graph.initializer.add()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+    tensors.remove(model.graph.node, are_lifted)
 
 
 def packed_sets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from models import MEASURE_MEMORY, every_tensor, normalised, run_python
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive import ArchiveError
+from onnxarchive import ArchiveError, UnsupportedFeatureError
+from onnxarchive.interop.onnxruntime import compares_packed
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -206,3 +208,44 @@ def test_other_providers_get_the_same_model_and_none_of_an_edited_archive(path: 
         edit.metadata["author"] = "Ada"
     with pytest.raises(ArchiveError, match=r"was edited or replaced after the session was made"):
         session.set_providers(CPU)
+
+
+# Packed weights
+
+needs_comparing = pytest.mark.skipif(
+    not compares_packed(), reason="this ONNX Runtime does not compare packed weights"
+)
+
+
+@needs_comparing
+@pytest.mark.parametrize("ir_version", [3, 8, 10])
+@pytest.mark.parametrize("make", [in_graph, in_branches, with_a_shape], ids=lambda it: it.__name__)
+def test_constants_of_the_main_graph_are_packed(
+    path: Path, make: Callable[[], onnx.ModelProto], ir_version: int
+) -> None:
+    model = make()
+    model.ir_version = ir_version
+    onnxarchive.save(model, path, convert_attribute=True)
+    expected = outputs(ort.InferenceSession(model.SerializeToString(), providers=CPU))
+    with contextlib.suppress(UnsupportedFeatureError):  # nothing to pack
+        onnxarchive.prepack(path)
+    session = onnxarchive.session(path, providers=CPU)
+    assert outputs(session) == expected
+    assert session.packed_weights == {in_graph: 2, in_branches: 0, with_a_shape: 1}[make]
+    assert onnxarchive.load(path) == model
+    assert onnxarchive.check(path, full=True) == []
+
+
+@needs_comparing
+def test_an_edit_keeps_packed_constants_whose_bytes_stay(path: Path) -> None:
+    onnxarchive.save(in_graph(), path, convert_attribute=True)
+    onnxarchive.prepack(path)
+    with onnxarchive.edit(path, compact=True) as edit:
+        edit.model.graph.node[2].attribute[0].t.CopyFrom(weight(3))
+    session = onnxarchive.session(path, providers=CPU)
+    assert session.packed_weights == 1
+    changed = in_graph()
+    changed.graph.node[2].attribute[0].t.CopyFrom(weight(3))
+    assert outputs(session) == outputs(
+        ort.InferenceSession(changed.SerializeToString(), providers=CPU)
+    )
