@@ -32,9 +32,10 @@ class WriteOptions:
             Smaller ones stay in it, since runtimes need them to infer shapes.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768. With 4096 every tensor begins on a page of its own.
-        convert_attribute: Whether to store sparse tensors and tensors of attributes, functions and
-            training_info outside the model, too, like initializers. `load` reads all of them;
-            `onnx.load`, on the unzipped directory, reads only those of nodes' attributes.
+        convert_attribute: Whether to store sparse tensors and tensors of attributes (such as
+            weights in Constant nodes), functions and training_info outside the model, too, like
+            initializers. `load` reads all of them; `onnx.load`, on the unzipped directory, reads
+            only those of nodes' attributes.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.

@@ -51,7 +51,10 @@ def add_convert(commands: Any) -> None:
         "(default %(default)s)"
     )
     command.add("--alignment BYTES", help, type=int, default=layout.MIN_ALIGNMENT)
-    help = "store all large tensors outside the model, not only initializers"
+    help = (
+        "store all large tensors outside the model, not only initializers: weights in Constant "
+        "nodes are then mapped, too"
+    )
     command.add("--convert-attribute", help)
     help = (
         "add other files of the model's directory or zip, such as tokenizer.json, as assets, "
