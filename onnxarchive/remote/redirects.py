@@ -1,26 +1,30 @@
 """Keeps the secrets of requests from servers to which a redirect leads.
 
 The HTTP client of obstore follows redirects, and no option prevents this. The next server gets all
-headers but `Authorization` and cookies, and in `Referer` the URL with its query. So a web address
-with a user, a query or headers is asked first whether it redirects to another server, and the
-client gets a proxy that does not exist for all other hosts: later redirects to them fail. Later
-redirects to another port of the same host are followed, and so are all if a proxy is needed.
+headers but `Authorization` and cookies, and in `Referer` the URL with its query. Three steps keep
+secrets from it:
+
+1. `proxies` says which proxy the client takes. If this is unknown, nothing is sent.
+2. `probe` asks a web address, through the same proxy, whether it redirects. A redirect to another
+   scheme, host or port is refused, and so is an address that gives no answer.
+3. Without a proxy, the client gets one that does not exist for all other hosts, so that later
+   redirects to them fail. Later redirects to a subdomain or to another port are followed, since
+   a host is excluded from a proxy with both; and so are all if a proxy is needed.
 """
 
 from __future__ import annotations
 
-import base64
 import errno
 import re
-import ssl
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from queue import Empty, SimpleQueue
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.background import start_thread
+from onnxarchive.remote.probe import PORTS, NoAnswerError, UnclearAnswerError, redirects_of
+from onnxarchive.remote.proxies import UnknownProxyError, proxy_of
 from onnxarchive.remote.urls import shown_url
 
 TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
@@ -31,11 +35,7 @@ REMEDY = (
     "(--storage-option allow_redirects=true) allows redirects"
 )
 _UNKNOWN = ", so it is unknown whether the server redirects"
-_PORTS = {"http": 80, "https": 443}
-_REDIRECTS = (301, 302, 303, 307, 308)  # those that obstore follows
 _MOST_REDIRECTS = 10
-_TRANSIENT = (407, 408, 425, 429)  # with 500 and above: the next answer may differ
-_TRIES = 3  # at an address with transient answers
 # A path or a query that no parser of URLs takes for the address of another server. Some parsers
 # take a backslash for a slash, skip tabs, and look for a host after three slashes.
 _LOCAL = re.compile(r"(?:/(?!/)|\?|[\w.~%-]+(?=[/?]|$))[!-\[\]-~]*", re.ASCII)
@@ -46,8 +46,7 @@ def keep_secrets(
 ) -> dict[str, str]:
     """Makes sure that no redirect sends a user, a query or headers to another server.
 
-    Which of them are secret is unknown, so all count. The address of a `HTTPStore` is asked whether
-    it redirects to another scheme, host or port. `hosts` are those of the store and of its
+    Which of them are secret is unknown, so all count. `hosts` are those of the store and of its
     credentials; a store of the caller has none, since it cannot be made again with other options.
     `has_token` says that the store itself sends a secret; through a proxy, redirects may get it.
 
@@ -58,24 +57,110 @@ def keep_secrets(
     Raises:
         OSError: The server redirects, or it is unknown whether it does.
     """
-    url, client = getattr(store, "url", None), getattr(store, "client_options", None) or {}
-    parts = urlsplit(url or "")
-    has_secret = bool(parts.query or "@" in parts.netloc or client.get("default_headers"))
+    client = getattr(store, "client_options", None) or {}
+    url = _web_address(store, key)
+    has_secret = bool(client.get("default_headers"))
+    if url is not None and (url.query or "@" in url.netloc):
+        has_secret = True
     if not (has_secret or has_token):
         return {}
-    schemes = _PORTS if url is None else [parts.scheme]
-    has_proxy = any(_proxy(parts._replace(scheme=scheme), client) for scheme in schemes)
-    problem = None
-    if url is not None:
-        path = f"{parts.path.rstrip('/')}/{quote(key)}" if key else parts.path
-        problem = _problem_in_time(name, parts._replace(path=path).geturl(), client)
-    elif has_secret and (has_proxy or not hosts):
-        problem = "it is unknown whether the store's server redirects"
+    try:
+        if url is None:
+            proxy, problem = _proxy_of_store(hosts, client), None
+            if has_secret and (proxy is not None or not hosts):
+                problem = f"it is unknown whether the store's server redirects{REMEDY}"
+        else:
+            proxy = proxy_of(url.scheme, url.hostname or "", client)
+            problem = _problem_in_time(name, url, client, proxy)
+    except UnknownProxyError as error:
+        proxy, problem = None, f"{error}; it is unknown which server would get the request"
     if problem is not None:
-        raise OSError(errno.EIO, f"{problem}{REMEDY}", name)
-    if has_proxy or not hosts:
+        raise OSError(errno.EIO, problem, name)
+    if proxy is not None or not hosts:
         return {}
     return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(hosts)}
+
+
+def _web_address(store: Any, key: str) -> SplitResult | None:
+    """The address of an object in a `HTTPStore`; None for other stores."""
+    url = getattr(store, "url", None)
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(key)}") if key else parts
+
+
+def _proxy_of_store(hosts: Sequence[str], client: Mapping[str, Any]) -> SplitResult | None:
+    """The proxy for a host of a store, which may be reached by http or https."""
+    for host in hosts:
+        for scheme in PORTS:
+            is_network = "/" in host  # of a cloud's machines, which proxies do not reach
+            proxy = None if is_network else proxy_of(scheme, host, client)
+            if proxy is not None:
+                return proxy
+    return None
+
+
+def _problem_in_time(
+    name: str, url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | None
+) -> str | None:
+    """Why requests may reach another server, and what helps; None if they do not."""
+    problems: SimpleQueue[str | None] = SimpleQueue()
+    start_thread(name, lambda: problems.put(_problem(url, client, proxy)))
+    try:
+        return problems.get(timeout=TIMEOUT)
+    except Empty:
+        return f"the server took too long to answer{_UNKNOWN}"
+
+
+def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | None) -> str | None:
+    """As `_problem_in_time`. Allowing redirects does not help if obstore would fail, too."""
+    if proxy is not None and proxy.scheme != "http":
+        return f"expected a proxy of the scheme http, found {shown(proxy.scheme)}{_UNKNOWN}{REMEDY}"
+    try:
+        for _ in range(_MOST_REDIRECTS):
+            locations = redirects_of(url, client, proxy, TIMEOUT)
+            if not locations:
+                return None
+            for location in locations:
+                if not _is_local(url, location):
+                    return _redirect(url, location)
+            url = urlsplit(urljoin(url.geturl(), locations[0]))
+    except NoAnswerError as error:
+        return f"{error}{_UNKNOWN}"
+    except UnclearAnswerError as error:
+        return f"{error}{_UNKNOWN}{REMEDY}"
+    return f"found more than {_MOST_REDIRECTS} redirects{_UNKNOWN}"
+
+
+def _redirect(url: SplitResult, location: str) -> str:
+    """Says where a redirect leads, and what helps."""
+    target = _target(url, location)
+    text = f"the server redirects to {shown(target)}"
+    if url.scheme == "https" and target.lower().startswith("http:"):
+        return f"{text}, which is not encrypted; no option allows this"
+    return f"{text}{REMEDY}"
+
+
+def _is_local(url: SplitResult, location: str) -> bool:
+    """True if all parsers of URLs take a redirect for one to the same scheme, host and port."""
+    if match := re.match(r"([A-Za-z]+)://([^/?#]*)(?=[/?]|$)", location):
+        port = f":{PORTS[url.scheme]}"
+        host = url.netloc.rpartition("@")[2].removesuffix(port)
+        if (match[1].lower(), match[2].lower().removesuffix(port)) != (url.scheme, host):
+            return False
+        location = location[match.end() :] or "/"
+    return _LOCAL.fullmatch(location) is not None
+
+
+def _target(url: SplitResult, location: str) -> str:
+    """The server to which a redirect leads, for messages; the path if it names no server."""
+    location = re.sub(r"[\t\r\n]", "", location)  # as some parsers do
+    match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
+    if match is None:
+        return re.split(r"[?#]", location, maxsplit=1)[0]
+    address = shown_url(f"{match[1] or url.scheme}://{match[2]}")
+    return re.split(r"(?<![:/])[/\\]", address, maxsplit=1)[0]
 
 
 class RefusedRedirectError(OSError):
@@ -92,7 +177,7 @@ def refusing_redirects(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = dict(options)
     inner = f"{options.get('target_protocol')}:// {options.get('fo')}"
-    for scheme in _PORTS:
+    for scheme in PORTS:
         for key, text in ((scheme, url.partition("::")[2]), ("target_options", inner)):
             if match := re.search(rf"(?:^|::| ){scheme}://(\S*)", text):
                 own = dict(options.get(key) or {})
@@ -111,150 +196,3 @@ async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
     location = redirect.response.headers.get("Location") or "//"
     if not _is_local(urlsplit(str(redirect.url)), location):
         raise RefusedRedirectError
-
-
-def _problem_in_time(name: str, url: str, client: Mapping[str, Any]) -> str | None:
-    """Why requests may reach another server; None if they do not."""
-    problems: SimpleQueue[str | None] = SimpleQueue()
-    start_thread(name, lambda: problems.put(_problem(url, client)))
-    try:
-        return problems.get(timeout=TIMEOUT)
-    except Empty:
-        return f"the server took too long to answer{_UNKNOWN}"
-
-
-def _problem(url: str, client: Mapping[str, Any]) -> str | None:
-    try:
-        for _ in range(_MOST_REDIRECTS):
-            locations = _locations(urlsplit(url), client)
-            if not locations:
-                return None
-            for location in locations:
-                if not _is_local(urlsplit(url), location):
-                    return f"the server redirects to {shown(_target(url, location))}"
-            url = urljoin(url, locations[0])
-        reason = f"found more than {_MOST_REDIRECTS} redirects"
-    except _UnknownError as error:
-        reason = str(error)
-    except ssl.SSLCertVerificationError:
-        reason = "Python cannot verify the server's certificate (SSL_CERT_FILE names authorities)"
-    except TimeoutError:
-        reason = "the server took too long to answer"
-    except OSError as error:
-        reason = "there is no connection to the server"
-        if match := re.match(r"Tunnel connection failed: (\d+)", str(error)):
-            reason = f"the proxy answered with HTTP status {match[1]}"
-    except Exception as error:  # such as ValueError or http.client.HTTPException
-        reason = f"the server's answer is not understood ({type(error).__name__})"
-    return f"{reason}{_UNKNOWN}"
-
-
-class _UnknownError(Exception):
-    """It is unknown whether a server redirects."""
-
-
-def _is_local(url: SplitResult, location: str) -> bool:
-    """True if all parsers of URLs take a redirect for one to the same scheme, host and port."""
-    if match := re.match(r"([A-Za-z]+)://([^/?#]*)(?=[/?]|$)", location):
-        port = f":{_PORTS[url.scheme]}"
-        host = url.netloc.rpartition("@")[2].removesuffix(port)
-        if (match[1].lower(), match[2].lower().removesuffix(port)) != (url.scheme, host):
-            return False
-        location = location[match.end() :] or "/"
-    return _LOCAL.fullmatch(location) is not None
-
-
-def _target(url: str, location: str) -> str:
-    """The server to which a redirect leads, for messages; the path if it names no server."""
-    location = re.sub(r"[\t\r\n]", "", location)  # as some parsers do
-    match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
-    if match is None:
-        return re.split(r"[?#]", location, maxsplit=1)[0]
-    address = shown_url(f"{match[1] or urlsplit(url).scheme}://{match[2]}")
-    return re.split(r"(?<![:/])[/\\]", address, maxsplit=1)[0]
-
-
-def _locations(url: SplitResult, client: Mapping[str, Any]) -> list[str]:
-    """Asks for one byte of a web address; returns the targets of a redirect."""
-    for _ in range(_TRIES):
-        status, locations = _ask(url, client)
-        if status in _REDIRECTS:
-            return locations
-        if 200 <= status < 500 and status not in _TRANSIENT:
-            return []
-    raise _UnknownError(f"the server answered with HTTP status {status}")
-
-
-def _ask(url: SplitResult, client: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """The status of the answer to a request for one byte, and its headers `Location`."""
-    from http.client import HTTPConnection, HTTPSConnection  # only secrets need it
-
-    proxy = _proxy(url, client)
-    if proxy is not None and (proxy.scheme != "http" or not proxy.hostname):
-        raise _UnknownError(f"expected a proxy of the scheme http, found {shown(proxy.scheme)}")
-    server = proxy or url
-    headers: dict[str, str | bytes] = {
-        "user-agent": client.get("user_agent", "object_store"),
-        **authorization(url),
-        **{name.lower(): value for name, value in client.get("default_headers", {}).items()},
-        "range": "bytes=0-0",
-    }
-    path = url._replace(scheme="", netloc="", path=url.path or "/", fragment="").geturl()
-    path = quote(path, safe="!\"#$%&'()*+,/:;<=>?@[\\]^_`{|}~")
-    address = server.hostname or "", server.port or _PORTS[server.scheme]
-    connection = HTTPConnection(*address, timeout=TIMEOUT)
-    if url.scheme == "https":
-        connection = HTTPSConnection(*address, timeout=TIMEOUT, context=_context(client))
-    if proxy is not None:
-        to_proxy = authorization(proxy, "proxy-authorization")
-        if url.scheme == "https":
-            connection.set_tunnel(url.hostname or "", url.port or _PORTS["https"], to_proxy)
-        else:
-            headers |= to_proxy
-            path = f"http://{url.netloc.rpartition('@')[2]}{path}"
-    with closing(connection):
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        while answer.status < 200:  # http.client skips only 100
-            answer.headers = None  # type: ignore[assignment]
-            answer.begin()
-        # A line that is no header ends the headers: it and the lines after it are the payload.
-        if answer.status in _REDIRECTS and answer.headers.get_payload():
-            raise _UnknownError("the server's answer is not understood (a line is no header)")
-        locations = answer.headers.get_all("location", [])
-        return answer.status, [location.strip(" \t\r\n") for location in locations]
-
-
-def _proxy(url: SplitResult, client: Mapping[str, Any]) -> SplitResult | None:
-    """The proxy for a web address, by the client's options or the environment."""
-    from urllib import request
-
-    if "proxy_url" in client:
-        proxy = client["proxy_url"]
-        no_proxy = {"no": client.get("proxy_excludes", "")}
-        is_bypassed = request.proxy_bypass_environment(url.netloc, no_proxy)  # type: ignore
-    else:
-        proxies = request.getproxies()
-        proxy = proxies.get(url.scheme) or proxies.get("all")
-        is_bypassed = request.proxy_bypass(url.netloc)
-    if not proxy or is_bypassed:
-        return None
-    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-
-
-def authorization(url: SplitResult, name: str = "authorization") -> dict[str, str]:
-    """The header for the user and the password of a URL, if it has them."""
-    if url.username is None:
-        return {}
-    user = f"{unquote(url.username)}:{unquote(url.password or '')}"
-    return {name: "Basic " + base64.b64encode(user.encode()).decode()}
-
-
-def _context(client: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if certificate := client.get("root_certificate"):
-        text = certificate.decode() if isinstance(certificate, bytes) else certificate
-        context.load_verify_locations(cadata=text)
-    if str(client.get("allow_invalid_certificates")).lower() == "true":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

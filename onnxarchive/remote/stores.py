@@ -18,7 +18,8 @@ from onnxarchive.errors import needing, shown
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SPAWN, run
 from onnxarchive.remote.failures import attempt, failure, without_values
-from onnxarchive.remote.redirects import authorization, keep_secrets, refusing_redirects
+from onnxarchive.remote.probe import authorization
+from onnxarchive.remote.redirects import keep_secrets, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
 Options: TypeAlias = Mapping[str, Any]
@@ -121,7 +122,8 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     else:
         if allows_redirects:
             return opened, key
-        hosts = [urlsplit(url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
+        # obstore may spell the host of a web address in another way.
+        hosts = [urlsplit(opened.url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
         limits = keep_secrets(name, opened, key, hosts, has_token=has_token)
         return make(client_options=client | limits) if limits else opened, key
     keys = ", ".join(sorted(dict(_flat(options)))) or "none"
