@@ -41,6 +41,8 @@ _REASONS = {
     r"Content-Length Header missing": "the server states no size: Content-Length is missing"
     f"{_COPY}",
     r"CONTENT_RANGE|UnexpectedRange": "the server sent other bytes than those asked for",
+    r"(?s)following redirect.*BadScheme": "the server redirects from https to http or to another "
+    "scheme; no option allows this",
     r"following redirect": "the server redirects in a circle or too many times",
     r"redirect without LOCATION": "the server redirects to no address; S3 does so if a bucket is "
     "in another region: set region in storage_options",
@@ -116,8 +118,9 @@ def _reason(error: BaseException) -> tuple[int, str]:
     chain = [error]  # fsspec may report any error as a missing file
     while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
-    if any(isinstance(each, RefusedRedirectError) for each in chain):
-        return errno.EIO, f"the server redirects{REMEDY}"
+    for each in chain:
+        if isinstance(each, RefusedRedirectError):
+            return errno.EIO, str(each)
     text, kind, status = _text(error), type(error).__name__, status_of(error)
     code = _CODE.search(text)
     answer = "" if status is None else f"HTTP status {status}" + (f", {code[1]}" if code else "")

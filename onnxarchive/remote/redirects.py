@@ -164,16 +164,19 @@ def _target(url: SplitResult, location: str) -> str:
 
 
 class RefusedRedirectError(OSError):
-    """fsspec was redirected to another server."""
+    """fsspec was redirected to another server; the text says where, and what helps."""
 
 
-def refusing_redirects(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def refusing_redirects(
+    url: str, options: Mapping[str, Any], *, allows_redirects: bool
+) -> dict[str, Any]:
     """Options with which fsspec's file system of web addresses keeps secrets, too.
 
     Args:
         url: A URL of another scheme, which may be chained with a web address.
         options: The options of fsspec. Those with the key `http` or `https` are for such an
             address; so are `target_options` if `target_protocol` or `fo` says so.
+        allows_redirects: True to refuse only redirects from https to http.
     """
     options = dict(options)
     inner = f"{options.get('target_protocol')}:// {options.get('fo')}"
@@ -185,7 +188,8 @@ def refusing_redirects(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
                     import aiohttp
 
                     trace = aiohttp.TraceConfig()
-                    trace.on_request_redirect.append(_refuse)
+                    refuse = _refuse_unencrypted if allows_redirects else _refuse
+                    trace.on_request_redirect.append(refuse)
                     client = dict(own.get("client_kwargs") or {})
                     client["trace_configs"] = [*client.get("trace_configs", ()), trace]
                     options[key] = own | {"client_kwargs": client}
@@ -193,6 +197,14 @@ def refusing_redirects(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _refuse(_session: Any, _context: Any, redirect: Any) -> None:
+    url = urlsplit(str(redirect.url))
     location = redirect.response.headers.get("Location") or "//"
-    if not _is_local(urlsplit(str(redirect.url)), location):
-        raise RefusedRedirectError
+    if not _is_local(url, location):
+        raise RefusedRedirectError(_redirect(url, location))
+
+
+async def _refuse_unencrypted(_session: Any, _context: Any, redirect: Any) -> None:
+    url = urlsplit(str(redirect.url))
+    location = redirect.response.headers.get("Location") or "//"
+    if url.scheme == "https" and urlsplit(urljoin(url.geturl(), location)).scheme != "https":
+        raise RefusedRedirectError(_redirect(url, location))

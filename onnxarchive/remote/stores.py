@@ -253,7 +253,7 @@ def open_file_system(address: Address) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
     def connected() -> Any:
-        given = options if allows_redirects else refusing_redirects(url, options)
+        given = refusing_redirects(url, options, allows_redirects=allows_redirects)
         # Cached instances would share credentials and listings.
         return url_to_fs(url, skip_instance_cache=True, **given)
 
