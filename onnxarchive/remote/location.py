@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.errors import UnsupportedFeatureError, shown
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.remote.urls import Address, is_url, shown_url
+from onnxarchive.remote.urls import Address, is_url, misspelled_url, shown_url
 
 if TYPE_CHECKING:
     from onnxarchive.remote.transfers import Read
@@ -41,6 +41,15 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
             raise TypeError(f"this function has no argument {name!r}{hint}")
 
 
+def _require_no_misspelled_url(path: str) -> None:
+    """Refuses a path that seems to be a URL; an error about a path would show its password."""
+    if (url := misspelled_url(path)) is not None:
+        raise UnsupportedFeatureError(
+            f"expected a path, or a URL with its scheme and '://', found {shown(url)} in another "
+            "spelling; pass a URL as a string, since pathlib changes it"
+        )
+
+
 def require_local_target(target: str | os.PathLike[str]) -> None:
     """Refuses a URL as the target of a function that writes local files only."""
     path = os.fspath(target)
@@ -50,6 +59,7 @@ def require_local_target(target: str | os.PathLike[str]) -> None:
             "result to the store",
             path=shown_url(path),
         )
+    _require_no_misspelled_url(path)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,6 +87,8 @@ class Location:
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
         if path is not None and (is_url(source) or access.get("store") is not None):
             return cls(source, None, path, access)
+        if path is not None:
+            _require_no_misspelled_url(path)
         return cls(source, path, None, access)
 
     def at(self, address: str | os.PathLike[str]) -> Location:

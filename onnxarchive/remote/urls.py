@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,18 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*
 _CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
 # Schemes of stores whose keys may have `?` and `#`.
 _KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+# Schemes of local files, which have neither a user nor a port.
+_LOCAL = ("file", "local", "memory", "zip", "tar")
+# Schemes whose hosts may have a port, and no other text after a colon.
+_PORTED = (*WEB, *_KEYED, "ftp", "sftp", "hf")
+_SIX = re.compile(r"\[[\da-fA-F:.]*\](?::\d*)?(?=[/?#]|$)")  # an IPv6 address, and perhaps a port
+_NO_PORT = re.compile(r"\A(\W*[^/?#\\:]*):(?!\d*(?:[/?#]|$))[^/?#\\]*")
+# Paths that are meant as URLs: a blank or a quote was pasted, too, or pathlib has removed a slash.
+_MISSPELLED = re.compile(
+    rf"[^\w/\\.]*(?:[a-z][\w+.-]*::)*({'|'.join(_PORTED)})"
+    r"(?::\s*[/\\]|:(?=.*@)|//)[/\\]*",
+    re.IGNORECASE | re.DOTALL,
+)
 # Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
 _SIGNED = r"(?:x-(?:amz|goog)-)?(?:signature|sig)"
 _OF_SIGNATURE = (
@@ -50,7 +63,8 @@ def shown_url(url: str) -> str:
     A path is returned unchanged, and so is the key in S3, Google Cloud Storage or Azure, unless it
     looks like the query of a signed URL. A password may have `/`, `?`, `#` and `@`, and `:` may
     begin a password or a port: after a `:`, everything up to the last `@` is removed, even if this
-    removes a part of the path.
+    removes a part of the path. So it is if the host is missing, as in `http:///user@host`; and
+    after a `:`, what is no port becomes `...`.
     """
     if "://" not in url:
         return url
@@ -59,12 +73,33 @@ def shown_url(url: str) -> str:
 
 def _shown(url: str) -> str:
     scheme, separator, rest = url.partition("://")
+    kind = scheme.lower()
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     has_colon = ":" in re.sub(r"^\[[^]@]*\]", "", host)  # other than those of an IPv6 address
-    rest = rest[rest.rfind("@", 0, len(rest if has_colon else host)) + 1 :]
-    if scheme.lower() in _KEYED and not re.search(rf"(?i)[?&#]{_SIGNED}=", rest):
+    end = len(host)
+    if has_colon or (not host and kind not in _LOCAL):
+        end = len(rest)
+    rest = rest[rest.rfind("@", 0, end) + 1 :]
+    if (not kind or kind in _PORTED) and not _SIX.match(rest):
+        rest = _NO_PORT.sub(r"\1:...", rest, count=1)
+    if kind in _KEYED and host and not re.search(rf"(?i)[?&#]{_SIGNED}=", rest):
         return scheme + separator + rest
     return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
+
+
+def misspelled_url(path: str) -> str | None:
+    """The URL that a path seems to be, without secrets; None for other paths.
+
+    A directory of this name, such as `http:`, makes it a path.
+    """
+    if match := _MISSPELLED.match(path):
+        url = f"{match[1].lower()}://{path[match.end() :]}"
+    elif re.search(rf"(?is)://.*(?:@|[?&#]{_SIGNED}=)", path):
+        url = path
+    else:
+        return None
+    is_path = os.path.lexists(re.split(r"[/\\]", path, maxsplit=1)[0])
+    return None if is_path else shown_url(url)
 
 
 def without_user(url: str) -> str:
