@@ -29,8 +29,12 @@ _OF_WRONG_USE: Final = (
 )
 STANDARD_OUTPUT: Final = "standard output"  # in place of a file's name in errors
 
-# Without the scheme: a search for it would take time that grows with the square of a word's length.
-_URL: Final = re.compile(r"://[^\s'\"]+")
+# A longer scheme would take time that grows with the square of a word's length.
+_URL: Final = re.compile(r"\w{0,16}://[^\s'\"]+")
+# What is meant as a URL, up to the end of a password: http:/user:password@ or http//user@.
+_MISSPELLED_URL: Final = re.compile(
+    r"(?i)\b(https?|s3|gs|az|s?ftp)(?!://)(?::[/\\]*|[/\\]{2})[^\s'\"]*@"
+)
 _MAX_LINES: Final = 50  # of a message
 
 # A terminal sends these signals to all processes of a command; Windows lacks SIGHUP.
@@ -63,15 +67,21 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
     return status
 
 
+def without_secrets(text: str) -> str:
+    """Text without the secrets of URLs, which may be in place of paths and other arguments."""
+    text = _MISSPELLED_URL.sub(r"\1://", text)
+    return _URL.sub(lambda url: shown_url(url[0]), text)
+
+
 def _shown_safely(text: str) -> str:
-    """Text without the secrets of URLs (which may be in place of paths), and printable."""
-    text = _URL.sub(lambda url: shown_url(url[0]), text)
-    return "\n".join(map(printable, text.splitlines()))
+    """Text without the secrets of URLs, and printable."""
+    return "\n".join(map(printable, without_secrets(text).splitlines()))
 
 
 def warn(message: Warning | str, *_: object) -> None:
     """Prints a warning to standard error; also takes the place of `warnings.showwarning`."""
-    print(f"onnxarchive: warning: {printable(as_options(str(message)))}", file=sys.stderr)
+    text = without_secrets(as_options(str(message)))
+    print(f"onnxarchive: warning: {printable(text)}", file=sys.stderr)
 
 
 def as_options(message: str) -> str:

@@ -10,9 +10,10 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, Final, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
 import onnxarchive
+from onnxarchive.cli.output import without_secrets
 from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
@@ -34,7 +35,7 @@ _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line: of one command, to save time, or of all if it is unknown."""
-    top = argparse.ArgumentParser(
+    top = Command(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
         epilog="Exit status: 0 success; 1 'check' found faults, or 'diff' found differences; "
@@ -67,6 +68,10 @@ class Command(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             del self.__dict__["parse_known_args"]
+
+    def error(self, message: str) -> NoReturn:
+        """As in the base class; the message may quote an argument, such as a URL."""
+        super().error(without_secrets(message))
 
     def add(
         self, argument: str, help: str, *, to: argparse._ArgumentGroup | None = None, **options: Any

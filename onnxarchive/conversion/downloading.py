@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
-from onnxarchive.remote.location import require_local_target
+from onnxarchive.remote.location import require_local_target, require_no_misspelled_url
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import origin_of
 from onnxarchive.remote.transfers import download_object
@@ -61,6 +61,8 @@ def download(
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
+    if store is None:
+        require_no_misspelled_url(url)
     address = Address(url, store, storage_options)
     path = path_of(address, path)
     with Replacement(path, resumes=True) as replacement, RemoteFile(origin_of(address)) as remote:

@@ -243,6 +243,7 @@ class _LinkReport(Report):
 
 
 def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    path = Location.of(path).require_local()
     with MappedFile(path) as file, with_path(path):
         if file.size >= proto.SIZE_LIMIT:
             raise ArchiveFormatError(

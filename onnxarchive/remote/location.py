@@ -41,7 +41,7 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
             raise TypeError(f"this function has no argument {name!r}{hint}")
 
 
-def _require_no_misspelled_url(path: str) -> None:
+def require_no_misspelled_url(path: str) -> None:
     """Refuses a path that seems to be a URL; an error about a path would show its password."""
     if (url := misspelled_url(path)) is not None:
         raise UnsupportedFeatureError(
@@ -59,7 +59,7 @@ def require_local_target(target: str | os.PathLike[str]) -> None:
             "result to the store",
             path=shown_url(path),
         )
-    _require_no_misspelled_url(path)
+    require_no_misspelled_url(path)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,7 +88,7 @@ class Location:
         if path is not None and (is_url(source) or access.get("store") is not None):
             return cls(source, None, path, access)
         if path is not None:
-            _require_no_misspelled_url(path)
+            require_no_misspelled_url(path)
         return cls(source, path, None, access)
 
     def at(self, address: str | os.PathLike[str]) -> Location:
@@ -147,6 +147,8 @@ class Location:
         if self.path is not None:
             return MappedFile(self.path)
         cache = self.access.get("cache")
+        if isinstance(cache, str | os.PathLike):
+            require_local_target(cache)
         if self.url is not None and cache is not None and cache is not False:
             from onnxarchive.remote.cache import open_cached
 

@@ -86,7 +86,7 @@ def _web_address(store: Any, key: str) -> SplitResult | None:
     url = getattr(store, "url", None)
     if url is None:
         return None
-    parts = urlsplit(url)
+    parts = urlsplit(str(url))
     return parts._replace(path=f"{parts.path.rstrip('/')}/{quote(key)}") if key else parts
 
 

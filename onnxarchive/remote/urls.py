@@ -30,13 +30,12 @@ _KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 _LOCAL = ("file", "local", "memory", "zip", "tar")
 # Schemes whose hosts may have a port, and no other text after a colon.
 _PORTED = (*WEB, *_KEYED, "ftp", "sftp", "hf")
-_SIX = re.compile(r"\[[\da-fA-F:.]*\](?::\d*)?(?=[/?#]|$)")  # an IPv6 address, and perhaps a port
-_NO_PORT = re.compile(r"\A(\W*[^/?#\\:]*):(?!\d*(?:[/?#]|$))[^/?#\\]*")
+_SIX = r"\[[\da-fA-F:.]*\](?::\d*)?(?=[/?#]|$)"  # an IPv6 address, and perhaps a port
+_NO_PORT = r"\A([^\w:]*[^/?#\\:]*):(?!\d*(?:[/?#\\]|$))[^/?#\\]*"
 # Paths that are meant as URLs: a blank or a quote was pasted, too, or pathlib has removed a slash.
-_MISSPELLED = re.compile(
-    rf"[^\w/\\.]*(?:[a-z][\w+.-]*::)*({'|'.join(_PORTED)})"
-    r"(?::\s*[/\\]|:(?=.*@)|//)[/\\]*",
-    re.IGNORECASE | re.DOTALL,
+_MISSPELLED = (
+    rf"(?is)[^\w/\\.]*(?:[a-z][\w+.-]*::)*({'|'.join(_PORTED)})"
+    r"(?::\s*[/\\]|:(?=.*@)|//|/(?=[^/]*:[^/]*@))[/\\]*"
 )
 # Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
 _SIGNED = r"(?:x-(?:amz|goog)-)?(?:signature|sig)"
@@ -80,8 +79,8 @@ def _shown(url: str) -> str:
     if has_colon or (not host and kind not in _LOCAL):
         end = len(rest)
     rest = rest[rest.rfind("@", 0, end) + 1 :]
-    if (not kind or kind in _PORTED) and not _SIX.match(rest):
-        rest = _NO_PORT.sub(r"\1:...", rest, count=1)
+    if (not kind or kind in _PORTED) and not re.match(_SIX, rest):
+        rest = re.sub(_NO_PORT, r"\1:...", rest, count=1)
     if kind in _KEYED and host and not re.search(rf"(?i)[?&#]{_SIGNED}=", rest):
         return scheme + separator + rest
     return scheme + separator + re.split(r"[?#]", rest, maxsplit=1)[0]
@@ -92,10 +91,12 @@ def misspelled_url(path: str) -> str | None:
 
     A directory of this name, such as `http:`, makes it a path.
     """
-    if match := _MISSPELLED.match(path):
+    if not (":" in path or "//" in path) or path.startswith(("/", "\\")) or is_url(path):
+        return None
+    if match := re.match(_MISSPELLED, path):
         url = f"{match[1].lower()}://{path[match.end() :]}"
-    elif re.search(rf"(?is)://.*(?:@|[?&#]{_SIGNED}=)", path):
-        url = path
+    elif re.search(rf"(?is)(?:://|\w{{2}}:[/\\]).*(?:@|[?&#]{_SIGNED}=)", path):
+        url = re.sub(r":[/\\]+", "://", path, count=1)
     else:
         return None
     is_path = os.path.lexists(re.split(r"[/\\]", path, maxsplit=1)[0])

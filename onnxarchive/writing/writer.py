@@ -16,6 +16,7 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.remote.location import require_local_target
 from onnxarchive.sources.safetensors import read_safetensors
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.elements import elements_of
@@ -70,9 +71,11 @@ class Writer(Closing):
 
         Raises:
             ValueError: `size_threshold` or `alignment` is not allowed.
+            UnsupportedFeatureError: The path is a URL.
             OSError: The file cannot be created.
         """
         self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
+        require_local_target(path)
         self._replacement = Replacement(path)
         self._is_open = True
         self._zip = ZipWriter(self._replacement.file, alignment=alignment)

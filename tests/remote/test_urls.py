@@ -3,8 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from onnxarchive.remote.urls import Address, is_url, shown_url, unsigned_url
+from onnxarchive.remote.urls import Address, is_url, misspelled_url, shown_url, unsigned_url
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,78 @@ def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
         ("s3://bucket/m.onnxa?X-Amz-Date=1&X-Amz-Signature=SECRET", "s3://bucket/m.onnxa"),
         ("az://bucket/m.onnxa?sv=1&SIG=SECRET", "az://bucket/m.onnxa"),
         ("C#/what?/me@home.onnxa", "C#/what?/me@home.onnxa"),  # a path has no query
+        # Malformed addresses: without a host, or with another text than a port.
+        ("http:///me:SECRET@host/m.onnxa", "http://host/m.onnxa"),
+        ("http:////SECRET@host/m.onnxa", "http://host/m.onnxa"),
+        ("http://\\me:SECRET@host/m.onnxa", "http://host/m.onnxa"),
+        ("s3:///me:SECRET@bucket/m.onnxa", "s3://bucket/m.onnxa"),
+        ("s3://?me:SECRET@bucket/m.onnxa", "s3://bucket/m.onnxa"),
+        ("simplecache::http:///me:SECRET@host/m", "simplecache::http://host/m"),
+        ("http://me:SECRET/m.onnxa", "http://me:.../m.onnxa"),
+        ("http://@me:SECRET", "http://me:..."),
+        ("http://[me:SECRET/m.onnxa", "http://[me:.../m.onnxa"),
+        ("http://me:SECRET::x://y@host/m", "http://me:...::x://host/m"),
+        ("http://host:8/m", "http://host:8/m"),
+        ("http://[::1]:8/m", "http://[::1]:8/m"),
+        ("http://[::1]/m", "http://[::1]/m"),
+        ("http:///host/m.onnxa", "http:///host/m.onnxa"),
+        ("file:///C:/me@home.onnxa", "file:///C:/me@home.onnxa"),
+        ("memory:///a/me@home.onnxa", "memory:///a/me@home.onnxa"),
+        ("github://org:repo/m.onnxa", "github://org:repo/m.onnxa"),
     ],
 )
 def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+@settings(max_examples=300, derandomize=True)
+@given(
+    st.sampled_from(["http", "https", "HTTP", "s3", "gs", "az", "ftp", "x::http", "hf"]),
+    st.sampled_from(["://", ":///", ":////", "://@", "://?", "://#", "://\\"]),
+    st.text("ab%@[.", max_size=3),
+    st.text("ab:/?#@[]\\ .", max_size=6),
+    st.sampled_from(["", "@", "@host/m.onnxa", "@host:port/m", "@[::1/m", "@[::1]:8/m"]),
+)
+def test_no_password_of_a_malformed_url_is_shown(
+    scheme: str, slashes: str, user: str, after: str, end: str
+) -> None:
+    url = f"{scheme}{slashes}{user}:SECRET{after}{end}"
+    assert "SECRET" not in shown_url(url)
+    assert "SECRET" not in shown_url(f"{url}?sig=SECRET")
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        ("https:/me:SECRET@host/m.onnxa", "https://host/m.onnxa"),
+        (r"https:\me:SECRET@host\m.onnxa", "https://host\\m.onnxa"),
+        (" https://me:SECRET@host/m.onnxa", "https://host/m.onnxa"),
+        ("'s3://bucket/m.onnxa", "s3://bucket/m.onnxa"),
+        ("http//me:SECRET@host/m", "http://host/m"),
+        ("http:me:SECRET@host/m", "http://host/m"),
+        ("simplecache::http:/me:SECRET@host/m", "http://host/m"),
+        ("x y://me:SECRET@host/m", "x y://host/m"),
+        ("see https://host/m?sig=SECRET", "see https://host/m"),
+        ("models/https:/host", None),
+        ("http", None),
+        ("https.onnxa", None),
+        ("gs/m.onnxa", None),
+        ("x y://m?n", None),
+        ("C:/me@home/m.onnxa", None),
+        ("C:\\me@home\\m.onnxa", None),
+        ("file:a@b", None),
+        ("/data/run:/me@home/m.onnxa", None),
+    ],
+)
+def test_a_path_that_is_meant_as_a_url_is_known(path: str, url: str | None) -> None:
+    assert misspelled_url(path) == url
+
+
+def test_a_directory_makes_it_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert misspelled_url("gs:/b") == "gs://b"
+    (tmp_path / "gs:").mkdir()
+    assert misspelled_url("gs:/b") is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.errors import shown, shown_names
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import is_hidden
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def named_assets(arguments: Iterable[str]) -> dict[str, str]:
 
 def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
     """Yields asset path and file path of each file that a path or pattern matches."""
+    path = Location.of(path).require_local()
     folder = "" if name is None else f"{name}/"
     if glob.has_magic(path) and not os.path.lexists(path):
         fixed = path
