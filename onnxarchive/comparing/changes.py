@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from onnxarchive.model import walking
 from onnxarchive.model.copying import unknown_fields
+from onnxarchive.model.serialization import serialize
 from onnxarchive.model.tensors import text
 from onnxarchive.model.wording import describe, describe_values
 
@@ -97,7 +98,7 @@ def _message_change(name: str, one: Message | None, other: Message | None) -> Ch
     if one is None or other is None:
         before, after = (None if message is None else describe(message) for message in (one, other))
         return Change(name, before, after)
-    if one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True):
+    if serialize(one) == serialize(other):
         return None
     before, after = describe(one), describe(other)
     if isinstance(one, _DESCRIBED) and before != after:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.model import dtypes, walking
+from onnxarchive.model import dtypes, serialization, walking
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, INITIALIZER, LOCATION
 from onnxarchive.model.walking import Path
 from onnxarchive.model.wire import varint
@@ -99,7 +99,7 @@ def _copy_fields(
     """Copies the fields of a message, also unknown ones; those of `left_out` are not read."""
     unknown = unknown_fields(source, is_heavy)
     if unknown:
-        target.MergeFromString(unknown)
+        serialization.merge(target, unknown)
     for name, number, is_repeated, is_message, is_text in _fields(source.DESCRIPTOR, left_out):
         if is_repeated:
             values = getattr(source, name)
@@ -142,7 +142,7 @@ def _fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[str, int, boo
 def _merge_text(target: Message, number: int, value: str | bytes) -> None:
     """Adds a string by parsing it: protobuf cannot set a string that is not UTF-8."""
     encoded = value if isinstance(value, bytes) else value.encode()
-    target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
+    serialization.merge(target, varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
 def holds_weights(graph: onnx.GraphProto) -> bool:
@@ -167,7 +167,7 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     fields of a large message are copied as bytes, together with the known fields, which are then
     cleared. Weights in memory (`is_heavy`) would take too long, and as much memory again.
     """
-    if is_heavy or message.ByteSize() <= _SMALL_NBYTES:
+    if is_heavy or serialization.serialized_nbytes(message) <= _SMALL_NBYTES:
         unknown = UnknownFieldSet(message)
         if len(unknown) == 0:
             return b""
@@ -178,7 +178,7 @@ def unknown_fields(message: Message, is_heavy: bool = False) -> bytes:
     rest.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:
         rest.ClearField(field.name)
-    return rest.SerializeToString()
+    return serialization.serialize(rest)
 
 
 def _serialize(unknown: Any, target: bytearray) -> None:

@@ -8,11 +8,11 @@ from itertools import filterfalse
 from typing import Final, NamedTuple, TypeAlias
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError, Report, Strict, shown
 from onnxarchive.files.data import Buffer
-from onnxarchive.model import dtypes, tensors, wire
+from onnxarchive.model import dtypes, serialization, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
@@ -50,14 +50,7 @@ def encode(model: onnx.ModelProto) -> bytes:
     fault = _incomplete(model)
     if fault is not None:
         Strict().broken("MODEL-3", fault, entry=MODEL_PROTO)
-    try:
-        data = model.SerializeToString(deterministic=True)
-    except (EncodeError, ValueError) as error:
-        raise ArchiveFormatError(
-            "expected a model that protobuf can serialize (less than 2 GiB, not counting its "
-            f"external tensors), found: {error}",
-            rule="MODEL-2",
-        ) from error
+    data = serialization.serialize(model)
     require_size(len(data))
     return data
 
@@ -94,7 +87,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
             fault = f"expected at most {MAX_MESSAGES} messages, found more"
         else:
             graphs = wire.count_graphs(data)
-            model = onnx.ModelProto.FromString(data)
+            model = serialization.parse(onnx.ModelProto, data)
             fault = _incomplete(model)
             if graphs > 1:
                 fault = f"expected one graph, found {graphs}, which protobuf would merge"

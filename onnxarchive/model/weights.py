@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, as_bytes
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, serialization, walking
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import LOCATION
 from onnxarchive.model.wire import (
@@ -291,7 +291,7 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
                 continue
         elif tag == _EXTERNAL_DATA:
             try:
-                pair = onnx.StringStringEntryProto.FromString(bytes(wire[value:end]))
+                pair = serialization.parse(onnx.StringStringEntryProto, bytes(wire[value:end]))
             except DecodeError as error:
                 raise malformed(value, "a pair of external_data", f"{error}") from None
             if pair.key == LOCATION:

@@ -6,6 +6,7 @@ the protobuf parser that onnx uses, for limits that the guide leaves open.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -33,6 +34,7 @@ _MAX_TAG: Final = 2**32 - 1
 _MAX_TAG_WIDTH: Final = 5
 MAX_LENGTH_WIDTH: Final = 5
 _INT32_MASK: Final = 2**32 - 1
+_TOO_LONG_VARINT: Final = re.compile(rb"[\x80-\xff]{%d}" % MAX_VARINT_WIDTH)
 
 Field: TypeAlias = tuple[int, int, int, int, int]
 """A field: its tag, and the offsets of the tag, the length, the value and the end."""
@@ -229,12 +231,73 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     return False
 
 
+def require_well_formed(data: Buffer, message: Any = onnx.ModelProto.DESCRIPTOR) -> None:
+    """Refuses a serialized message that protobuf cannot parse; reads every field of all messages.
+
+    Args:
+        data: The serialized message.
+        message: The descriptor of its type.
+
+    Raises:
+        ArchiveFormatError: The message is malformed, or too large or too deep for protobuf.
+    """
+    wire = as_bytes(data)
+    if len(wire) > MAX_MESSAGE_BYTES:
+        raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
+    stack = [(message, fields_of(wire))]
+    while stack:
+        kind, fields = stack[-1]
+        for tag, _, _, start, stop in fields:
+            if tag in _MESSAGES[kind]:
+                stack.append((_MESSAGES[kind][tag], fields_in(wire, start, stop, len(stack))))
+                break
+            if tag in _NUMBERS[kind]:
+                _require_packed(wire, start, stop, _NUMBERS[kind][tag])
+        else:
+            stack.pop()
+
+
+def _require_packed(wire: memoryview, start: int, stop: int, width: int | None) -> None:
+    """Refuses a malformed field of packed numbers; `width` is that of a number, None: varints."""
+    if width is not None:
+        if (stop - start) % width:
+            raise malformed(start, f"numbers of {width} bytes", f"{stop - start} bytes")
+        return
+    payload = wire[start:stop]
+    is_cut = start < stop and payload[-1] >= VARINT_CONTINUES
+    if is_cut or _TOO_LONG_VARINT.search(payload):
+        raise malformed(start, f"varints of at most {MAX_VARINT_WIDTH} bytes", "others")
+
+
+def width_of(field: Any) -> int | None:
+    """The bytes of a number in a field, by its descriptor; None for a varint."""
+    if field.type in (field.TYPE_FLOAT, field.TYPE_FIXED32, field.TYPE_SFIXED32):
+        return _FIXED_WIDTHS[I32]
+    if field.type in (field.TYPE_DOUBLE, field.TYPE_FIXED64, field.TYPE_SFIXED64):
+        return _FIXED_WIDTHS[I64]
+    return None
+
+
+def is_text(field: Any) -> bool:
+    """True if a field, by its descriptor, holds strings or bytes."""
+    return field.type in (field.TYPE_STRING, field.TYPE_BYTES)
+
+
 # {message type: {tag of a field: message type of the field}}, for fields that hold messages.
 _MESSAGES: Final = {
     message: {
         tag_of(message, field.name, LEN): field.message_type
         for field in message.fields
         if field.message_type
+    }
+    for message in walking.messages()
+}
+# {message type: {tag: width of a number}}, for fields of packed numbers.
+_NUMBERS: Final = {
+    message: {
+        tag_of(message, field.name, LEN): width_of(field)
+        for field in message.fields
+        if walking.is_repeated(field) and not (field.message_type or is_text(field))
     }
     for message in walking.messages()
 }

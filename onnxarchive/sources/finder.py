@@ -18,7 +18,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData, RandomAccessData
-from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model import proto, serialization, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, decode, strip_weights
@@ -112,7 +112,7 @@ def _parse(stripped: _Stripped) -> onnx.ModelProto:
                 "models in one"
             )
         try:
-            model = onnx.ModelProto.FromString(stripped.data)
+            model = serialization.parse(onnx.ModelProto, stripped.data)
         except DecodeError as error:
             raise ArchiveFormatError(
                 f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "

@@ -366,6 +366,36 @@ def test_a_mutated_model_is_refused_or_seen_as_protobuf_sees_it(
     assert comparable(seen_through_wire(data, threshold)) == comparable(expected)
 
 
+def is_well_formed(data: bytes) -> bool:
+    try:
+        wire.require_well_formed(data)
+    except ArchiveFormatError as error:
+        assert error.rule == "MODEL-3"
+        return False
+    return True
+
+
+@requires(read=10, refused=10)
+@settings(max_examples=400)
+@given(mutated_models())
+def test_a_model_is_well_formed_if_protobuf_parses_it(data: bytes) -> None:
+    is_parsed = parsed(data) is not None
+    came("read" if is_parsed else "refused")
+    assert is_well_formed(data) == is_parsed
+
+
+@requires(read=10, refused=10)
+def test_packed_numbers_are_well_formed_if_protobuf_parses_them() -> None:
+    payloads = [b"", b"\1", b"\x80", b"\1\x80", b"\x80" * 9 + b"\1", b"\x80" * 10 + b"\1"]
+    payloads += [b"\xff" * 9 + b"\x7f", b"\xff" * 10, b"abcd", b"abcdefg", b"abcdefgh"]
+    for field in ("dims", *TYPED_FIELDS, "string_data", "raw_data", "data_type", "name"):
+        for payload in payloads:
+            data = model_of(tensor_of(**{field: payload}))
+            is_parsed = parsed(data) is not None
+            came("read" if is_parsed else "refused")
+            assert is_well_formed(data) == is_parsed, (field, payload)
+
+
 PLACES = [
     *("graph.initializer", "graph.sparse_initializer.indices"),
     *(
