@@ -101,12 +101,25 @@ def open_cached(
 
 
 def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
-    """The directory of a cache; True gives `onnxarchive` in the user's cache directory."""
+    """The directory of a cache; True gives `onnxarchive` in the user's cache directory.
+
+    Raises:
+        OSError: The user has no home directory, as in a container, and no cache directory.
+    """
     if not isinstance(cache, bool):
         return os.path.abspath(os.fsdecode(cache))
     with needing("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir
-    return user_cache_dir("onnxarchive", appauthor=False)
+    try:
+        directory = user_cache_dir("onnxarchive", appauthor=False)
+    except RuntimeError:  # of platformdirs; older versions return "~/.cache/onnxarchive"
+        directory = ""
+    if not os.path.isabs(directory):
+        raise OSError(
+            "expected a home directory for the user's cache, found none; give the cache a "
+            "directory: cache=DIR (--cache-dir DIR)"
+        )
+    return directory
 
 
 def _opened(

@@ -144,7 +144,7 @@ def add_cache(commands: Any) -> None:
     clear.add("urls URL", "remove only these archives", nargs="*")
     help = "the directory of the cache (default: the user's cache)"
     for command in (ls, clear):
-        command.add("--directory DIR", help, default=True)
+        command.add_argument("--directory", "--cache-dir", metavar="DIR", help=help, default=True)
 
 
 def list_cache(arguments: argparse.Namespace) -> None:
