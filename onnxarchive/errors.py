@@ -202,6 +202,8 @@ def without_traceback(error: _Error) -> _Error:
 
 def describe_error(error: object) -> str:
     """The message of an error; of an `OSError` the file and the fault, without the number."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}" if str(error) else "out of memory"
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     file = "" if error.filename is None else f"{error.filename or repr(error.filename)}: "

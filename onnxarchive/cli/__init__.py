@@ -6,6 +6,7 @@ else. The help imports all of `commands`; so they import large modules where the
 
 from __future__ import annotations
 
+import argparse
 import gc
 import io
 import os
@@ -37,24 +38,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = False
     try:
         argv = sys.argv[1:] if argv is None else argv
-        arguments = parser(argv[0] if argv else None).parse_args(argv)
-        debug = arguments.debug
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = output.warn  # type: ignore[assignment]
-            status: int = arguments.function(arguments) or output.DONE
-            with naming(output.STANDARD_OUTPUT):
-                sys.stdout.flush()
-    except SystemExit as end:  # argparse has printed an error, the help or the version
-        return end.code if isinstance(end.code, int) else output.WRONG_USE
+        try:
+            arguments = parser(argv[0] if argv else None).parse_args(argv)
+        except SystemExit as end:  # argparse has printed an error, the help or the version
+            status = end.code if isinstance(end.code, int) else output.WRONG_USE
+        else:
+            debug = arguments.debug
+            status = _call(arguments)
+        with naming(output.STANDARD_OUTPUT):
+            sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except (ArchiveError, ImportError, OSError, ValueError) as error:
+    except (ArchiveError, ImportError, MemoryError, OSError, ValueError) as error:
         return output.fail(error, output.status_of(type(error)), debug=debug)
     except KeyboardInterrupt as interrupt:
         text = str(interrupt) or "interrupted; temporary files were removed"
         return output.fail(text, _SIGNALLED + _interrupted_by)
+    except Exception as error:
+        return output.crash(error)
     return status
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    """Calls the function of a command; warnings are printed as the command's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = output.warn  # type: ignore[assignment]
+        status: int | None = arguments.function(arguments)
+    return output.DONE if status is None else status
 
 
 def run() -> None:
@@ -75,8 +86,9 @@ def run() -> None:
     try:
         status = main()
     except BrokenPipeError:
-        output.drop_output()
+        output.drop(sys.stdout)
         status = _READER_ENDED
+    output.drop_unwritten()
     # Without this, Python searches all imported modules for cycles of references when it ends: a
     # tenth of the time of a short command.
     gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TextIO
 
 from onnxarchive import errors
 from onnxarchive.cli.terminal import printable
@@ -21,6 +22,7 @@ DONE: Final = 0
 FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
+CRASHED: Final = 70  # EX_SOFTWARE of sysexits.h
 _OF_WRONG_USE: Final = (
     errors.LockedError,
     errors.ModelNotFoundError,
@@ -53,7 +55,7 @@ def status_of(error: type[BaseException] | None) -> int:
 def fail(error: object, status: int, *, debug: bool = False) -> int:
     """Prints an error, or a message, to standard error; `debug` adds the error's traceback."""
     if debug and isinstance(error, BaseException):
-        print(_shown_safely("".join(traceback.format_exception(error))), file=sys.stderr)
+        _print_error(_shown_safely("".join(traceback.format_exception(error))))
     text = errors.describe_error(error)
     path = getattr(error, "filename", None) or getattr(error, "path", None)
     if isinstance(path, str):  # a newline in the path must not split the message
@@ -63,7 +65,7 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
     first = text.splitlines(keepends=True)
     if len(first) > _MAX_LINES:
         text = f"{''.join(first[:_MAX_LINES])}and {len(first) - _MAX_LINES:,} more lines"
-    print("onnxarchive:", _shown_safely(as_options(text)), file=sys.stderr)
+    _print_error(f"onnxarchive: {_shown_safely(as_options(text))}")
     return status
 
 
@@ -71,6 +73,28 @@ def without_secrets(text: str) -> str:
     """Text without the secrets of URLs, which may be in place of paths and other arguments."""
     text = _MISSPELLED_URL.sub(r"\1://", text)
     return _URL.sub(lambda url: shown_url(url[0]), text)
+
+
+def crash(error: Exception) -> int:
+    """Prints an error that no command foresees, with its traceback; returns the exit status."""
+    text = f"this is a fault of onnxarchive ({type(error).__name__}); please report the lines above"
+    _print_error(_shown_safely("".join(traceback.format_exception(error))))
+    return fail(text, CRASHED)
+
+
+def _print_error(text: str) -> None:
+    """Prints to standard error; if that cannot be written, the exit status says enough."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def drop_unwritten() -> None:
+    """Drops what cannot be written, which would change the status when the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            drop(stream)
 
 
 def _shown_safely(text: str) -> str:
@@ -81,7 +105,7 @@ def _shown_safely(text: str) -> str:
 def warn(message: Warning | str, *_: object) -> None:
     """Prints a warning to standard error; also takes the place of `warnings.showwarning`."""
     text = without_secrets(as_options(str(message)))
-    print(f"onnxarchive: warning: {printable(text)}", file=sys.stderr)
+    _print_error(f"onnxarchive: warning: {printable(text)}")
 
 
 def as_options(message: str) -> str:
@@ -107,12 +131,12 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
                     print(printable(line))
             sys.stdout.flush()
     except BrokenPipeError:
-        drop_output()
+        drop(sys.stdout)
 
 
-def drop_output() -> None:
-    """Sends all further output nowhere, also what is still buffered."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop(stream: TextIO) -> None:
+    """Sends all further output of a stream nowhere, also what is still buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def require_no_terminal() -> None:

@@ -32,16 +32,27 @@ _COMMANDS: Final = {
 }
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names.split()}
 
+_STATUSES: Final = """\
+Exit status (with several files, the highest one):
+  0    success
+  1    'check' found faults, or 'diff' found differences
+  2    wrong use, a system error, too little memory or a missing library
+  3    a corrupt or unsafe file
+  70   a fault of onnxarchive itself, with its traceback
+  129  the terminal was closed
+  130  interrupted
+  141  the program that reads binary output ended early
+  143  terminated
+"""
+
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line: of one command, to save time, or of all if it is unknown."""
     top = Command(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog="Exit status: 0 success; 1 'check' found faults, or 'diff' found differences; "
-        "2 wrong use, a system error or a missing library; 3 a corrupt or unsafe file; 129 the "
-        "terminal was closed; 130 interrupted; 141 the program that reads binary output ended "
-        "early; 143 terminated. With several files, the highest status counts.",
+        epilog=_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the table
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Command)

@@ -329,7 +329,7 @@ def convert_one(
         with attributes.collected() as lost:  # a worker's warnings would not be seen
             conversion = convert_silently({"": source}, target, options, reader, dry_run=dry_run)
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))
-    except (ArchiveError, ValueError, OSError) as error:
+    except (ArchiveError, MemoryError, ValueError, OSError) as error:
         return _failure(source, target, describe_error(error), _public_type(error))
     except Exception as error:  # the other conversions go on
         return _failure(source, target, f"{type(error).__name__}: {error}")

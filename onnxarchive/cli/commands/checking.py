@@ -66,7 +66,7 @@ def check(arguments: argparse.Namespace) -> int:
                     jobs=arguments.jobs,
                     **access(arguments),
                 )
-        except (ArchiveError, OSError) as error:  # the other archives are checked
+        except (ArchiveError, MemoryError, OSError) as error:  # the other archives are checked
             status = max(status, fail(error, status_of(type(error)), debug=arguments.debug))
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
