@@ -124,7 +124,7 @@ class Command(argparse.ArgumentParser):
         if cache:
             help = "use the copy in the user's cache (run and link download it)"
             self.add("--cache", help, to=group)
-            self.add("--cache-dir DIR", "a directory for copies instead", to=group)
+            self.add("--cache-dir DIR", "a directory for copies instead", to=group, type=path_name)
         help = (
             "an option for obstore or fsspec, such as region=eu-west-1, timeout=60 (seconds) or "
             'default_headers=\'{"accept": "*/*"}\'; put credentials in the environment, where '
@@ -169,11 +169,16 @@ def _named(commands: Any, name: str, help: str, example: str) -> Command:
     return command
 
 
+def path_name(text: str) -> str:
+    """Converts the argument of a path or URL: expands `~`, as shells do not after `=`."""
+    return os.path.expanduser(text)
+
+
 def file_name(text: str) -> str:
-    """Converts the argument of a file to read; refuses "-"."""
+    """Converts the argument of a file to read, as `path_name`; refuses "-"."""
     if text == "-":
         raise argparse.ArgumentTypeError("cannot read standard input: save it to a file")
-    return text
+    return path_name(text)
 
 
 def _positive(text: str) -> int:

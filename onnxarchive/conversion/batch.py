@@ -13,7 +13,7 @@ from typing import TypeAlias, Unpack
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe_error, shown
 from onnxarchive.files import attributes
-from onnxarchive.files.filesystem import is_below
+from onnxarchive.files.filesystem import is_below, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
@@ -86,7 +86,7 @@ def convert_many(
         an `error`. An unreadable source and a directory without models are failures, too.
 
     Raises:
-        ValueError: An option or the path of an asset is not allowed.
+        ValueError: An option or the path of an asset is not allowed, or `out_dir` begins with `~`.
         OSError: `out_dir` cannot be created, or an asset cannot be opened.
 
     Example:
@@ -103,6 +103,7 @@ def convert_many(
     )
     folder = Location.of(out_dir, **access)
     if folder.path is not None:
+        require_no_tilde(folder.path)
         folder = folder.at(os.path.realpath(folder.path))
         if not dry_run:
             os.makedirs(folder.require_local(), exist_ok=True)

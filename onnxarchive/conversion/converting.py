@@ -22,7 +22,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.data import Data, SupportsWrite
 from onnxarchive.files.file import File
 from onnxarchive.files.file_data import RandomAccessData, spool
-from onnxarchive.files.filesystem import directory_of, require_no_input
+from onnxarchive.files.filesystem import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
@@ -184,7 +184,8 @@ def convert(
         LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
             while it was opened.
         ValueError: An option or the path of an asset is not allowed, `path` is one of the source's
-            files, or with `models="all"` two models get the same id, or no model is the default.
+            files or begins with `~`, or with `models="all"` two models get the same id, or no model
+            is the default.
         OSError: A file cannot be read, or the archive cannot be written.
 
     Example:
@@ -242,6 +243,8 @@ def convert_silently(
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
     `repository` is the directory whose other files become assets, if it is not the default model's.
     """
+    if target.path is not None:
+        require_no_tilde(target.path)
     temporary = None if target.path is None or dry_run else directory_of(target.path)
     reader = replace(reader, temporary=temporary)
     without_others = replace(reader, other_files=False)

@@ -56,7 +56,8 @@ def download(
         ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written: if the disk has too little free
             space, this is found before the download begins.
-        ValueError: An option is wrong, or `path` names no file and the URL has no file name.
+        ValueError: An option is wrong, `path` begins with `~`, or it names no file and the URL has
+            no file name.
 
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)

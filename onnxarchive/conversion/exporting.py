@@ -61,8 +61,8 @@ def export(
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
         LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
             while it was opened.
-        ValueError: `external_data` is not a file name, or names `destination`; or a written file
-            would replace the archive.
+        ValueError: `external_data` is not a file name, or names `destination`; a written file would
+            replace the archive; or `destination` begins with `~`.
         OSError: The archive cannot be read, or a file cannot be written.
 
     Example:
@@ -217,6 +217,7 @@ def extract(
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
         UnsupportedFeatureError: `directory` is a URL.
+        ValueError: `directory` begins with `~`.
         OSError: The archive cannot be read, the directory is not empty, or a file or directory
             cannot be written.
 

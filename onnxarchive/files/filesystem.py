@@ -110,6 +110,21 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None
                 raise ValueError(f"expected another file than the input {path}, found {target!s}")
 
 
+def require_no_tilde(target: str | os.PathLike[str]) -> None:
+    """Refuses a target in the folder `~` or `~USER`, which shells would have expanded.
+
+    A `~NAME` of no user is a plain name, as in shells.
+    """
+    path = os.fsdecode(target)
+    is_own = path == "~" or path.startswith(("~/", f"~{os.sep}"))
+    if is_own or os.path.expanduser(path) != path:
+        raise ValueError(
+            f"expected a path without '~', which functions do not expand, found {path!r}; pass "
+            f"os.path.expanduser(path), or {os.path.join(os.curdir, path)!r} for a file or folder "
+            "of this name"
+        )
+
+
 def directory_of(path: str | os.PathLike[str]) -> str:
     """The directory that contains the file at `path`, after links are resolved."""
     return os.path.dirname(os.path.realpath(path))

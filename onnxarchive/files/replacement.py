@@ -19,7 +19,7 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, na
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing
-from onnxarchive.files.filesystem import sync, sync_directory
+from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
 from onnxarchive.files.locking import Work
 
@@ -199,6 +199,7 @@ class Replacement(Closing):
             LockedError: Another replacement is continuing the file.
             OSError: The file cannot be created, or the target exists and is no regular file.
         """
+        require_no_tilde(path)
         self._path = os.fspath(path)
         self._is_locked = is_locked
         self._timeout = timeout
@@ -399,6 +400,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         OSError: A directory cannot be created or filled, or `path` exists and is not an empty
             directory.
     """
+    require_no_tilde(path)
     with naming(path):
         target = os.path.realpath(path)
         is_there = os.path.exists(target)

@@ -77,9 +77,9 @@ def link(
             their CRC-32.
         UnsupportedFeatureError: The link would take 2 GiB or more, `path` is a URL without
             `cache`, or `destination` is a URL.
-        ValueError: `destination` is the archive, a symbolic link, or in a directory that is not
-            allowed; the archive's path is not allowed in external data; or the links of two
-            models would have the same name.
+        ValueError: `destination` is the archive, a symbolic link, in a directory that is not
+            allowed, or begins with `~`; the archive's path is not allowed in external data; or the
+            links of two models would have the same name.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
         OSError: The link cannot be written.
 

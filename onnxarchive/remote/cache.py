@@ -29,7 +29,7 @@ from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
 from onnxarchive.files import attributes
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import File
-from onnxarchive.files.filesystem import sync
+from onnxarchive.files.filesystem import require_no_tilde, sync
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked
@@ -107,6 +107,7 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
         OSError: The user has no home directory, as in a container, and no cache directory.
     """
     if not isinstance(cache, bool):
+        require_no_tilde(cache)
         return os.path.abspath(os.fsdecode(cache))
     with needing("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir

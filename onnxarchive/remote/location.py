@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 from onnxarchive.errors import UnsupportedFeatureError, shown
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
+from onnxarchive.files.filesystem import require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.remote.urls import Address, is_url, misspelled_url, shown_url
@@ -51,8 +52,9 @@ def require_no_misspelled_url(path: str) -> None:
 
 
 def require_local_target(target: str | os.PathLike[str]) -> None:
-    """Refuses a URL as the target of a function that writes local files only."""
+    """Refuses a URL, or a path with `~`, as the target of a function that writes local files."""
     path = os.fspath(target)
+    require_no_tilde(path)
     if is_url(path):
         raise UnsupportedFeatureError(
             "expected a local path to write to, found a URL; write to a local path, then copy the "

@@ -12,7 +12,7 @@ import onnx
 from onnxarchive.errors import is_instance
 from onnxarchive.files import locking
 from onnxarchive.files.data import SupportsWrite
-from onnxarchive.files.filesystem import directory_of, require_no_input
+from onnxarchive.files.filesystem import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
@@ -103,7 +103,7 @@ def save(
             are external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: The model has more large tensors than an archive can hold.
         ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
-            the file of an asset, or two models have the same id.
+            the file of an asset or begins with `~`, or two models have the same id.
         TypeError: `model` is not a model.
         OSError: The archive cannot be written.
 
@@ -134,6 +134,7 @@ def save(
     )
     target = Location.of(path, **access)
     if target.path is not None:
+        require_no_tilde(target.path)
         require_no_input(target.path, options.asset_files)
     splits = {id: part for id, part in parts.items() if not isinstance(part, onnx.ModelProto)}
     sources = {

@@ -70,7 +70,7 @@ class Writer(Closing):
         """Begins an archive.
 
         Raises:
-            ValueError: `size_threshold` or `alignment` is not allowed.
+            ValueError: `size_threshold` or `alignment` is not allowed, or `path` begins with `~`.
             UnsupportedFeatureError: The path is a URL.
             OSError: The file cannot be created.
         """

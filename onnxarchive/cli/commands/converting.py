@@ -17,7 +17,7 @@ import onnxarchive
 from onnxarchive import errors
 from onnxarchive.cli import output
 from onnxarchive.cli.commands.editing import ASSET, ASSET_HELP, named_assets
-from onnxarchive.cli.parser import access, add_command, pairs, require_free
+from onnxarchive.cli.parser import access, add_command, pairs, path_name, require_free
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.replacement import remove_temporaries
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
@@ -37,12 +37,12 @@ def add_convert(commands: Any) -> None:
         "       onnxarchive convert [options] SOURCE... --output-dir DIR"
     )
     help = "SOURCE and TARGET (- is standard output); with --output-dir, models and directories"
-    command.add_argument("paths", nargs="*", metavar="PATH", help=help)
+    command.add_argument("paths", nargs="*", type=path_name, metavar="PATH", help=help)
     help = (
         "convert every model in the sources, one at a time, or N at a time with --jobs N; "
         "archives keep the relative paths of the models, below DIR"
     )
-    command.add("--output-dir DIR", help)
+    command.add("--output-dir DIR", help, type=path_name)
     command.add_jobs()
     help = "store initializers of this size or more outside the model (default %(default)s)"
     command.add("--size-threshold BYTES", help, type=int, default=DEFAULT_SIZE_THRESHOLD)
@@ -82,7 +82,9 @@ def add_convert(commands: Any) -> None:
         "follow symbolic links in a source if they lead to files below DIRECTORY (without "
         "DIRECTORY: within the model's folder of a Hugging Face cache)"
     )
-    command.add("--follow-links DIRECTORY", help, nargs="?", const=True, default=False)
+    command.add(
+        "--follow-links DIRECTORY", help, type=path_name, nargs="?", const=True, default=False
+    )
     command.add("--dry-run", "report the outcome, but write no archive")
     command.add("--skip-existing", "with --output-dir: skip models whose archive exists")
     command.add_force()
@@ -102,7 +104,7 @@ def convert(arguments: argparse.Namespace) -> int:
         "dry_run": arguments.dry_run,
         **access(arguments),
     }
-    models = pairs("--model ID=PATH", arguments.model)
+    models = pairs("--model ID=PATH", arguments.model, path_name)
     sources = arguments.paths if arguments.output_dir is not None else arguments.paths[:1]
     if _STANDARD_STREAM in (*sources, *models.values()):
         raise ValueError("convert cannot read standard input: save it to a file")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import StandardOutput, say
-from onnxarchive.cli.parser import Command, add_command, add_group, file_name, pairs
+from onnxarchive.cli.parser import Command, add_command, add_group, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.errors import shown, shown_names
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -201,8 +201,10 @@ def named_assets(arguments: Iterable[str]) -> dict[str, str]:
     """The paths of the files that arguments `[NAME=]PATH` match, by asset path."""
     assets: dict[str, str] = {}
     for argument in arguments:
-        name, equals, path = argument.partition("=")
-        for asset, file in _files(name if equals else None, path if equals else argument):
+        name, equals, given = argument.partition("=")
+        for asset, file in _files(
+            name if equals else None, path_name(given if equals else argument)
+        ):
             if assets.setdefault(asset, file) != file:
                 raise ValueError(
                     f"{assets[asset]!r} and {file!r} are both named {asset!r}; rename one: "

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, add_group, require_free, storage_options
+from onnxarchive.cli.parser import (
+    access,
+    add_command,
+    add_group,
+    path_name,
+    require_free,
+    storage_options,
+)
 from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.files.replacement import partial_path
 from onnxarchive.model.keys import is_model, model_id
@@ -25,7 +32,7 @@ _URL: Final = "https://example.com/model.onnxa"  # in examples
 def add_export(commands: Any) -> None:
     help = "Write a model of an archive as a .onnx."
     command = add_command(commands, export, help, "model.onnxa exported.onnx")
-    command.add("target TARGET", "the .onnx to write")
+    command.add("target TARGET", "the .onnx to write", type=path_name)
     help = "write large tensors to this file beside the .onnx; needed from 2 GiB on"
     command.add("--external-data NAME", help)
     command.add_model("write this model")
@@ -58,7 +65,7 @@ def add_link(commands: Any) -> None:
     help = "Write a small .onnx that uses an archive as its external data, for other tools."
     command = add_command(commands, link, help, "model.onnxa linked.onnx")
     help = "the .onnx to write, in the archive's directory or above; a directory gets one per model"
-    command.add("target TARGET", help)
+    command.add("target TARGET", help, type=path_name)
     command.add_model("link this model")
     command.add("--prepack", "refer to packed weights, for ONNX Runtime 1.32 or newer")
     command.add_force()
@@ -88,7 +95,7 @@ def link(arguments: argparse.Namespace) -> None:
 def add_extract(commands: Any) -> None:
     help = "Unzip an archive to a directory of ONNX external data."
     command = add_command(commands, extract, help, "model.onnxa unzipped")
-    command.add("directory DIRECTORY", "a new or an empty directory")
+    command.add("directory DIRECTORY", "a new or an empty directory", type=path_name)
     command.add_url_options()
 
 
@@ -109,7 +116,7 @@ def add_download(commands: Any) -> None:
     help = "Download a remote archive and verify it; resume an interrupted download."
     command = add_command(commands, download, help, _URL, archive=False)
     command.add_argument("url", metavar="URL")
-    command.add("path PATH", "the file (default: the URL's last part)", nargs="?")
+    command.add("path PATH", "the file (default: the URL's last part)", nargs="?", type=path_name)
     command.add_force()
     command.add_url_options(cache=False)
 
@@ -144,7 +151,9 @@ def add_cache(commands: Any) -> None:
     clear.add("urls URL", "remove only these archives", nargs="*")
     help = "the directory of the cache (default: the user's cache)"
     for command in (ls, clear):
-        command.add_argument("--directory", "--cache-dir", metavar="DIR", help=help, default=True)
+        command.add_argument(
+            "--directory", "--cache-dir", metavar="DIR", type=path_name, help=help, default=True
+        )
 
 
 def list_cache(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser
+from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser, path_name
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
 from onnxarchive.files.local_file import PositionalWriter, make_file
@@ -57,14 +57,14 @@ def add_run(commands: Any) -> None:
         "save the outputs as .npy files in a new directory, which --input reads; types that numpy "
         "lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
     )
-    command.add("--output DIR", help)
+    command.add("--output DIR", help, type=path_name)
     command.add_url_options()
 
 
 def run(arguments: argparse.Namespace) -> None:
     from onnxarchive.interop import running
 
-    paths = pairs("--input NAME=FILE.npy", arguments.input)
+    paths = pairs("--input NAME=FILE.npy", arguments.input, path_name)
     inputs = {name: _load(path) for name, path in paths.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
     output = arguments.output
