@@ -1,7 +1,8 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`parser` has the arguments that several commands take, `output` what they print, `commands` all
-else. The help imports all of `commands`; so they import large modules where they use them.
+`all_commands` has the table of the commands, `parser` the arguments that several of them take,
+`output` what they print, `commands` all else. The help imports all of `commands`; so they import
+large modules where they use them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from onnxarchive.cli import output
-from onnxarchive.cli.parser import parser
+from onnxarchive.cli.all_commands import parser
 from onnxarchive.errors import ArchiveError, naming
 
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
@@ -70,6 +71,10 @@ def _call(arguments: argparse.Namespace) -> int:
 
 def run() -> None:
     """Runs the command of this process and ends the process."""
+    if getattr(sys, "frozen", False):  # a worker of `convert` starts the same program again
+        import multiprocessing
+
+        multiprocessing.freeze_support()
     # A terminated command cleans up as after Ctrl-C. Signals that the caller ignores, such as
     # SIGHUP under nohup, stay ignored.
     for number in (signal.SIGTERM, *output.TERMINAL_SIGNALS):

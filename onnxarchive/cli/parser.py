@@ -1,4 +1,4 @@
-"""The parser of the command line, and the arguments that several commands have.
+"""The parser of a command, and the arguments that several commands have.
 
 An option that is more than a value stands beside the function that reads it.
 """
@@ -9,57 +9,14 @@ import argparse
 import errno
 import os
 from collections.abc import Callable, Iterable
-from importlib import import_module
-from typing import Any, Final, NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 
-import onnxarchive
 from onnxarchive.cli.output import without_secrets
 from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location
-
-# For each module of `cli/commands/`, the commands for which it has `add_NAME`; the help has the
-# same order.
-_COMMANDS: Final = {
-    "converting": "convert",
-    "exporting": "export link extract download cache",
-    "listing": "ls info models cat",
-    "checking": "check diff",
-    "editing": "replace-model remove-model rename-model set-metadata recover assets",
-    "running": "run view prepack completion",
-}
-_MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names.split()}
-
-_STATUSES: Final = """\
-Exit status (with several files, the highest one):
-  0    success
-  1    'check' found faults, or 'diff' found differences
-  2    wrong use, a system error, too little memory or a missing library
-  3    a corrupt or unsafe file
-  70   a fault of onnxarchive itself, with its traceback
-  129  the terminal was closed
-  130  interrupted
-  141  the program that reads binary output ended early
-  143  terminated
-"""
-
-
-def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line: of one command, to save time, or of all if it is unknown."""
-    top = Command(
-        prog="onnxarchive",
-        description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog=_STATUSES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the table
-    )
-    top.add_argument("--version", action="version", version=onnxarchive.__version__)
-    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Command)
-    for name in [command] if command in _MODULES else _MODULES:
-        module = import_module(f"onnxarchive.cli.commands.{_MODULES[name]}")
-        getattr(module, f"add_{name.replace('-', '_')}")(commands)
-    return top
 
 
 class Command(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 What is for onnx_ir lies in `writing`, because `save` accepts models of onnx_ir.
 """
 
+import errno
 import os
 
 __all__ = ["get_include"]
@@ -17,11 +18,22 @@ def get_include() -> str:
     Returns:
         The directory: that of the installed package, or that of a clone.
 
+    Raises:
+        FileNotFoundError: The package is in a zip, or was frozen without its data.
+
     Example:
         print(f"c++ -std=c++17 -I{onnxarchive.get_include()} main.cpp -lonnxruntime")
     """
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    installed = os.path.join(package, "include")
-    if os.path.isdir(installed):
-        return installed
-    return os.path.join(os.path.dirname(package), "conformance", "readers", "c")  # of a clone
+    import importlib.resources  # rarely used
+
+    package = str(importlib.resources.files("onnxarchive"))
+    of_clone = os.path.join(os.path.dirname(package), "conformance", "readers", "c")
+    for directory in (os.path.join(package, "include"), of_clone):
+        if os.path.isdir(directory):
+            return directory
+    raise FileNotFoundError(
+        errno.ENOENT,
+        "this program was packed without the headers of onnxarchive as files; install onnxarchive "
+        "for the compiler, or pack its data, too (PyInstaller: --collect-data onnxarchive)",
+        os.path.join(package, "include"),
+    )

@@ -47,12 +47,13 @@ class Rule:
 @cache
 def rules() -> Mapping[str, Rule]:
     """The rules of `spec/rules.toml` by id."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.path.join(package, "rules.toml")  # of an installed package
-    if not os.path.exists(path):
-        path = os.path.join(os.path.dirname(package), "spec", "rules.toml")
-    with open(path, "rb") as file:
-        table = tomllib.load(file)
+    import importlib.resources  # takes longer than opening an archive
+
+    package = importlib.resources.files("onnxarchive")
+    file = package / "rules.toml"  # of an installed package, perhaps in a zip
+    if not file.is_file():
+        file = package / os.pardir / "spec" / "rules.toml"  # of a clone
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
     return MappingProxyType({id: Rule(id, **fields) for id, fields in table.items()})
 
 

@@ -13,7 +13,7 @@ from commands import output_of, run
 from processes import completed
 
 import onnxarchive
-from onnxarchive.cli.parser import parser
+from onnxarchive.cli.all_commands import parser
 from tools.docs.readme import make_files
 from tools.docs.reference import choices
 

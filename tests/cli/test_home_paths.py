@@ -15,7 +15,7 @@ from models import runnable_model
 from public_calls import WRITES, make_files
 
 import onnxarchive
-from onnxarchive.cli.parser import parser
+from onnxarchive.cli.all_commands import parser
 from tools.docs.reference import choices
 
 REMEDY = r"pass os\.path\.expanduser\(path\), or '\./~"

@@ -22,7 +22,7 @@ from unittest import mock
 import onnxarchive
 import onnxarchive.interop.torch
 import onnxarchive.ir
-from onnxarchive.cli.parser import parser
+from onnxarchive.cli.all_commands import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (onnxarchive, onnxarchive.ir, onnxarchive.interop.torch)

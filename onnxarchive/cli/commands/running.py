@@ -18,7 +18,7 @@ import numpy as np
 import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, file_name, pairs, parser, path_name
+from onnxarchive.cli.parser import access, add_command, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
 from onnxarchive.files.local_file import PositionalWriter, make_file
@@ -233,7 +233,7 @@ def add_completion(commands: Any) -> None:
 def completion(arguments: argparse.Namespace) -> None:
     with needing("shtab", "complete commands"):
         import shtab
-    top = parser()
+    top = arguments.parser_of_all()
     _complete_files(top, shtab.FILE)
     script = shtab.complete(top, arguments.shell)
     say(arguments, {"shell": arguments.shell, "script": script}, script.splitlines())
