@@ -11,7 +11,7 @@ from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.file_data import spool_all
-from onnxarchive.files.filesystem import directory_of, require_no_input, require_space
+from onnxarchive.files.filesystem import directory_of, from_utf8, require_no_input, require_space
 from onnxarchive.files.local_file import PositionalWriter, make_file
 from onnxarchive.files.locking import Work
 from onnxarchive.files.progress import Progress, ProgressCounter
@@ -21,7 +21,7 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
-from onnxarchive.reading.linked_models import linked_model, stays_outside
+from onnxarchive.reading.linked_models import as_location, linked_model, stays_outside
 from onnxarchive.remote.location import Access, Location, require_local_target
 
 # ONNX's document on external data: offsets should be multiples of the page size.
@@ -161,7 +161,7 @@ def _export_external(
 ) -> None:
     offsets, nbytes = _offsets(archive)
     serialized = proto.serialize(
-        linked_model(archive, os.path.basename(beside), offsets=offsets, in_place=True)
+        linked_model(archive, as_location(os.path.basename(beside)), offsets=offsets, in_place=True)
     )
     with Replacement(beside, timeout=timeout) as data_replacement:
         require_space(beside, nbytes + len(serialized))
@@ -234,7 +234,7 @@ def extract(
         work = Work()
         for name in archive.entries:
             work.require_own()  # a forked process would write into the same directory
-            target = os.path.join(made, *name.split("/"))
+            target = os.path.join(made, *map(from_utf8, name.split("/")))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)

@@ -150,7 +150,7 @@ class Changes:
                 raise ArchiveFormatError(
                     "expected a file that stays as it was assigned until the edit ends, found it "
                     "changed; assign it again",
-                    path=os.path.join("" if data.root is None else data.root.path, data.path),
+                    path=data.path if data.root is None else data.root.joined(data.path),
                 )
 
     # Assigned models

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from onnxarchive.errors import ArchiveFormatError, naming
-from onnxarchive.files.filesystem import is_below, leads_out
+from onnxarchive.files.filesystem import from_utf8, is_below, leads_out
 from onnxarchive.files.local_file import kind_of
 
 # The flags of `MappedFile`, and one that takes no terminal.
@@ -34,7 +34,7 @@ class OutsideError(ArchiveFormatError):
 
 
 class Root:
-    """A directory beneath which files are opened.
+    """A directory beneath which files are opened, by paths as in a model (see `in_utf8`).
 
     Windows lists a directory by its path: a list may contain names from outside, but no file
     outside is opened.
@@ -67,7 +67,7 @@ class Root:
             ValueError: `path` is absolute or contains `..`.
             OSError: The file cannot be opened.
         """
-        whole = self._joined(path)
+        whole = self.joined(path)
         try:
             descriptor = os.open(whole, flags)
         except OSError:
@@ -83,23 +83,24 @@ class Root:
     def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
         """Lists a directory, `""` for this one, as `open`; an entry is valid until the next one."""
         if not HAS_DIR_FD:
-            resolved = os.path.realpath(self._joined(path))
+            resolved = os.path.realpath(self.joined(path))
             self._require_inside(resolved, path)
             with os.scandir(resolved) as entries:
                 yield from entries
             return
         descriptor = self.open(path, _LISTED)
-        with naming(self._joined(path)):
+        with naming(self.joined(path)):
             try:
                 with os.scandir(descriptor) as entries:
                     yield from entries
             finally:
                 os.close(descriptor)
 
-    def _joined(self, path: str) -> str:
+    def joined(self, path: str) -> str:
+        """The path of a file, by its path in the directory; refuses one that may lead out of it."""
         if leads_out(path):
             raise ValueError(f"expected a relative path without '..', found {path!r}")
-        return os.path.join(self.path, path)
+        return os.path.join(self.path, from_utf8(path))
 
     def _require_inside(self, target: str, path: str) -> None:
         """Refuses a target, to which `path` leads, outside the allowed directories."""

@@ -147,7 +147,7 @@ def _open_file(path: str | os.PathLike[str], root: Root | None) -> MappedFile:
     if root is None:
         return MappedFile(path)
     path = os.fsdecode(path)
-    return MappedFile(os.path.join(root.path, path), descriptor=root.open(path))
+    return MappedFile(root.joined(path), descriptor=root.open(path))
 
 
 def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None) -> memoryview:

@@ -110,6 +110,20 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None
                 raise ValueError(f"expected another file than the input {path}, found {target!s}")
 
 
+def in_utf8(path: str) -> str:
+    """The text that names a file in a model or archive: its UTF-8 has the bytes of the path.
+
+    It is the path itself, unless the locale has another encoding. Bytes that are not UTF-8 become
+    surrogates (PEP 383).
+    """
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def from_utf8(text: str) -> str:
+    """The path for a text that names a file in a model or archive; the inverse of `in_utf8`."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
 def require_no_tilde(target: str | os.PathLike[str]) -> None:
     """Refuses a target in the folder `~` or `~USER`, which shells would have expanded.
 

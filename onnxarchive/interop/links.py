@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
-from onnxarchive.files.filesystem import is_below, leads_out, require_no_input
+from onnxarchive.files.filesystem import from_utf8, is_below, leads_out, require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
@@ -28,9 +28,9 @@ from onnxarchive.model.prepacked import ranges_of
 from onnxarchive.reading.archive import Archive, open, with_model
 from onnxarchive.reading.linked_models import (
     Pairs,
+    as_location,
     linked_model,
     packed_pairs,
-    require_utf8,
     stored_keys,
 )
 from onnxarchive.reading.rules import Finding
@@ -170,8 +170,7 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
             f"and no symbolic links in external data, found the archive at {file} and the link in "
             f"{directory}; write the link to {os.path.dirname(file)}"
         )
-    location = os.path.relpath(file, directory).replace(os.sep, "/")
-    require_utf8(location)
+    location = as_location(os.path.relpath(file, directory).replace(os.sep, "/"))
     if "\\" in location:
         raise ValueError(
             f"expected no backslash in the archive's path, since it separates directories on "
@@ -265,7 +264,7 @@ def _beside(path: str | os.PathLike[str], location: str) -> str | None:
     if {"\0", "\\"} & set(location) or leads_out(location):
         return None
     directory = os.path.dirname(os.fspath(path))
-    file = os.path.join(directory, location)
+    file = os.path.join(directory, from_utf8(location))
     return file if is_below(os.path.realpath(file), os.path.realpath(directory)) else None
 
 

@@ -36,10 +36,10 @@ from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     Pairs,
+    as_location,
     lift_constants,
     linked_model,
     packed_pairs,
-    require_utf8,
     stays_outside,
 )
 from onnxarchive.remote.location import Access, Location, Openable, require_known
@@ -274,8 +274,7 @@ class SessionInputs:
         else:
             self._file = archive.contents.local_file
             self.path = self._file.present_path()
-            require_utf8(self.path)
-            self.entries[_DIRECTORY], name = os.path.split(self.path)
+            self.entries[_DIRECTORY], name = os.path.split(as_location(self.path))
             with with_path(archive.path):
                 pairs: Pairs = {}
                 if uses_packed and prepack is not False and compares_packed():
@@ -314,7 +313,7 @@ def write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions |
     with contextlib.ExitStack() as files:
         inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()
-    options.optimized_model_filepath = f"{stem}.onnx"
+    options.optimized_model_filepath = as_location(f"{stem}.onnx")
     options.log_severity_level = 3  # a warning says that the optimized model suits this machine
     file = f"{os.path.basename(stem)}.data"
     set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: file, OPTIMIZED_NBYTES: "1"})

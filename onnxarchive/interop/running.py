@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 import numpy as np
 
 from onnxarchive.errors import ModelNotFoundError, shown_names, with_path
+from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.interop.onnxruntime import (
     RunError as RunError,
     prepacking_entries,
@@ -195,10 +196,12 @@ def _make_session(
     options.log_severity_level = 4  # fatal; errors are raised
     set_entries(options, prepacking_entries(prepack))
     with run_errors("load"):
-        make = ort.InferenceSession
         if is_archive:
             make = partial(session, model=model, prepack=prepack, **location.access)
-        ort_session = make(location.address, options, full_names, enable_fallback=0)
+            ort_session = make(location.address, options, full_names, enable_fallback=0)
+        else:
+            path = in_utf8(location.address)
+            ort_session = ort.InferenceSession(path, options, full_names, enable_fallback=0)
     missing = {*(full_names or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(

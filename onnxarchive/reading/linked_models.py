@@ -7,6 +7,7 @@ and a data file for `export`. So all of them keep the same tensors in the model.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Final, TypeAlias
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown
+from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, prepacked, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
@@ -327,9 +329,16 @@ def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, 
     return None
 
 
-def require_utf8(path: str) -> None:
-    """Refuses a path that is not UTF-8 with a ValueError: a model's strings must be UTF-8."""
+def as_location(path: str) -> str:
+    """The location of a path in external data, with the bytes of the path.
+
+    A path that is not UTF-8 is refused with a ValueError, since a model's strings must be UTF-8.
+    """
     try:
-        path.encode()
+        location = in_utf8(path)
+        location.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected the archive's path in UTF-8, found {path!r}") from None
+        encoding = sys.getfilesystemencoding()
+        hint = "" if encoding == "utf-8" else f"; the locale's encoding is {encoding}"
+        raise ValueError(f"expected a path in UTF-8, found {path!r}{hint}") from None
+    return location

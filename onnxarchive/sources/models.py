@@ -22,6 +22,7 @@ from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_pat
 from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
+from onnxarchive.files.filesystem import from_utf8, in_utf8
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
@@ -169,7 +170,7 @@ class SourceReader:
             others = [
                 name
                 for name in _paths_below(root)
-                if _identity(os.path.join(root.path, name)) not in identities
+                if _identity(root.joined(name)) not in identities
             ]
             _add_others(source, files, others)
             source.files += _paths(root, files)
@@ -213,13 +214,14 @@ def _models_and_assets(root: Root) -> list[str]:
     """
     files, reserved = [], []
     for entry in root.scan(""):
+        name = in_utf8(entry.name)
         if _leads_to(entry.is_file):
-            files.append(entry.name)
-        elif entry.name == _ASSETS and _leads_to(entry.is_dir):
+            files.append(name)
+        elif name == _ASSETS and _leads_to(entry.is_dir):
             paths = _paths_below(root, _ASSETS, is_read=lambda _: True)
             files += [path for path in paths if not path.endswith("/")]
-        elif entry.name.startswith(RESERVED_PREFIX):
-            reserved.append(f"{entry.name}/")
+        elif name.startswith(RESERVED_PREFIX):
+            reserved.append(f"{name}/")
     return sorted(files + reserved if MODEL_PROTO in files else files)
 
 
@@ -243,7 +245,8 @@ def _paths_below(
     for folder in islice(folders, max_folders):  # the loop appends to `folders`
         with contextlib.suppress(*skipped):
             for entry in root.scan(folder):
-                path = f"{folder}/{entry.name}" if folder else entry.name
+                name = in_utf8(entry.name)
+                path = f"{folder}/{name}" if folder else name
                 if not _leads_to(entry.is_dir):
                     yield path
                 elif entry.is_symlink() or not is_read(path):
@@ -294,7 +297,7 @@ def is_cached_model(path: str, folders: Iterable[str]) -> bool:
 
 def _paths(root: Root, files: Finder) -> tuple[str, ...]:
     """The paths of the files of a directory that were found so far."""
-    return tuple([os.path.join(root.path, path) for path in files.opened])
+    return tuple(map(root.joined, files.opened))
 
 
 def _identity(path: str) -> object:
@@ -394,12 +397,12 @@ def models_of_repository(
             f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default= "
             "(--default)"
         )
-    models = {"": os.path.join(directory, *defaults[0].parts)}
+    models = {"": os.path.join(directory, *map(from_utf8, defaults[0].parts))}
     for file in paths:
         if file in defaults:
             continue
         identifier = re.sub("[^a-z0-9]", "_", file.stem.lower())
-        path = os.path.join(directory, *file.parts)
+        path = os.path.join(directory, *map(from_utf8, file.parts))
         if not keys.is_model_id(identifier):
             raise ValueError(f"{path}: expected a file name that gives {keys.MODEL_ID}; rename it")
         if identifier in models:

@@ -14,6 +14,7 @@ from onnxarchive.cli.output import StandardOutput, say
 from onnxarchive.cli.parser import Command, add_command, add_group, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.errors import shown, shown_names
+from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive
 from onnxarchive.remote.location import Location
@@ -223,15 +224,16 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
             fixed = os.path.dirname(fixed)
         expected, files = "that match", _matches(fixed, path[len(fixed) :].strip(os.sep))
     elif os.path.isdir(path):
-        folder = folder or f"{os.path.basename(os.path.abspath(path))}/"
+        folder = folder or f"{in_utf8(os.path.basename(os.path.abspath(path)))}/"
         fixed, expected, files = path, "in the directory", list(_below(path))
     else:
-        yield os.path.basename(path) if name is None else name, path
+        yield in_utf8(os.path.basename(path)) if name is None else name, path
         return
     if not files:
         raise ValueError(f"expected files {expected} {path!r}, found none")
     for file in files:
-        yield folder + os.path.relpath(file, fixed or os.curdir).replace(os.sep, "/"), file
+        relative = in_utf8(os.path.relpath(file, fixed or os.curdir))
+        yield folder + relative.replace(os.sep, "/"), file
 
 
 def _matches(directory: str, pattern: str) -> list[str]:
