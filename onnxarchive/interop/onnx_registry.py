@@ -7,7 +7,8 @@ itself, and exchanges the file's bytes with the serializer. So, unlike in `onnxa
 - loading needs memory for the file, too, and gives the complete default model: onnx does not pass
   `load_external_data` to serializers;
 - saving overwrites an existing file in place, with one model and no assets, so views of the old
-  file change, and `onnx.save(onnx.load(path), path)` loses other models and assets;
+  file change. If the file is an archive with assets or further models, it is refused: remove the
+  file first. A file object that is already open for writing is not looked at;
 - `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate
   file, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
   model, args), "m.onnxa")` works; below 1.5 GiB, `external_data=False` does, too. With
@@ -18,7 +19,9 @@ Importing `onnxarchive` imports this module; for speed, other modules are import
 
 from __future__ import annotations
 
+import inspect
 import io
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -40,6 +43,8 @@ class ArchiveSerializer:
             raise _not_a_model(proto)
         from onnxarchive.errors import ArchiveFormatError
         from onnxarchive.model import tensors
+        from onnxarchive.remote.location import Location
+        from onnxarchive.writing.overwriting import require_no_loss
         from onnxarchive.writing.saving import save
 
         for ref in tensors.external(proto):
@@ -49,6 +54,9 @@ class ArchiveSerializer:
                 f"{ref}: expected its data in the model, found it external; "
                 f"{_remedy(proto.producer_name, location)}"
             )
+        path = _path_of_save()
+        if path is not None:
+            require_no_loss(Location.of(os.path.abspath(path)))  # onnx knows no URLs
         target = io.BytesIO()
         save(proto, target)
         return target.getvalue()
@@ -85,6 +93,21 @@ def register() -> None:
     registry = serialization.registry
     if registry.get_format_from_file_extension(EXTENSION) is None:
         registry.register(ArchiveSerializer())
+
+
+def _path_of_save() -> str | None:
+    """The path that the running call of `onnx.save` writes; None for a file object.
+
+    onnx does not pass the path to serializers, and opens the file only afterwards, so that its
+    old content would be lost. So the argument is read from the frame of the call.
+    """
+    frame = inspect.currentframe()  # None for other Pythons than CPython
+    while frame is not None:
+        if frame.f_code is onnx.save_model.__code__:
+            path = frame.f_locals.get("f")
+            return os.fspath(path) if isinstance(path, str | os.PathLike) else None
+        frame = frame.f_back
+    return None
 
 
 def _remedy(producer_name: str, location: str) -> str:

@@ -420,8 +420,8 @@ def load(
     The model equals the saved one, except that tensors stored outside the model have their elements
     in `raw_data`, and no `data_location`.
 
-    The model does not remember its archive: `save(load(path), path)` replaces the whole file and
-    loses assets, other models and the alignment. `edit` keeps them: `edit.model = model`.
+    The model does not remember its archive: `save(load(path), path)` loses the alignment, and is
+    refused if the archive has assets or other models. `edit` keeps all: `edit.model = model`.
 
     Args:
         source: The archive, as in `open`.

@@ -36,7 +36,7 @@ from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.zipformat.directory import EMPTY, Directory, Entry, read_directory
-from onnxarchive.zipformat.end_records import SEARCHED_SIZE, check_false_ends, locate
+from onnxarchive.zipformat.end_records import SEARCHED_SIZE, TAIL_SIZE, check_false_ends, locate
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
@@ -343,6 +343,19 @@ class NamedEntries(NamedMapping[Entry]):
         from onnxarchive.reading import html  # only notebooks need it
 
         return html.table(repr(self), ["name", "data offset"], rows, len(self))
+
+
+def read_names(file: File) -> list[str]:
+    """The names of an archive's entries; only the directory is read, and no model.
+
+    Raises:
+        ArchiveFormatError: The file is no archive, or its directory breaks a rule.
+    """
+    strict = Strict(file.path)
+    bounds = locate(file.read(max(file.size - TAIL_SIZE, 0), TAIL_SIZE), file.size, strict)
+    assert bounds is not None  # else `strict` has raised an error
+    directory = read_directory(file.read(bounds.offset, bounds.size), bounds, strict)
+    return [entry.name for entry in directory.entries]
 
 
 def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Contents:

@@ -19,6 +19,7 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
+from onnxarchive.writing.overwriting import require_no_loss
 from onnxarchive.writing.plan import Plan, plan_archive, with_further_models
 from onnxarchive.writing.stored_entries import archive_options, assets_of, sources_of
 from onnxarchive.writing.write import write_archive, write_file
@@ -27,6 +28,7 @@ from onnxarchive.zipformat import layout
 if TYPE_CHECKING:
     import onnx_ir
 
+    from onnxarchive.reading.archive import Archive
     from onnxarchive.writing.onnx_ir import SplitModel
 
     class ONNXProgram(Protocol):
@@ -60,9 +62,12 @@ def save(
     model, and a copy of the tensor that is being written. With several threads, memory also holds
     copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
 
-    A ModelProto does not remember its file: `save(load(path), path)` loses assets, other models and
-    the alignment. To keep them, assign the model in `onnxarchive.edit(path)`, or save a model from
-    `onnxarchive.ir.load`.
+    No assets and models are lost unasked. If the archive that is replaced has assets, and `assets`
+    is not given, or further models, and `models` is not given, an error is raised before anything
+    is written; `{}` drops them. A model from `onnxarchive.ir.load` keeps those of its own archive
+    (`keep`). Other models do not remember their file: to keep its assets, other models and
+    alignment, assign the model in `onnxarchive.edit(path)`. In a store, this takes one request, or
+    two for a directory above 128 KiB; an object that the caller may not read is replaced.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
@@ -103,7 +108,8 @@ def save(
             are external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: The model has more large tensors than an archive can hold.
         ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
-            the file of an asset or begins with `~`, or two models have the same id.
+            the file of an asset or begins with `~`, two models have the same id, or the archive at
+            `path` has assets or further models that would be lost.
         TypeError: `model` is not a model.
         OSError: The archive cannot be written.
 
@@ -136,6 +142,13 @@ def save(
     if target.path is not None:
         require_no_tilde(target.path)
         require_no_input(target.path, options.asset_files)
+    if origin is None or not _is_at(origin, target):
+        require_no_loss(
+            target,
+            names_models=models is not None,
+            names_assets=assets is not None,
+            timeout=timeout,
+        )
     splits = {id: part for id, part in parts.items() if not isinstance(part, onnx.ModelProto)}
     sources = {
         id: Source(part) if isinstance(part, onnx.ModelProto) else part.source()
@@ -177,6 +190,13 @@ def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
     from onnxarchive.writing.onnx_ir import split_model
 
     return split_model(cast("onnx_ir.Model", model), size_threshold=size_threshold)
+
+
+def _is_at(archive: Archive, target: Location) -> bool:
+    """True if an archive is the one at a target."""
+    if target.path is not None:
+        return archive.contents.is_at(target.path)
+    return archive.path == target.name
 
 
 def _move_to_own_id(parts: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:

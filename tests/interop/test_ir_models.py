@@ -289,7 +289,7 @@ def test_models_of_onnx_ir_are_saved_together_with_others(path: Path) -> None:
     onnxarchive.save(loaded[""], path, models=further)  # over the archive that they lie in
     assert path.read_bytes() == other.read_bytes()
     loaded["decoder"].doc_string = "alone"
-    onnxarchive.save(loaded["decoder"], path, keep=False)
+    onnxarchive.save(loaded["decoder"], path, models={}, keep=False)
     with onnxarchive.open(path) as archive:
         assert list(archive.models) == [""]
         assert archive.model.doc_string == "alone"
@@ -340,7 +340,7 @@ def test_a_model_that_was_loaded_keeps_how_its_archive_stores_tensors(path: Path
     with onnxarchive.open(path) as archive:
         assert archive.alignment == 64
         assert "value" not in archive.entries
-    onnxarchive.save(onnxarchive.load(path), path)
+    onnxarchive.save(onnxarchive.load(path), path, models={})
     with onnxarchive.open(path) as archive:
         assert archive.alignment == 64
 
@@ -376,4 +376,4 @@ def test_what_is_kept_is_not_saved_as_if_it_were_right(path: Path) -> None:
         with pytest.raises(ChecksumError, match=rf"{path.name}: entry '{name}'.*CRC-32"):
             onnxarchive.save(model, path.with_name("other"))
         flip_byte(path, offset)
-        onnxarchive.save(model, path.with_name("other"))
+        onnxarchive.save(model, path.with_name("other"), models={}, assets={})

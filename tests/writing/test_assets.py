@@ -138,7 +138,7 @@ def test_a_model_of_onnx_ir_is_saved_with_the_archive_s_assets(
         assert _assets(path) == ASSETS
     onnxarchive.save(model, elsewhere, assets=NEW)
     assert _assets(elsewhere) == {**ASSETS, **NEW}
-    onnxarchive.save(model.clone(), elsewhere)
+    onnxarchive.save(model.clone(), elsewhere, assets={})
     assert _assets(elsewhere) == ASSETS
     onnxarchive.save(model, archive, keep=False, assets=NEW)
     assert _assets(archive) == NEW

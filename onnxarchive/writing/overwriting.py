@@ -1,0 +1,77 @@
+"""Refuses a save that would lose the assets or further models of the archive that it replaces."""
+
+from __future__ import annotations
+
+from onnxarchive.errors import ArchiveFormatError, LockedError, shown_names, with_path
+from onnxarchive.files import local_file, locking
+from onnxarchive.model.keys import ASSET_PREFIX, FURTHER_MODEL_PREFIX, MODEL_PROTO
+from onnxarchive.reading.archive_file import unfinished_edit
+from onnxarchive.reading.contents import read_names
+from onnxarchive.remote.location import Location
+
+
+def require_no_loss(
+    target: Location,
+    *,
+    names_models: bool = False,
+    names_assets: bool = False,
+    timeout: float | None = locking.TIMEOUT,
+) -> None:
+    """Refuses to replace an archive that has assets or further models which the caller leaves out.
+
+    Only the directory of the archive is read: in a store, by one request for the last 128 KiB of
+    the object, or two if the directory is larger. After an interrupted edit, it is the directory
+    before the edit.
+
+    Args:
+        target: What is to be replaced. It may be missing, or no archive.
+        names_models: Whether the caller says which further models the new archive has, or none.
+        names_assets: Whether the caller says which assets the new archive has, or none.
+        timeout: Seconds to wait for the lock of a local file; None waits without limit.
+
+    Raises:
+        ValueError: Assets or models would be lost.
+        LockedError: The file stayed locked until `timeout`.
+        OSError: The file cannot be read, or a request to the store failed. A file or object that
+            this user may not read is replaced.
+    """
+    if names_models and names_assets:
+        return
+    names = _names_in(target, timeout)
+    if MODEL_PROTO not in names:
+        return
+    losses, remedies = [], []
+    for what, prefix, argument, is_named in (
+        ("assets", ASSET_PREFIX, "assets={}", names_assets),
+        ("further models", FURTHER_MODEL_PREFIX, "models={}", names_models),
+    ):
+        own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        if own and not is_named:
+            losses.append(f"{what} ({shown_names(own)})")
+            remedies.append(argument)
+    if losses:
+        raise ValueError(
+            f"{target.name}: the archive has {' and '.join(losses)}, which this save would lose; "
+            "'with onnxarchive.edit(path) as edit: edit.model = model' keeps them; to drop them, "
+            f"pass {', '.join(remedies)} to onnxarchive.save, or remove the file before onnx.save"
+        )
+
+
+def _names_in(target: Location, timeout: float | None) -> list[str]:
+    """The names of an archive's entries; none if there is no archive, or it cannot be read."""
+    try:
+        if target.path is not None:
+            with (
+                with_path(target.path),
+                local_file.opened(target.path, timeout=timeout) as file,
+                file,
+            ):
+                if isinstance(file.lock_failure, LockedError):
+                    raise file.lock_failure
+                return read_names(unfinished_edit(file) or file)
+        if target.url is not None and not target.remote.is_web:  # web addresses are refused later
+            with target.open() as remote:
+                return read_names(remote)
+    except (ArchiveFormatError, FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    return []
