@@ -6,9 +6,9 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
-from dataclasses import replace as with_changes
+from dataclasses import dataclass, replace as with_changes
 from functools import partial
-from typing import TypeAlias, Unpack
+from typing import Unpack
 
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe_error, shown
@@ -26,8 +26,23 @@ from onnxarchive.zipformat import layout
 _ARCHIVE_SUFFIX = ".onnxa"
 _MODEL_SUFFIXES = (".onnx", _ARCHIVE_SUFFIX)  # other files are skipped unless they hold a model
 _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
-# A model, the archive to make of it, and the error message if this is impossible.
-_Work: TypeAlias = tuple[Location, Location, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A model to convert.
+
+    Attributes:
+        source: The model.
+        target: The archive to make of it.
+        error: The error message if this is impossible, else None.
+        tree: The local directory in which the model was found; None if the caller has named it.
+    """
+
+    source: Location
+    target: Location
+    error: str | None = None
+    tree: str | None = None
 
 
 def convert_many(
@@ -72,7 +87,8 @@ def convert_many(
         assets: As for `convert`, for each archive.
         other_files: As for `convert`.
         verify_checksum: As for `convert`.
-        follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
+        follow_links: As for `convert`, also for the models that are found in a directory. In a
+            Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one per core, or for a single
             thread if there is an executor.
@@ -108,7 +124,7 @@ def convert_many(
         if not dry_run:
             os.makedirs(folder.require_local(), exist_ok=True)
     met: set[str] = set()
-    work = [item for source in sources for item in _work(folder.at(source), folder, met)]
+    tasks = [task for source in sources for task in _tasks(folder.at(source), folder, met)]
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
         follow_links = os.path.abspath(follow_links)
@@ -120,22 +136,23 @@ def convert_many(
         reader=SourceReader(verify_checksum, other_files, follow_links, size_threshold),
         dry_run=dry_run,
     )
-    for index, conversion in _outcomes(work, convert, executor):
+    for index, conversion in _outcomes(tasks, convert, executor):
         outcomes[index] = conversion
         if on_done is not None:
-            on_done(conversion, len(outcomes), len(work))
-    return [outcomes[index] for index in range(len(work))]
+            on_done(conversion, len(outcomes), len(tasks))
+    return [outcomes[index] for index in range(len(tasks))]
 
 
 def _outcomes(
-    work: Iterable[_Work],
-    convert: Callable[[Location, Location], Conversion],
+    tasks: Iterable[_Task],
+    convert: Callable[[Location, Location, str | None], Conversion],
     executor: Executor | None,
 ) -> Iterator[tuple[int, Conversion]]:
     """Runs conversions, and yields each outcome with its index."""
     sources: dict[str, Location] = {}  # by target
     futures: dict[Future[Conversion], tuple[int, Location, Location]] = {}
-    for index, (source, target, error) in enumerate(work):
+    for index, task in enumerate(tasks):
+        source, target, error = task.source, task.target, task.error
         if error is None:
             other = sources.setdefault(os.path.normcase(target.address), source)
             if other.address != source.address:
@@ -144,10 +161,11 @@ def _outcomes(
         if error is not None:
             yield index, _failure(source, target, error)
         elif executor is None:
-            yield index, convert(source, target)
+            yield index, convert(source, target, task.tree)
         else:
             try:
-                futures[executor.submit(convert, source, target)] = index, source, target
+                future = executor.submit(convert, source, target, task.tree)
+                futures[future] = index, source, target
             except RuntimeError as refusal:  # its workers are dead, or it was shut down
                 error = f"the executor accepts no more work: {refusal}"
                 yield index, _failure(source, target, error)
@@ -159,14 +177,17 @@ def _outcomes(
             yield index, _failure(source, target, f"the worker failed: {failure!r}")
 
 
-def _work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
-    """Yields each model of a source, the archive to make of it, and None.
+def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]:
+    """Yields a task for each model of a source.
 
-    Yields an error message in place of None for a model whose path is not allowed, for a source or
-    folder that cannot be read, and for a source without models. `met` has the addresses of models
-    that are converted already.
+    Yields tasks with an error for a model whose path is not allowed, for a source or folder that
+    cannot be read, and for a source without models. `met` has the addresses of models that are
+    converted already.
     """
-    faults: list[_Work] = []
+    faults: list[_Task] = []
+    tree = None
+    if source.path is not None and os.path.isdir(source.path):
+        tree = os.path.abspath(source.path)
 
     def note(error: Exception) -> None:
         faults.append(_fault(source, folder, error))
@@ -181,7 +202,7 @@ def _work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
                 continue
             met.add(address)
             if source.path is not None or is_plain_path(relative):
-                yield source.at(address), _archive(folder, relative), None
+                yield _Task(source.at(address), _archive(folder, relative), tree=tree)
             else:
                 expected = f"expected {PLAIN_PATH} below {source.name}"
                 faulty = ValueError(f"{expected}, found {shown(relative)}")
@@ -194,12 +215,12 @@ def _work(source: Location, folder: Location, met: set[str]) -> Iterator[_Work]:
     yield from faults
 
 
-def _fault(source: Location, folder: Location, error: Exception) -> _Work:
+def _fault(source: Location, folder: Location, error: Exception) -> _Task:
     """The fault of a source; if an `OSError` names a path below a local source, of this path."""
     if source.path is not None and isinstance(error, OSError):
         source = source.at(os.path.abspath(error.filename or source.path))
     target = _archive(folder, os.path.basename(source.name.rstrip("/")))
-    return source, target, describe_error(error)
+    return _Task(source, target, describe_error(error))
 
 
 def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, str]]:
@@ -306,6 +327,7 @@ def _public_type(error: Exception) -> str:
 def convert_one(
     source: Location,
     target: Location,
+    tree: str | None = None,
     *,
     options: WriteOptions,
     replace: bool,
@@ -328,7 +350,9 @@ def convert_one(
         if target.path is not None and not dry_run:
             os.makedirs(os.path.dirname(target.path), exist_ok=True)
         with attributes.collected() as lost:  # a worker's warnings would not be seen
-            conversion = convert_silently({"": source}, target, options, reader, dry_run=dry_run)
+            conversion = convert_silently(
+                {"": source}, target, options, with_changes(reader, tree=tree), dry_run=dry_run
+            )
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))
     except (ArchiveError, MemoryError, ValueError, OSError) as error:
         return _failure(source, target, describe_error(error), _public_type(error))

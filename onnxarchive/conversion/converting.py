@@ -117,9 +117,10 @@ def convert(
     model, which was left out. A `.onnx` that `onnxarchive.link` wrote is
     read as any `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
-    No data file is read from outside the source's directory, even if somebody renames files at the
-    same time. Symbolic links that lead out of this directory are refused, unless `follow_links`
-    allows them. Hard links to files elsewhere cannot be detected.
+    No data file is read from outside the source's directory, and no model that is found in a
+    directory from outside this one, even if somebody renames files at the same time. Symbolic links
+    that lead out of the directory are refused, unless `follow_links` allows them. Hard links to
+    files elsewhere cannot be detected.
 
     An archive as the source keeps its models and assets, but not its options: `size_threshold`,
     `alignment` and `convert_attribute` are those of this call, also if they are not given.
@@ -246,7 +247,7 @@ def convert_silently(
     if target.path is not None:
         require_no_tilde(target.path)
     temporary = None if target.path is None or dry_run else directory_of(target.path)
-    reader = replace(reader, temporary=temporary)
+    reader = replace(reader, temporary=temporary, tree=repository or reader.tree)
     without_others = replace(reader, other_files=False)
     names = {identifier: location.name for identifier, location in sources.items()}
     # What is found when the models are planned and written may be a fault of any of them.
@@ -307,11 +308,13 @@ def open_source(
     if path is not None and os.path.isdir(path):
         return reader.read_directory(path, resources)
     file = resources.enter_context(location.open())
+    if isinstance(file, MappedFile):
+        reader.require_in_tree(file)
     with recognised(path, expected="a model"):
         # A file that is no archive needs no lock.
         if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
             return reader.read_onnx(file)
-        archive = _open_archive(location, file)
+        archive = _open_archive(location, file, reader)
         if archive is not None:
             # Closing it ends the stream of a remote file.
             return _source(resources.enter_context(archive), reader.verify_checksum)
@@ -340,13 +343,15 @@ def _copy(file: File, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(location: Location, file: File) -> Archive | None:
+def _open_archive(location: Location, file: File, reader: SourceReader) -> Archive | None:
     """Opens an archive, a local one anew, and checks all local headers; None if it is none."""
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
         local = None if location.path is None else opened(location, expected="a model")
         with local or contextlib.nullcontext(file) as readable:
+            if isinstance(readable, MappedFile):
+                reader.require_in_tree(readable)
             archive = Archive(readable)
             # Those of a file that is not mapped are compared when the data is read.
             for name in archive.entries if readable.is_mapped else ():

@@ -55,7 +55,7 @@ class Root:
             with naming(path):
                 descriptor = os.open(path, _PASSED)
                 try:
-                    self.path = _final_path(descriptor, path)
+                    self.path = final_path(descriptor, path)
                 finally:
                     os.close(descriptor)
 
@@ -71,10 +71,10 @@ class Root:
         try:
             descriptor = os.open(whole, flags)
         except OSError:
-            self._require_inside(os.path.realpath(whole), path)  # a better reason
+            self.require_inside(os.path.realpath(whole), path)  # a better reason
             raise
         try:
-            self._require_inside(_final_path(descriptor, whole), path)
+            self.require_inside(final_path(descriptor, whole), path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -84,7 +84,7 @@ class Root:
         """Lists a directory, `""` for this one, as `open`; an entry is valid until the next one."""
         if not HAS_DIR_FD:
             resolved = os.path.realpath(self.joined(path))
-            self._require_inside(resolved, path)
+            self.require_inside(resolved, path)
             with os.scandir(resolved) as entries:
                 yield from entries
             return
@@ -102,8 +102,16 @@ class Root:
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, from_utf8(path))
 
-    def _require_inside(self, target: str, path: str) -> None:
-        """Refuses a target, to which `path` leads, outside the allowed directories."""
+    def require_inside(self, target: str, path: str) -> None:
+        """Refuses a target, to which `path` leads, outside the allowed directories.
+
+        Args:
+            target: An absolute path without links, such as that of an open file (`final_path`).
+            path: The path in the directory, for the message.
+
+        Raises:
+            OutsideError: The target is outside.
+        """
         allowed = [self.path] if self.linked is None else [self.path, self.linked]
         if not any(is_below(_unprefixed(target), _unprefixed(folder)) for folder in allowed):
             remedy = "" if self.remedy is None else f", or {self.remedy}"
@@ -111,6 +119,11 @@ class Root:
                 f"expected a path inside {' or '.join(allowed)}, found {path!r}, a link to "
                 f"{target}; replace the link by a copy of its target{remedy}"
             )
+
+    def _joined(self, path: str) -> str:
+        if leads_out(path):
+            raise ValueError(f"expected a relative path without '..', found {path!r}")
+        return os.path.join(self.path, path)
 
 
 def open_own(path: str, mode: int) -> int:
@@ -171,7 +184,7 @@ def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -
         )
 
 
-def _final_path(descriptor: int, path: str) -> str:
+def final_path(descriptor: int, path: str) -> str:
     """The path of an open file, without links.
 
     Linux without /proc, and other systems, resolve `path`, by which the file was opened; someone

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
-from onnxarchive.files.beneath import OutsideError, Root
+from onnxarchive.files.beneath import OutsideError, Root, final_path
 from onnxarchive.files.data import Data, Stored
 from onnxarchive.files.file_data import FileData
 from onnxarchive.files.filesystem import from_utf8, in_utf8
@@ -87,6 +87,8 @@ class SourceReader:
             is one that depends on an archive.
         other_files: True to include the other files of a zip, and not to warn about those of a
             directory, which `add_others` includes.
+        tree: The directory in which the model was found, out of which no link in its path may lead,
+            unless `follow_links` allows it; None for a model that the caller has named.
         temporary: The directory for temporary files; None for the system's.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
@@ -96,8 +98,21 @@ class SourceReader:
     other_files: bool = False
     follow_links: FollowLinks = False
     size_threshold: int | None = None
+    tree: str | None = None
     temporary: str | None = None
     elsewhere: Callable[[TensorRef], Data] | None = None
+
+    def require_in_tree(self, file: MappedFile) -> None:
+        """Refuses the open file of a model that is outside `tree`; nothing of it has been read."""
+        self._require_in_tree(file.path, final_path(file.fileno(), file.absolute_path))
+
+    def _require_in_tree(self, path: str, target: str) -> None:
+        """Refuses a model at `path` whose path without links, `target`, is outside `tree`."""
+        if self.tree is None:
+            return
+        tree, beside = Root(self.tree), self._root(os.path.dirname(path) or os.curdir)
+        tree.linked, tree.remedy = beside.linked, beside.remedy
+        tree.require_inside(target, os.path.relpath(path, self.tree))
 
     def read_onnx(self, file: MappedFile) -> Source:
         """The source in a `.onnx` with external data in its directory or below."""
@@ -127,6 +142,7 @@ class SourceReader:
         The models stay open until `resources` is closed.
         """
         root, files = self._directory(path)
+        self._require_in_tree(path, root.path)
         names = [name for name in _models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
 
@@ -177,6 +193,11 @@ class SourceReader:
 
     def _directory(self, path: str) -> tuple[Root, Finder]:
         """A directory with the links that are allowed, and the finder of its files."""
+        root = self._root(path)
+        return root, self._finder(partial(_open_beneath, root))
+
+    def _root(self, path: str) -> Root:
+        """A directory with the links that are allowed."""
         root, follow_links = Root(path), self.follow_links
         cached = cached_model(root.path)
         if follow_links is True:
@@ -184,7 +205,7 @@ class SourceReader:
         elif follow_links is not False:
             root.linked = Root(os.fspath(follow_links)).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
-        return root, self._finder(partial(_open_beneath, root))
+        return root
 
     def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
         return Finder(open_file, self.verify_checksum, self.size_threshold, self.elsewhere)

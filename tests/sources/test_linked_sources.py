@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from models import external, model_of, open_below, raw_tensor
-from written import converted
+from written import converted, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -142,6 +142,160 @@ def test_of_a_tree_with_a_cache_the_snapshots_are_converted_and_no_blobs(
         assert Path(done.target).read_bytes() == expected
     (refused,) = onnxarchive.convert_many(["hub"], "other")
     assert "follow_links=True (--follow-links)" in str(refused.error)
+
+
+# Models that are found in a directory: each is refused if it is a link out of this directory
+
+
+def _convert_all(directory: Path, target: Path, **options: Any) -> None:
+    onnxarchive.convert(directory, target, models="all", **options)
+
+
+def _convert_many(directory: Path, target: Path, **options: Any) -> None:
+    (done,) = onnxarchive.convert_many([directory], target.parent / "out", **options)
+    if done.error is not None:
+        assert done.error_type == "ArchiveFormatError"
+        raise ArchiveFormatError(done.error)
+    os.replace(done.target, target)
+
+
+def _convert_many_in_workers(directory: Path, target: Path, **options: Any) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        _convert_many(directory, target, executor=executor, **options)
+
+
+SEARCHES = {"all": _convert_all, "many": _convert_many, "workers": _convert_many_in_workers}
+searches = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+
+
+@pytest.fixture
+def linked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory with a model that is a link to one elsewhere, or in a folder that is one."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    model = model_of(raw_tensor("w", dims=(300,)))
+    if request.param == "sub":
+        (outside / "__MODEL_PROTO").write_bytes(model.SerializeToString())
+        (inside / "sub").mkdir()
+        (inside / "sub" / "__MODEL_PROTO").symlink_to(outside / "__MODEL_PROTO")
+        return inside
+    path = outside / request.param
+    if path.suffix == ".onnx":
+        path.write_bytes(model.SerializeToString())
+    elif path.suffix == ".zip":
+        zipped(path, {"m.onnx": model.SerializeToString()})
+    else:
+        onnxarchive.save(model, path)
+    (inside / path.name).symlink_to(path)
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("linked", "search"),
+    [
+        ("model.onnx", _convert_all),
+        *(
+            (kind, search)
+            for kind in ("model.onnx", "m.onnxa", "m.zip", "sub")
+            for search in (_convert_many, _convert_many_in_workers)
+        ),
+    ],
+    indirect=["linked"],
+)
+def test_a_model_found_in_a_directory_is_refused_if_it_is_a_link_out_of_it(
+    linked: Path, tmp_path: Path, search: Callable[..., None]
+) -> None:
+    target = tmp_path / "written.onnxa"
+    for follow_links in (False, True, tmp_path / "inside"):
+        with pytest.raises(ArchiveFormatError) as caught:
+            search(linked, target, follow_links=follow_links)
+        assert "(--follow-links DIRECTORY)" in str(caught.value)
+        assert f"a link to {tmp_path / 'outside'}" in str(caught.value)
+    assert not target.exists()
+    search(linked, target, follow_links=tmp_path / "outside")
+    assert onnxarchive.load(target) == model_of(raw_tensor("w", dims=(300,)))
+
+
+def test_the_command_says_of_found_models_what_it_says_of_a_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "outside.onnx").write_bytes(model_of(raw_tensor("w")).SerializeToString())
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.onnx").symlink_to(tmp_path / "outside.onnx")
+    directory, target = str(tmp_path / "m"), str(tmp_path / "written.onnxa")
+    sentences = set()
+    for arguments in (
+        [target, "--force"],
+        [target, "--force", "--all-models"],
+        ["--output-dir", str(tmp_path / "out"), "--force"],
+    ):
+        assert main(["convert", directory, *arguments]) == 3
+        printed = capsys.readouterr()
+        sentences.add((printed.err + printed.out).partition("expected ")[2].splitlines()[0])
+        assert main(["convert", directory, *arguments, "--follow-links", str(tmp_path)]) == 0
+        assert main(["convert", directory, *arguments, "--follow-links"]) == 3
+        capsys.readouterr()
+    assert len(sentences) == 1
+    assert "--follow-links" in sentences.pop()
+
+
+@searches
+@pytest.mark.parametrize("has_data", [False, True])
+def test_models_of_a_snapshot_are_found_with_the_option_alone(
+    snapshot: Path, tmp_path: Path, search: Callable[..., None], has_data: bool
+) -> None:
+    if not has_data:
+        blob = Path(os.path.realpath(snapshot / "model.onnx"))
+        blob.write_bytes(model_of(raw_tensor("w")).SerializeToString())
+    target = tmp_path / "written.onnxa"
+    with pytest.raises(ArchiveFormatError, match=r"follow_links=True \(--follow-links\)"):
+        search(snapshot, target)
+    search(snapshot, target, follow_links=True)
+    assert onnxarchive.check(target, full=True) == []
+
+
+@searches
+def test_links_that_stay_in_the_directory_are_followed(
+    tmp_path: Path, search: Callable[..., None]
+) -> None:
+    files = tmp_path / "m" / ".files"
+    files.mkdir(parents=True)
+    (files / "0").write_bytes(model_of(raw_tensor("w")).SerializeToString())
+    (tmp_path / "m" / "model.onnx").symlink_to(".files/0")
+    target = tmp_path / "written.onnxa"
+    search(tmp_path / "m", target)
+    assert onnxarchive.load(target) == model_of(raw_tensor("w"))
+    target.unlink()
+    (tmp_path / "alias").symlink_to("m")
+    search(tmp_path / "alias", target)
+    assert target.exists()
+
+
+def test_a_link_that_the_caller_names_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside.onnx").write_bytes(model_of(raw_tensor("w")).SerializeToString())
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.onnx").symlink_to(tmp_path / "outside.onnx")
+    (done,) = onnxarchive.convert_many([tmp_path / "m" / "model.onnx"], tmp_path / "out")
+    assert done.error is None
+
+
+def test_a_model_that_is_exchanged_for_a_link_after_the_search_is_refused(tmp_path: Path) -> None:
+    for name in ("outside", "inside"):
+        (tmp_path / name).mkdir()
+        onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), tmp_path / name / "m.onnxa")
+
+    class Exchanging(ThreadPoolExecutor):
+        """Runs work after somebody has exchanged the model for a link."""
+
+        def submit(self, *work: Any, **options: Any) -> Any:
+            (tmp_path / "link").symlink_to(tmp_path / "outside" / "m.onnxa")
+            os.replace(tmp_path / "link", tmp_path / "inside" / "m.onnxa")
+            return super().submit(*work, **options)
+
+    with Exchanging(1) as executor:
+        (done,) = onnxarchive.convert_many([tmp_path / "inside"], tmp_path / "out", executor)
+    assert "found 'm.onnxa', a link to" in str(done.error)
 
 
 # What is said without the option
