@@ -17,6 +17,7 @@ from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.urls import local_path
 
 
 class Command(argparse.ArgumentParser):
@@ -128,7 +129,7 @@ def _named(commands: Any, name: str, help: str, example: str) -> Command:
 
 def path_name(text: str) -> str:
     """Converts the argument of a path or URL: expands `~`, as shells do not after `=`."""
-    return os.path.expanduser(text)
+    return local_path(os.path.expanduser(text))
 
 
 def file_name(text: str) -> str:

@@ -17,6 +17,7 @@ from onnxarchive.files.filesystem import is_below, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.models import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -127,7 +128,7 @@ def convert_many(
     tasks = [task for source in sources for task in _tasks(folder.at(source), folder, met)]
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
-        follow_links = os.path.abspath(follow_links)
+        follow_links = os.path.abspath(local_path(follow_links))
     convert = partial(
         convert_one,
         options=options,
@@ -307,7 +308,9 @@ def find_models(
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
     """Assets that can be sent to workers: each an absolute path or `bytes`."""
     return {
-        name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else bytes(asset)
+        name: os.path.abspath(local_path(asset))
+        if isinstance(asset, str | os.PathLike)
+        else bytes(asset)
         for name, asset in (assets or {}).items()
     }
 

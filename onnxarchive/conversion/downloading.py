@@ -15,7 +15,7 @@ from onnxarchive.remote.location import require_local_target, require_no_misspel
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import origin_of
 from onnxarchive.remote.transfers import download_object
-from onnxarchive.remote.urls import Address
+from onnxarchive.remote.urls import Address, local_path
 
 
 def download(
@@ -63,6 +63,7 @@ def download(
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
     if store is None:
+        url = local_path(url)
         require_no_misspelled_url(url)
     address = Address(url, store, storage_options)
     path = path_of(address, path)
@@ -74,7 +75,7 @@ def download(
 def path_of(address: Address, path: str | os.PathLike[str] | None) -> str:
     """The path of the file to write, given the address of the archive and `download`'s `path`."""
     if path is not None:
-        require_local_target(path)
+        path = require_local_target(path)
     if path is None or os.path.isdir(path):
         name = address.name.rstrip("/").rpartition("/")[2]
         if address.store is None and address.is_web:

@@ -70,7 +70,7 @@ def export(
         onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
     """
     locking.require_timeout(timeout)
-    require_local_target(destination)
+    destination = require_local_target(destination)
     source = Location.of(path, **access)
     require_no_input(destination, [source.path])
     if external_data is None:
@@ -225,7 +225,7 @@ def extract(
         onnxarchive.extract("model.onnxa", "unzipped")
         model = onnx.load("unzipped/__MODEL_PROTO")
     """
-    require_local_target(directory)
+    directory = require_local_target(directory)
     source = Location.of(path, **access)
     with _opened(source, None) as (archive, models), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())

@@ -27,6 +27,7 @@ from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
 from onnxarchive.reading.contents import Contents, EntryData
 from onnxarchive.reading.views import require_model
+from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
@@ -206,12 +207,13 @@ class Changes:
         return self._of_source(source)
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
-        require_no_input(self.file.absolute_path, [os.fspath(path)])
+        path = local_path(path)
+        require_no_input(self.file.absolute_path, [path])
         elsewhere = None if is_new else partial(referred_data, self.archive)
         reader = SourceReader(elsewhere=elsewhere)
         with with_path(path):
             if os.path.isdir(path):
-                return self._of_source(reader.read_directory(os.fspath(path), self._resources))
+                return self._of_source(reader.read_directory(path, self._resources))
             file = self._resources.enter_context(MappedFile(path))
             if not is_zip(file.read(0, 4)):
                 return self._of_source(reader.read_onnx(file))

@@ -120,11 +120,6 @@ class Root:
                 f"{target}; replace the link by a copy of its target{remedy}"
             )
 
-    def _joined(self, path: str) -> str:
-        if leads_out(path):
-            raise ValueError(f"expected a relative path without '..', found {path!r}")
-        return os.path.join(self.path, path)
-
 
 def open_own(path: str, mode: int) -> int:
     """Opens a file for reading and writing, or creates it; never follows a link to another file.

@@ -35,6 +35,7 @@ from onnxarchive.reading.linked_models import (
 )
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
+from onnxarchive.remote.urls import local_path
 
 
 def link(
@@ -91,7 +92,7 @@ def link(
         onnxarchive.link("model.onnxa", "link.onnx")
         session = onnxruntime.InferenceSession("link.onnx")
     """
-    require_local_target(destination)
+    destination = require_local_target(destination)
     if not os.path.isdir(destination):
         _require_target(destination, Location.of(path, **access).path)  # before a download
     with open(path, model=model, **access) as archive:
@@ -224,11 +225,13 @@ def check_link(
         onnxarchive.link("model.onnxa", "link.onnx")
         assert onnxarchive.check_link("link.onnx") == []
     """
+    path = local_path(path)
     return [Finding(None, None, fault) for fault in _faults(path, _parse(path), archive)]
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
     """The path of a link's archive; None if it is missing, or the link does not name just one."""
+    path = local_path(path)
     locations = _locations(_parse(path))
     file = _beside(path, locations[0]) if len(locations) == 1 else None
     return file if file is not None and os.path.exists(file) else None

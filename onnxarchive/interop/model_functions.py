@@ -123,7 +123,7 @@ def infer_shapes(
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
     """
     if destination is not None:
-        require_local_target(destination)
+        destination = require_local_target(destination)
     with open(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),

@@ -125,7 +125,7 @@ def transform(
     """
     if weights is not None and weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
-    require_local_target(destination)
+    destination = require_local_target(destination)
     with open(path, model=model) as archive, with_path(path):
         view = _view_of_weights(archive, weights)
         options = replace(

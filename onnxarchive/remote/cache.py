@@ -37,7 +37,7 @@ from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.stores import STALL
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
-from onnxarchive.remote.urls import Address, shown_url
+from onnxarchive.remote.urls import Address, local_path, shown_url
 
 _WAIT: Final = 0.1  # seconds between two looks at the download of another process
 _HASH_LENGTH: Final = 32  # hexadecimal digits of a hash in the name of a file
@@ -108,7 +108,7 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
     """
     if not isinstance(cache, bool):
         require_no_tilde(cache)
-        return os.path.abspath(os.fsdecode(cache))
+        return os.path.abspath(os.fsdecode(local_path(cache)))
     with needing("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir
     try:

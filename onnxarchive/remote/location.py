@@ -13,7 +13,7 @@ from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
 from onnxarchive.files.filesystem import require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.remote.urls import Address, is_url, misspelled_url, shown_url
+from onnxarchive.remote.urls import Address, is_url, local_path, misspelled_url, shown_url
 
 if TYPE_CHECKING:
     from onnxarchive.remote.transfers import Read
@@ -51,9 +51,12 @@ def require_no_misspelled_url(path: str) -> None:
         )
 
 
-def require_local_target(target: str | os.PathLike[str]) -> None:
-    """Refuses a URL, or a path with `~`, as the target of a function that writes local files."""
-    path = os.fspath(target)
+def require_local_target(target: str | os.PathLike[str]) -> str:
+    """The path of a target of a function that writes local files only.
+
+    A URL other than a file URL is refused, and so is a path that begins with `~`.
+    """
+    path = local_path(target)
     require_no_tilde(path)
     if is_url(path):
         raise UnsupportedFeatureError(
@@ -62,6 +65,7 @@ def require_local_target(target: str | os.PathLike[str]) -> None:
             path=shown_url(path),
         )
     require_no_misspelled_url(path)
+    return path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,7 +76,7 @@ class Location:
 
     Attributes:
         source: The location as the caller gave it.
-        path: The local path; None for other locations.
+        path: The local path, also that of a file URL; None for other locations.
         url: The URL or the key; None for other locations.
         access: Options for remote locations.
     """
@@ -86,11 +90,12 @@ class Location:
     def of(cls, source: object, **access: Unpack[Access]) -> Location:
         """The location of a source or a target; a misspelled option is refused for every kind."""
         require_known(access, Access.__optional_keys__)
-        path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-        if path is not None and (is_url(source) or access.get("store") is not None):
-            return cls(source, None, path, access)
-        if path is not None:
-            require_no_misspelled_url(path)
+        if not isinstance(source, str | os.PathLike):
+            return cls(source, None, None, access)
+        if is_url(source) or access.get("store") is not None:
+            return cls(source, None, os.fspath(source), access)
+        path = local_path(source)
+        require_no_misspelled_url(path)
         return cls(source, path, None, access)
 
     def at(self, address: str | os.PathLike[str]) -> Location:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from onnxarchive.errors import UnsupportedFeatureError, shown
 
@@ -21,6 +21,7 @@ WEB = ("http", "https")
 STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 # RFC 3986, section 3.1. A single letter is a drive of Windows. fsspec chains URLs by `::`.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
+_FILE_SCHEME = re.compile("(?i)file:/")  # file:///p, file://localhost/p or file:/p (RFC 8089)
 
 # Patterns that most processes do not use: `re` compiles each on first use.
 _CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
@@ -46,8 +47,45 @@ _OF_SIGNATURE = (
 
 
 def is_url(source: object) -> TypeGuard[str]:
-    """True for a string that begins with a scheme and `://`; False for a Windows path."""
-    return isinstance(source, str) and _SCHEME.match(source) is not None
+    """True for a string that begins with a scheme and `://`, unless it names a local file.
+
+    So it is False for a file URL, which `local_path` decodes, and for a path on Windows.
+    """
+    return (
+        isinstance(source, str)
+        and _SCHEME.match(source) is not None
+        and _FILE_SCHEME.match(source) is None
+    )
+
+
+def local_path(source: str | os.PathLike[str]) -> str:
+    """The path of a local file: a file URL gives its path, and any other path is unchanged.
+
+    The escapes of the URL are decoded once, to the bytes of the file system's name, as
+    `pathlib.Path.as_uri` has encoded them. Only a string can be a URL.
+
+    Raises:
+        UnsupportedFeatureError: A file URL has a host other than `localhost`, a query or a
+            fragment, or names no path.
+    """
+    if not isinstance(source, str) or _FILE_SCHEME.match(source) is None:
+        return os.fspath(source)
+    host, escaped = "", source.partition(":")[2]
+    if escaped.startswith("//"):
+        host, slash, rest = escaped[2:].partition("/")
+        escaped = slash + rest
+    path = os.fsdecode(unquote_to_bytes(os.fsencode(escaped)))
+    is_local = host.lower() in ("", "localhost")
+    if not (is_local and path) or re.search("[?#]", escaped) or "\0" in path:
+        raise UnsupportedFeatureError(
+            "expected a file of this machine, as file:///directory/model.onnxa; a file URL has no "
+            "other host than localhost, and no query or fragment ('?' and '#' in a name are "
+            "written %3F and %23)",
+            path=shown_url(source),
+        )
+    if os.name == "nt":
+        path = re.sub("^/([A-Za-z])[:|]", r"\1:", path)
+    return path
 
 
 def scheme_of(url: str) -> str:

@@ -27,6 +27,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.finder import DataFile, Finder
 from onnxarchive.sources.recognition import (
     MODEL_SUFFIX,
@@ -203,7 +204,7 @@ class SourceReader:
         if follow_links is True:
             root.linked = cached
         elif follow_links is not False:
-            root.linked = Root(os.fspath(follow_links)).path
+            root.linked = Root(local_path(follow_links)).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
         return root
 

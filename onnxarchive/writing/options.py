@@ -11,6 +11,7 @@ from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Buffer
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.remote.urls import local_path
 from onnxarchive.zipformat import layout
 
 # An asset is given as its bytes, or as the path of a file.
@@ -65,4 +66,4 @@ class WriteOptions:
     def asset_files(self) -> list[str]:
         """The paths of the files among `assets`."""
         assets = (self.assets or {}).values()
-        return [os.fspath(asset) for asset in assets if isinstance(asset, str | os.PathLike)]
+        return [local_path(asset) for asset in assets if isinstance(asset, str | os.PathLike)]

@@ -23,6 +23,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.source import (
     Source,
     require_entry_count,
@@ -175,7 +176,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
         if isinstance(asset, bytes | bytearray | memoryview):
             opened[path] = Stored(as_bytes(asset))
         elif isinstance(asset, str | os.PathLike):
-            opened[path] = FileData.of(asset)
+            opened[path] = FileData.of(local_path(asset))
         else:
             raise TypeError(
                 f"expected bytes or the path of a file for the asset {shown(path)}, found "

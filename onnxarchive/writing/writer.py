@@ -17,6 +17,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.location import require_local_target
+from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.safetensors import read_safetensors
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.elements import elements_of
@@ -71,12 +72,11 @@ class Writer(Closing):
 
         Raises:
             ValueError: `size_threshold` or `alignment` is not allowed, or `path` begins with `~`.
-            UnsupportedFeatureError: The path is a URL.
+            UnsupportedFeatureError: `path` is a URL.
             OSError: The file cannot be created.
         """
         self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
-        require_local_target(path)
-        self._replacement = Replacement(path)
+        self._replacement = Replacement(require_local_target(path))
         self._is_open = True
         self._zip = ZipWriter(self._replacement.file, alignment=alignment)
         self._keys = Keys()
@@ -142,6 +142,7 @@ class Writer(Closing):
         """
         if isinstance(names, str):
             raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
+        path = local_path(path)
         with with_path(path):
             stored_names = None if names is None else [*names]
             new_names = [*names.values()] if isinstance(names, Mapping) else stored_names

@@ -514,7 +514,7 @@ def test_progress_goes_up_to_all_bytes(path: Path, output: Callable[..., None]) 
 @outputs
 @pytest.mark.parametrize("limit", [0, 5000, 15_000])
 def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], limit: int) -> None:
-    onnxarchive.save(model_of(*(raw_tensor(n, dims=(4000,)) for n in "abc")), path)
+    onnxarchive.save(model_of(*(raw_tensor(n, dims=(4000,)) for n in "abc")), path, assets={})
     with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match="File too large"):
         output(path)
     assert _left(path) == {}

@@ -76,7 +76,11 @@ def _local_fsspec(data: bytes, folder: Path, web: WebServer) -> tuple[Any, dict[
 
 
 def _file_url(data: bytes, folder: Path, web: WebServer) -> tuple[Any, dict[str, Any]]:
-    return f"file://{_path(data, folder, web)[0]}", {}
+    return _path(data, folder, web)[0].as_uri(), {}
+
+
+def _local_url(data: bytes, folder: Path, web: WebServer) -> tuple[Any, dict[str, Any]]:
+    return f"local://{_path(data, folder, web)[0]}", {}
 
 
 def _memory(data: bytes, folder: Path, _: WebServer) -> str:
@@ -115,6 +119,7 @@ PLACES: dict[str, Place] = {
     "fsspec's file in memory": lambda data, *it: (fsspec.open(_memory(data, *it)).open(), {}),
     "fsspec's file of the web": _web_file,
     "file URL": _file_url,
+    "fsspec's URL of a file": _local_url,
     "memory URL": lambda data, *it: (_memory(data, *it), {}),
     "web": _web,
     "web with a cache": _cached,

@@ -156,7 +156,7 @@ def test_an_archive_and_its_tensors_say_what_they_are(path: Path, archive: Archi
 
 
 def test_an_archive_without_tensors_is_an_archive(path: Path) -> None:
-    onnxarchive.save(model_of(), path)
+    onnxarchive.save(model_of(), path, assets={})
     with onnxarchive.open(path) as archive:
         assert list(archive.entries) == ["__MODEL_PROTO"]
         assert len(archive.tensors) == len(archive.assets) == 0
@@ -174,7 +174,7 @@ def test_tensors_of_every_type_are_the_arrays_of_onnx(
     in_fields = [typed(it) for it in tensors]
     for tensor in in_fields:
         tensor.name = tensor.name.replace("raw", "typed")
-    onnxarchive.save(model_of(*tensors, *in_fields), path, size_threshold=size_threshold)
+    onnxarchive.save(model_of(*tensors, *in_fields), path, size_threshold=size_threshold, assets={})
     with onnxarchive.open(path) as archive:
         for tensor, expected in zip(tensors * 2, [*tensors, *in_fields], strict=True):
             array = archive.tensors[expected.name]
@@ -189,7 +189,7 @@ def test_tensors_of_every_type_are_the_arrays_of_onnx(
 
 def test_tensors_with_a_zero_among_large_dims_are_read(path: Path) -> None:
     dims = (0, 1 << 40, 3)
-    onnxarchive.save(model_of(raw_tensor("w", dims=dims)), path, size_threshold=0)
+    onnxarchive.save(model_of(raw_tensor("w", dims=dims)), path, size_threshold=0, assets={})
     with onnxarchive.open(path) as archive:
         assert archive.tensors["w"].shape == dims
 
@@ -212,7 +212,7 @@ def test_the_error_of_a_tensor_that_makes_no_array_names_tensor_and_fault(
     path: Path, data_type: int, dims: list[int], data: dict[str, Any], found: str
 ) -> None:
     tensor = TensorProto(name="odd/one", data_type=data_type, dims=dims, **data)
-    onnxarchive.save(model_of(tensor, raw_tensor("w")), path)
+    onnxarchive.save(model_of(tensor, raw_tensor("w")), path, assets={})
     with onnxarchive.open(path) as archive:
         with pytest.raises(ArchiveFormatError, match=f"odd/one.*{found}") as caught:
             archive.tensors["odd/one"]
@@ -222,7 +222,7 @@ def test_the_error_of_a_tensor_that_makes_no_array_names_tensor_and_fault(
 
 def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> None:
     model = full_model()
-    onnxarchive.save(model, path, convert_attribute=True)
+    onnxarchive.save(model, path, convert_attribute=True, assets={})
     with onnxarchive.open(path) as archive:
         assert len(archive.tensors) == 8
         assert "function.t" not in archive.tensors
@@ -256,7 +256,7 @@ def branches(path: Path) -> Iterator[Archive]:
     model.graph.node.append(
         node(attribute("then_branch", g=graphs[0]), attribute("else_branch", g=graphs[1]))
     )
-    onnxarchive.save(model, path)
+    onnxarchive.save(model, path, assets={})
     with onnxarchive.open(path) as archive:
         yield archive
 
@@ -294,7 +294,7 @@ def test_the_message_for_a_name_of_ten_initializers_names_eight(path: Path) -> N
     for seed in range(9):
         graph = onnx.GraphProto(initializer=[raw_tensor("w", dims=(300,), seed=seed)])
         model.graph.node.append(node(attribute("then_branch", g=graph)))
-    onnxarchive.save(model, path)
+    onnxarchive.save(model, path, assets={})
     with onnxarchive.open(path) as archive, pytest.raises(TensorNotFoundError) as caught:
         archive.tensors["w"]
     keys = ["w", *(f"w_{number}" for number in range(2, 9))]
@@ -334,7 +334,7 @@ def test_opening_keeps_no_object_for_each_initializer_of_a_subgraph(path: Path) 
     model = model_of()
     branch = onnx.GraphProto(initializer=[TensorProto()] * 100_000)
     model.graph.node.append(node(attribute("g", g=branch)))
-    onnxarchive.save(model, path)
+    onnxarchive.save(model, path, assets={})
     code = f"""
 {MEASURE_MEMORY}
 import onnxarchive
@@ -533,7 +533,7 @@ def test_a_shape_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
     model = model_of(weight)
     if not is_usual:  # which is looked at tensor by tensor
         model.graph.node.append(node(attribute("value", t=weight)))
-    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True, assets={})
     with onnxarchive.open(path) as archive:
         keys = keys_of(archive)
         assert len(keys) == 2 - is_usual
@@ -611,7 +611,7 @@ def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
 
 def test_verify_says_how_far_it_is(path: Path) -> None:
     model = model_of(raw_tensor("w", TensorProto.UINT8, (20 << 20,)), raw_tensor("b"))
-    onnxarchive.save(model, path, size_threshold=0)
+    onnxarchive.save(model, path, size_threshold=0, assets={})
     calls: list[tuple[int, int]] = []
     with onnxarchive.open(path) as archive:
         archive.verify(lambda *call: calls.append(call))
@@ -677,7 +677,7 @@ def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         array = archive.tensors["layer.0/weight"]
         before = array.tobytes()
-        onnxarchive.save(model_of(raw_tensor("layer.0/weight", dims=(9,))), path)
+        onnxarchive.save(model_of(raw_tensor("layer.0/weight", dims=(9,))), path, assets={})
         assert array.tobytes() == before
 
 
@@ -686,7 +686,7 @@ def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:
 
 def test_threads_agree_on_names_that_several_initializers_have(path: Path) -> None:
     names = [f"w{index % 2000}" for index in range(4000)]
-    onnxarchive.save(model_of(*(raw_tensor(name, dims=()) for name in names)), path)
+    onnxarchive.save(model_of(*(raw_tensor(name, dims=()) for name in names)), path, assets={})
     found: list[str] = []
     with onnxarchive.open(path) as archive:
 
@@ -702,7 +702,7 @@ def test_threads_agree_on_names_that_several_initializers_have(path: Path) -> No
 
 def test_threads_may_read_at_once_and_agree_on_a_broken_header(path: Path) -> None:
     model = model_of(*(raw_tensor(f"w{index}", dims=(300,), seed=index) for index in range(200)))
-    onnxarchive.save(model, path)
+    onnxarchive.save(model, path, assets={})
     break_local_header(path, entry_of(path, "w77"))
     expected = {name: array.tobytes() for name, array in _values(*model.graph.initializer).items()}
     errors: list[BaseException] = []
@@ -740,7 +740,7 @@ def test_what_is_no_name_is_not_found(archive: Archive, name: Any) -> None:
 
 
 def test_a_name_that_is_missing_is_not_looked_for_in_the_whole_model(path: Path) -> None:
-    onnxarchive.save(model_of(*(raw_tensor(f"w{index}") for index in range(700))), path)
+    onnxarchive.save(model_of(*(raw_tensor(f"w{index}") for index in range(700))), path, assets={})
     with onnxarchive.open(path) as archive:
         assert "missing" not in archive.tensors
         assert steps(lambda: archive.tensors.get("missing")) < 100
@@ -815,7 +815,7 @@ def test_tensors_of_a_file_object_are_aligned_in_memory(tmp_path: Path) -> None:
     # An entry after one of odd size begins at an odd offset. Libraries copy what is not aligned.
     odd, double = raw_tensor("odd", TensorProto.UINT8, (2001,)), TensorProto.DOUBLE
     path = tmp_path / "m.onnxa"
-    onnxarchive.save(model_of(odd, raw_tensor("w", double, (300,)), odd), path)
+    onnxarchive.save(model_of(odd, raw_tensor("w", double, (300,)), odd), path, assets={})
     with onnxarchive.open(io.BytesIO(path.read_bytes())) as archive:
         assert archive.entries["w"].header_offset % 8
         for array in (archive.tensors["w"], archive.fetch()["w"]):
@@ -827,7 +827,7 @@ def test_tensors_of_a_file_object_are_aligned_in_memory(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="each map of an older Python has one")
 def test_a_view_of_a_closed_archive_holds_no_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
-    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path, assets={})
     before = len(os.listdir("/proc/self/fd"))
     views = []
     for prefetch in (None, "populate", "willneed"):

@@ -441,7 +441,7 @@ def test_damaged_bytes_are_refused() -> None:
             assert str(caught.value).startswith(("archive in memory: ", "file object BytesIO: "))
 
 
-@pytest.mark.parametrize("kind", sorted({*PLACES} - {"path", "web with a cache"}))
+@pytest.mark.parametrize("kind", sorted({*PLACES} - {"path", "file URL", "web with a cache"}))
 def test_only_files_are_edited_pickled_or_prefetched(
     kind: str, tmp_path: Path, web: WebServer
 ) -> None:

@@ -296,7 +296,7 @@ def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
 
 def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> None:
     tensors = [raw_tensor(f"w{number}", dims=(1 << 17,), seed=number) for number in range(8)]
-    onnxarchive.save(model_of(*tensors), path)
+    onnxarchive.save(model_of(*tensors), path, assets={})
     with onnxarchive.open(path) as archive:
         offsets = [entry.data_offset for entry in archive.entries.values()]
     for offset in offsets[:8:2]:
@@ -479,7 +479,7 @@ def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: 
 def test_a_broken_crc32_of_a_model_is_one_finding_and_they_are_in_the_order_of_ids(
     path: Path,
 ) -> None:
-    onnxarchive.save(model_of(), path, models={"b": model_of(), "a": model_of()})
+    onnxarchive.save(model_of(), path, models={"b": model_of(), "a": model_of()}, assets={})
     it = _Bytes(path.read_bytes())
     for name in it.records:
         it.put(it.records[name] + 16, "<I", 1)

@@ -36,7 +36,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[st
         "memory store": ("folder/m.onnxa", {"store": MemoryStore()}),
         "folder as store": ("folder/m.onnxa", {"store": LocalStore(tmp_path, mkdir=True)}),
         "memory": (f"memory:/{tmp_path}/m.onnxa", {}),
-        "folder": (f"file://{tmp_path}/m.onnxa", {}),
+        "folder": (f"local://{tmp_path}/m.onnxa", {}),
     }
     return targets[request.param]
 

@@ -203,9 +203,8 @@ def named_assets(arguments: Iterable[str]) -> dict[str, str]:
     assets: dict[str, str] = {}
     for argument in arguments:
         name, equals, given = argument.partition("=")
-        for asset, file in _files(
-            name if equals else None, path_name(given if equals else argument)
-        ):
+        path = path_name(given if equals else argument)
+        for asset, file in _files(name if equals else None, path):
             if assets.setdefault(asset, file) != file:
                 raise ValueError(
                     f"{assets[asset]!r} and {file!r} are both named {asset!r}; rename one: "

@@ -115,7 +115,7 @@ def extract(arguments: argparse.Namespace) -> None:
 def add_download(commands: Any) -> None:
     help = "Download a remote archive and verify it; resume an interrupted download."
     command = add_command(commands, download, help, _URL, archive=False)
-    command.add_argument("url", metavar="URL")
+    command.add_argument("url", metavar="URL", type=path_name)
     command.add("path PATH", "the file (default: the URL's last part)", nargs="?", type=path_name)
     command.add_force()
     command.add_url_options(cache=False)
