@@ -53,7 +53,7 @@ def download(
         LockedError: Another process or thread is downloading to this file, or edits the file that
             it replaces for more than 30 seconds; what has arrived is kept.
         UnsupportedFeatureError: `path` is a URL.
-        ObjectChangedError: The object changed during the download.
+        ObjectChangedError: The object changed during the download; what has arrived is removed.
         OSError: A request failed, or the file cannot be written: if the disk has too little free
             space, this is found before the download begins.
         ValueError: An option is wrong, `path` begins with `~`, or it names no file and the URL has

@@ -69,6 +69,7 @@ def open_cached(
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
+        ObjectChangedError: The object has changed during the download; nothing is kept.
         LockedError: Another process downloads the archive, and no byte has arrived for 30 seconds.
         PermissionError: The directory belongs to another user, or others may enter it (POSIX).
         OSError: A request failed, or the directory cannot be written, as on a full disk.

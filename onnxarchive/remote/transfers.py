@@ -18,7 +18,12 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
-from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ObjectChangedError,
+    naming,
+    without_traceback,
+)
 from onnxarchive.files import locking
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
@@ -62,6 +67,8 @@ def download_object(
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
+        ObjectChangedError: The object has changed since it was opened; nothing is kept, since its
+            bytes could not be continued.
     """
     file = replacement.written
     replacement.is_resumable &= remote.cache_key() is not None
@@ -73,6 +80,14 @@ def download_object(
     except ArchiveFormatError:
         file.truncate(0)
         raise
+    except ObjectChangedError as error:
+        file.truncate(0)
+        raise ObjectChangedError(
+            "the object has changed during the download, and what had arrived was removed; try "
+            "again; if this fails each time, the servers of the address send different ETags for "
+            "one file: use the address of one server, or another tool, such as curl",
+            path=remote.path,
+        ) from without_traceback(error)
     downloaded = replacement.commit_open(lambda _: replacement.complete(remote.size))
     locking.unlock(downloaded.fileno())  # a copy in the cache stays open
     return downloaded

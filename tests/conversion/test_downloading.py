@@ -483,6 +483,39 @@ def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> 
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
 
 
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+def test_of_an_object_that_changes_nothing_is_kept_and_the_error_says_so(
+    web: WebServer, url: str, folder: Path, count: int, is_resumed: bool
+) -> None:
+    target = folder / "m.onnxa"
+    target.write_bytes(b"old")
+    if is_resumed:
+        interrupt(url, target, old=b"old")
+    changes_after(web, count)
+    with pytest.raises(ObjectChangedError, match="what had arrived was removed") as caught:
+        onnxarchive.download(url, target)
+    assert "open it again" not in str(caught.value)
+    assert "the servers of the address send different ETags" in str(caught.value)
+    assert (caught.value.path, target.read_bytes()) == (url, b"old")
+    assert files_below(folder) == {target.name}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_of_an_object_that_changes_a_cache_keeps_no_bytes(
+    web: WebServer, url: str, folder: Path
+) -> None:
+    changes_after(web, 4)
+    with pytest.raises(ObjectChangedError, match="what had arrived was removed"):
+        onnxarchive.load(url, cache=folder / "cache")
+    assert not [name for name in files_below(folder) if not name.endswith(".json")]
+    web.change = lambda _, answer: answer
+    web.files[PATH] = ARCHIVE
+    with onnxarchive.open(url, cache=folder / "cache") as archive:
+        assert archive.assets["labels.txt"] == b"cat\n"
+
+
 @pytest.mark.parametrize("with_validator", [True, False])
 def test_an_interrupted_command_says_if_something_has_arrived(
     web: WebServer,
