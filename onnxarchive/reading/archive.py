@@ -338,6 +338,7 @@ def open(
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
             reads `http`, `https`, `s3`, `gs` and `az`; fsspec reads other schemes (`hf://`, ...).
+            All functions take a URL `file:///p` for a local path, and refuse one with another host.
             The archive uses a file object from one thread at a time; `close` leaves the file object
             open.
         mode: `"r"`. `onnxarchive.edit` changes an archive, `save` and `Writer` make one.
