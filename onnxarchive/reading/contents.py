@@ -345,8 +345,8 @@ class NamedEntries(NamedMapping[Entry]):
         return html.table(repr(self), ["name", "data offset"], rows, len(self))
 
 
-def read_names(file: File) -> list[str]:
-    """The names of an archive's entries; only the directory is read, and no model.
+def read_entries(file: File) -> Sequence[Entry]:
+    """The entries of an archive; only the directory is read, and no model.
 
     Raises:
         ArchiveFormatError: The file is no archive, or its directory breaks a rule.
@@ -354,8 +354,7 @@ def read_names(file: File) -> list[str]:
     strict = Strict(file.path)
     bounds = locate(file.read(max(file.size - TAIL_SIZE, 0), TAIL_SIZE), file.size, strict)
     assert bounds is not None  # else `strict` has raised an error
-    directory = read_directory(file.read(bounds.offset, bounds.size), bounds, strict)
-    return [entry.name for entry in directory.entries]
+    return read_directory(file.read(bounds.offset, bounds.size), bounds, strict).entries
 
 
 def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Contents:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from onnxarchive.errors import ArchiveFormatError, LockedError, shown_names, with_path
 from onnxarchive.files import local_file, locking
 from onnxarchive.model.keys import ASSET_PREFIX, FURTHER_MODEL_PREFIX, MODEL_PROTO
 from onnxarchive.reading.archive_file import unfinished_edit
-from onnxarchive.reading.contents import read_names
+from onnxarchive.reading.contents import read_entries
 from onnxarchive.remote.location import Location
+from onnxarchive.zipformat.directory import Entry
 
 
 def require_no_loss(
@@ -15,18 +18,19 @@ def require_no_loss(
     *,
     names_models: bool = False,
     names_assets: bool = False,
+    kept: Iterable[Entry] = (),
     timeout: float | None = locking.TIMEOUT,
 ) -> None:
     """Refuses to replace an archive that has assets or further models which the caller leaves out.
 
-    Only the directory of the archive is read: in a store, by one request for the last 128 KiB of
-    the object, or two if the directory is larger. After an interrupted edit, it is the directory
-    before the edit.
+    Only the directory of the archive is read: in a store, the last 128 KiB of the object, and the
+    rest of a larger directory. After an interrupted edit, it is the directory before the edit.
 
     Args:
         target: What is to be replaced. It may be missing, or no archive.
         names_models: Whether the caller says which further models the new archive has, or none.
         names_assets: Whether the caller says which assets the new archive has, or none.
+        kept: Entries that the new archive has, too: of the same names, sizes and CRC-32s.
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
 
     Raises:
@@ -37,9 +41,11 @@ def require_no_loss(
     """
     if names_models and names_assets:
         return
-    names = _names_in(target, timeout)
-    if MODEL_PROTO not in names:
+    entries = _entries_in(target, timeout)
+    if not any(entry.name == MODEL_PROTO for entry in entries):
         return
+    same = {(entry.name, entry.nbytes, entry.crc32) for entry in kept}
+    names = [e.name for e in entries if (e.name, e.nbytes, e.crc32) not in same]
     losses, remedies = [], []
     for what, prefix, argument, is_named in (
         ("assets", ASSET_PREFIX, "assets={}", names_assets),
@@ -57,8 +63,8 @@ def require_no_loss(
         )
 
 
-def _names_in(target: Location, timeout: float | None) -> list[str]:
-    """The names of an archive's entries; none if there is no archive, or it cannot be read."""
+def _entries_in(target: Location, timeout: float | None) -> Sequence[Entry]:
+    """The entries of an archive; none if there is no archive, or it cannot be read."""
     try:
         if target.path is not None:
             with (
@@ -68,10 +74,10 @@ def _names_in(target: Location, timeout: float | None) -> list[str]:
             ):
                 if isinstance(file.lock_failure, LockedError):
                     raise file.lock_failure
-                return read_names(unfinished_edit(file) or file)
+                return read_entries(unfinished_edit(file) or file)
         if target.url is not None and not target.remote.is_web:  # web addresses are refused later
             with target.open() as remote:
-                return read_names(remote)
+                return read_entries(remote)
     except (ArchiveFormatError, FileNotFoundError, NotADirectoryError, PermissionError):
         pass
-    return []
+    return ()

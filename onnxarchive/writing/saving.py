@@ -28,7 +28,6 @@ from onnxarchive.zipformat import layout
 if TYPE_CHECKING:
     import onnx_ir
 
-    from onnxarchive.reading.archive import Archive
     from onnxarchive.writing.onnx_ir import SplitModel
 
     class ONNXProgram(Protocol):
@@ -62,12 +61,12 @@ def save(
     model, and a copy of the tensor that is being written. With several threads, memory also holds
     copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
 
-    No assets and models are lost unasked. If the archive that is replaced has assets, and `assets`
-    is not given, or further models, and `models` is not given, an error is raised before anything
-    is written; `{}` drops them. A model from `onnxarchive.ir.load` keeps those of its own archive
-    (`keep`). Other models do not remember their file: to keep its assets, other models and
-    alignment, assign the model in `onnxarchive.edit(path)`. In a store, this takes one request, or
-    two for a directory above 128 KiB; an object that the caller may not read is replaced.
+    If the archive that is replaced has assets, and `assets` is not given, or further models, and
+    `models` is not given, an error is raised before anything is written; `{}` drops them. A model
+    from `onnxarchive.ir.load` keeps those of its own archive (`keep`). Other models do not remember
+    their file: to keep its assets, other models and alignment, assign the model in
+    `onnxarchive.edit(path)`. In a store, the end of the object is read for this; an object that the
+    caller may not read is replaced.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
@@ -142,11 +141,13 @@ def save(
     if target.path is not None:
         require_no_tilde(target.path)
         require_no_input(target.path, options.asset_files)
-    if origin is None or not _is_at(origin, target):
+    # An archive that was edited since it was opened is refused when it is to be replaced.
+    if origin is None or target.path is None or not origin.contents.is_at(target.path):
         require_no_loss(
             target,
             names_models=models is not None,
             names_assets=assets is not None,
+            kept=() if origin is None else origin.entries.values(),
             timeout=timeout,
         )
     splits = {id: part for id, part in parts.items() if not isinstance(part, onnx.ModelProto)}
@@ -190,13 +191,6 @@ def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
     from onnxarchive.writing.onnx_ir import split_model
 
     return split_model(cast("onnx_ir.Model", model), size_threshold=size_threshold)
-
-
-def _is_at(archive: Archive, target: Location) -> bool:
-    """True if an archive is the one at a target."""
-    if target.path is not None:
-        return archive.contents.is_at(target.path)
-    return archive.path == target.name
 
 
 def _move_to_own_id(parts: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:

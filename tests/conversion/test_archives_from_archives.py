@@ -54,7 +54,7 @@ def _save_ir(path: Path, target: Path) -> None:
     pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
     import onnxarchive.ir
 
-    onnxarchive.save(onnxarchive.ir.load(path), target, models={}, assets={})
+    onnxarchive.save(onnxarchive.ir.load(path), target)
 
 
 # Each function gets an archive and a copy of it, which it changes or replaces.

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ def test_a_model_of_onnx_ir_keeps_what_its_own_archive_has_and_nothing_else(path
     model = loaded_by_onnx_ir(path)
     with edits.refused(other, ValueError, r"assets \('other'\)"):
         onnxarchive.save(model, other)
+    copy = Path(shutil.copy(path, path.with_name("copy.onnxa")))
+    onnxarchive.save(model, copy)  # it has nothing else
+    edits.add_asset(copy, "labels.txt", b"changed")
+    with edits.refused(copy, ValueError, r"assets \('labels.txt'\), "):
+        onnxarchive.save(model, copy)
     link = path.with_name("link.onnxa")
     link.symlink_to(path)
     for target in (path, link):
