@@ -120,8 +120,8 @@ def path(folder: Path) -> Path:
 
 @pytest.fixture
 def archive(path: Path) -> Path:
-    """An archive of `runnable_model`."""
-    onnxarchive.save(runnable_model(), path)
+    """An archive of `runnable_model`, whatever the fixture `path` of a module has written."""
+    onnxarchive.save(runnable_model(), path, models={}, assets={})
     return path
 
 

@@ -194,7 +194,7 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "metadata": edits.document,
     "compact": lambda path: replace_model(path, weights(2), compact=True),
     "copy": lambda path: replace_model(path, weights(3), copy=True),
-    "save": lambda path: onnxarchive.save(weights(1), path),
+    "save": lambda path: onnxarchive.save(weights(1), path, assets={}),
     "a tensor": edits.EDITS["tensors"],
     "assets": lambda path: edits.change_assets(path, {"a": b"new"}, ["labels"]),
 }

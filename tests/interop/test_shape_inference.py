@@ -107,7 +107,7 @@ def test_values_of_large_index_tables_are_used_as_onnx_uses_them(
     path: Path, tmp_path: Path, op_type: str, data_prop: bool
 ) -> None:
     model = _with_table(op_type, 8192)  # 64 KiB
-    onnxarchive.save(model, path, size_threshold=0)
+    onnxarchive.save(model, path, size_threshold=0, assets={})
     expected = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
     infer_shapes(path, tmp_path / "out.onnxa", data_prop=data_prop)
     assert onnxarchive.load(tmp_path / "out.onnxa") == expected
@@ -173,7 +173,7 @@ def test_tensors_everywhere_stay_where_they_are(path: Path, tmp_path: Path) -> N
     model = full_model()
     for owner in (model, model.functions[0]):
         owner.opset_import.add(domain="test", version=1)
-    onnxarchive.save(model, path, convert_attribute=True)
+    onnxarchive.save(model, path, convert_attribute=True, assets={})
     infer_shapes(path, tmp_path / "out.onnxa")
     with onnxarchive.open(path) as before, onnxarchive.open(tmp_path / "out.onnxa") as after:
         assert keys_by_path(after.model) == keys_by_path(before.model)
@@ -184,7 +184,7 @@ def test_tensors_everywhere_stay_where_they_are(path: Path, tmp_path: Path) -> N
 def test_shapes_that_do_not_fit_leave_everything_as_it_was(path: Path, place: str) -> None:
     model = runnable_model()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
-    onnxarchive.save(model, path)
+    onnxarchive.save(model, path, assets={})
     with refused(path, onnx.shape_inference.InferenceError, "MatMul"):
         infer_shapes(path, path.with_name(place), strict_mode=True)
 

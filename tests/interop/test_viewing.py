@@ -75,7 +75,7 @@ def status_of(url: str) -> int:
 
 
 def test_the_model_and_its_external_data_are_given_as_the_archive_has_them(path: Path) -> None:
-    onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True)
+    onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True, assets={})
     with onnxarchive.open(path) as archive, netron.Server(path) as server:
         assert read(server.url + "data/model.onnx") == archive.read("__MODEL_PROTO")
         assert len(keys_of(archive)) > 10
