@@ -12,10 +12,11 @@ from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.file_data import spool_all
 from onnxarchive.files.filesystem import directory_of, from_utf8, require_no_input, require_space
-from onnxarchive.files.local_file import PositionalWriter, make_file
+from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.locking import Work
+from onnxarchive.files.new_directory import new_directory
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.replacement import Replacement, new_directory
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import proto, weights
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
@@ -204,8 +205,8 @@ def extract(
     outside, such as the sizes of a Split in 128 or more parts, or nearly any model of an archive
     with `size_threshold=0`; it reads what `export` and `link` write.
 
-    A new directory appears when it is complete. An empty one, such as the working directory, is
-    filled at the end. After an error the directory is missing or empty, as before.
+    A new directory appears when it is complete and synced. An empty one, such as the working
+    directory, is filled at the end. After an error the directory is missing or empty, as before.
 
     Args:
         path: The archive, or its URL.
@@ -217,6 +218,7 @@ def extract(
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
         UnsupportedFeatureError: `directory` is a URL.
+        ArchiveError: Another process has renamed or replaced the new directory.
         ValueError: `directory` begins with `~`.
         OSError: The archive cannot be read, the directory is not empty, or a file or directory
             cannot be written.
@@ -229,14 +231,12 @@ def extract(
     source = Location.of(path, **access)
     with _opened(source, None) as (archive, models), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
-        require_space(directory, total, made)
+        require_space(directory, total, made.path)
         counter = ProgressCounter(progress, total)
         work = Work()
         for name in archive.entries:
             work.require_own()  # a forked process would write into the same directory
-            target = os.path.join(made, *map(from_utf8, name.split("/")))
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with make_file(target) as file:
+            with made.make_file(from_utf8(name)) as file:
                 target_writer = PositionalWriter(file)
                 content = pieces(models[name]) if name in models else archive.contents.pieces(name)
                 for piece in counter(content):

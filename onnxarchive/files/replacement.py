@@ -1,4 +1,4 @@
-"""Replaces a file or creates a directory in one step: the target is complete or unchanged."""
+"""Replaces a file in one step: the target is complete or unchanged; names of what is temporary."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
-from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
@@ -23,7 +23,7 @@ from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
 from onnxarchive.files.locking import Work
 
-_NOT_RENAMED = (
+NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
     "; it is unchanged; choose another path, such as one on another file system",
 )
@@ -42,7 +42,7 @@ _Made = TypeVar("_Made")
 
 _serial_numbers = itertools.count()
 
-_temporaries: WeakSet[_Temporary[Any]] = WeakSet()
+_temporaries: WeakSet[Temporary[Any]] = WeakSet()
 
 
 @atexit.register
@@ -52,7 +52,7 @@ def remove_temporaries() -> None:
         temporary.remove()
 
 
-class _Temporary(Work, Generic[_Made]):
+class Temporary(Work, Generic[_Made]):
     """A new file or directory beside a target, removed with this object unless it was renamed.
 
     The path is registered for removal before creation, so no interrupt leaves a file there.
@@ -173,7 +173,7 @@ class Replacement(Closing):
             replacement of the target continues it.
     """
 
-    _temporary: _Temporary[MappedFile] | None = None  # the new file, unless it may be resumed
+    _temporary: Temporary[MappedFile] | None = None  # the new file, unless it may be resumed
     _new_mode: int | None = None  # of a resumable file, when it gets its name
 
     def __init__(
@@ -233,7 +233,7 @@ class Replacement(Closing):
     def _begin(self, mode: int) -> None:
         """Creates a temporary file and locks it."""
         while True:
-            self._temporary = _Temporary(self._target, partial(make_file, mode=mode), _unlink)
+            self._temporary = Temporary(self._target, partial(make_file, mode=mode), _unlink)
             self.written, self._new_path = self._temporary.made, self._temporary.path
             with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
                 self.written.keep_locked()
@@ -247,7 +247,7 @@ class Replacement(Closing):
         The file has no permissions for others, who could stop downloads by locking it. On a file
         system without locks, where downloads cannot take turns, it is not resumed.
         """
-        probe = _Temporary(self._target, make_file, _unlink)
+        probe = Temporary(self._target, make_file, _unlink)
         with probe.made:
             self._new_mode = stat.S_IMODE(probe.made.status().st_mode)
         with contextlib.suppress(OSError):
@@ -349,7 +349,7 @@ class Replacement(Closing):
         try:
             os.replace(self._new_path, self._target)
         except OSError as error:
-            failure, remedy = _NOT_RENAMED
+            failure, remedy = NOT_RENAMED
             reason = f"{failure}: {error.strerror}{remedy}"
             if error.errno == errno.EBUSY:
                 reason = "is a mount point and cannot be replaced; choose another path"
@@ -383,75 +383,3 @@ def _status(path: str) -> os.stat_result | None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-
-
-@contextlib.contextmanager
-def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Creates a directory, or fills an empty one, when the block ends; an error leaves nothing.
-
-    The block fills a temporary directory. A new directory appears with all its files at once. An
-    empty one, which may be a mount point or the working directory, stays, and gets the files one
-    by one.
-
-    Yields:
-        The path of the temporary directory.
-
-    Raises:
-        OSError: A directory cannot be created or filled, or `path` exists and is not an empty
-            directory.
-    """
-    require_no_tilde(path)
-    with naming(path):
-        target = os.path.realpath(path)
-        is_there = os.path.exists(target)
-        if is_there and os.listdir(target):
-            raise FileExistsError(errno.EEXIST, "the directory is not empty")
-        beside = os.path.join(target, "new") if is_there else target
-        temporary = _Temporary(beside, _make_directory, _remove_tree)
-    try:
-        with temporary.made:
-            yield temporary.path
-        temporary.require_own()
-        with naming(path, *_NOT_RENAMED):
-            if is_there:
-                _move_all(temporary.path, target)
-            else:
-                os.rename(temporary.path, target)
-                temporary.is_there = False
-    except BaseException as error:
-        temporary.remove()
-        if isinstance(error, OSError) and str(error.filename).startswith(temporary.path):
-            error.filename = os.fspath(path) + error.filename[len(temporary.path) :]
-        raise
-    temporary.remove()
-
-
-def _make_directory(path: str) -> BinaryIO:
-    """Creates a directory; returns a file to close before `_remove_tree`, for its descriptor."""
-    os.mkdir(path)
-    return open(os.devnull, "rb")
-
-
-def _remove_tree(path: str) -> None:
-    """Removes a directory without links; unlike `shutil.rmtree`, with one descriptor at a time."""
-    for folder, folders, files in os.walk(path, topdown=False):
-        for remove, removed in ((os.unlink, files), (os.rmdir, folders)):
-            for name in removed:
-                with contextlib.suppress(OSError):
-                    remove(os.path.join(folder, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
-
-
-def _move_all(source: str, target: str) -> None:
-    """Moves the content of a directory in `target` to `target`; an error moves all of it back."""
-    names = os.listdir(source)
-    try:
-        if os.listdir(target) != [os.path.basename(source)]:
-            raise FileExistsError(errno.EEXIST, "the directory is no longer empty")
-        for name in names:
-            os.rename(os.path.join(source, name), os.path.join(target, name))
-    except BaseException:
-        for name in set(names).difference(os.listdir(source)):
-            os.rename(os.path.join(target, name), os.path.join(source, name))
-        raise

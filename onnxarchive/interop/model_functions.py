@@ -16,6 +16,7 @@ from typing import Final
 import onnx
 
 from onnxarchive.errors import naming, with_path
+from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.model import proto, walking
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import open
@@ -64,11 +65,11 @@ def check_model(
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
     with (
         naming("the system's temporary directory"),
-        tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory,
+        temporary_directory(os.path.join(tempfile.gettempdir(), "onnxarchive")) as directory,
     ):
-        linked = Path(directory, "model.onnx")
+        linked = Path(directory.lasting_path(), "model.onnx")
         linked.write_bytes(serialized)
-        Path(directory, _EMPTY).touch()  # onnx does not check the size
+        linked.with_name(_EMPTY).touch()  # onnx does not check the size
         try:
             onnx.checker.check_model(
                 linked,

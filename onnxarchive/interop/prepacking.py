@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -22,6 +21,7 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.files.progress import Progress
 from onnxarchive.interop.onnxruntime import COMPARING, machine, require_onnxruntime, write_packed
 from onnxarchive.model import tensors
@@ -100,17 +100,14 @@ def prepack(
     if not copy:
         with edit(path, **options):
             pass  # refuses at once what could not be edited later
-    parent, name = os.path.split(os.path.abspath(path))
     buffers: _Buffers = {}
     packed: dict[str, dict[str, PackedWeight]] = {}
     unpacked: dict[str, tuple[str, ...]] = {}
-    with tempfile.TemporaryDirectory(
-        dir=parent, prefix=f".{name}.prepack-", ignore_cleanup_errors=True
-    ) as directory:
+    with temporary_directory(path) as directory:
         try:
             with open(path, timeout=timeout) as archive, with_path(path):
                 for number, identifier in enumerate(ids):
-                    stem = os.path.join(directory, str(number))
+                    stem = os.path.join(directory.lasting_path(), str(number))
                     packed[identifier], unpacked[identifier] = _pack(
                         with_model(archive, identifier), stem, sess_options, buffers
                     )

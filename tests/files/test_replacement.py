@@ -28,7 +28,7 @@ from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.files import locking
 from onnxarchive.files.filesystem import sync_directory
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import Replacement, Require, new_directory, remove_abandoned
+from onnxarchive.files.replacement import Replacement, Require, remove_abandoned
 
 if sys.platform != "win32":
     import resource
@@ -518,117 +518,6 @@ def test_a_child_that_ends_leaves_the_replacement_of_its_parent_and_its_lock(
     done = run(program, tmp_path / "target", resumes)
     assert (done.stdout, done.stderr) == ("False\n", "")
     assert contents(tmp_path) == NEW
-
-
-# Directories
-
-
-def make_file(directory: str) -> None:
-    (Path(directory) / "file").write_bytes(b"new")
-
-
-def test_a_new_directory_is_there_when_it_is_complete(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    with new_directory(target) as made:
-        make_file(made)
-        assert not target.exists()
-    assert contents(tmp_path) == {"target/file": b"new"}
-
-
-def test_an_empty_directory_is_filled_and_stays_the_same_directory(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    before = target.stat().st_ino
-    with new_directory(target) as made:
-        make_file(made)
-        (Path(made) / "folder").mkdir()
-        assert names(tmp_path) == ["target"]
-        assert names(target) == [Path(made).name]
-    assert names(tmp_path) == ["target"]
-    assert names(target) == ["file", "folder"]
-    assert target.stat().st_ino == before
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-@pytest.mark.parametrize("error", [OSError(errno.EPERM, "No"), KeyboardInterrupt()])
-def test_an_empty_directory_is_empty_again_if_a_file_cannot_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
-) -> None:
-    rename = os.rename
-    moved: list[str] = []
-
-    def fail(source: str, target: str) -> None:
-        moved.append(target)
-        if len(moved) == count + 1:
-            raise error
-        rename(source, target)
-
-    with pytest.raises(type(error)) as caught, new_directory(tmp_path) as made:  # noqa: PT012
-        for name in "abc":
-            (Path(made) / name).write_bytes(b"new")
-        monkeypatch.setattr(os, "rename", fail)
-    assert len(moved) == 2 * count + 1  # and those that were moved were moved back
-    assert names(tmp_path) == []
-    if isinstance(caught.value, OSError):
-        assert caught.value.filename == str(tmp_path)
-        assert "cannot be renamed into place: No; it is unchanged" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("is_there", "message"), [(False, "not empty"), (True, "the directory is no longer empty")]
-)
-def test_a_directory_that_another_process_fills_meanwhile_is_left_to_it(
-    tmp_path: Path, is_there: bool, message: str
-) -> None:
-    target = tmp_path / "target"
-    if is_there:
-        target.mkdir()
-    with pytest.raises(OSError, match=message), new_directory(target) as made:  # noqa: PT012
-        make_file(made)
-        target.mkdir(exist_ok=True)
-        (target / "file").write_bytes(b"of another")
-    assert contents(tmp_path) == {"target/file": b"of another"}
-
-
-@posix
-@pytest.mark.parametrize("is_there", [False, True])
-@pytest.mark.parametrize("free", range(3))
-def test_without_descriptors_for_its_files_no_directory_is_left(
-    tmp_path: Path, is_there: bool, free: int
-) -> None:
-    target = tmp_path / "target"
-    if is_there:
-        target.mkdir()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(limited(resource.RLIMIT_NOFILE, 256))
-        spare = [stack.enter_context(open(os.devnull)) for _ in range(free + is_there)]
-        with contextlib.suppress(OSError):
-            while True:
-                stack.enter_context(open(os.devnull))
-        for file in spare:
-            file.close()
-        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as caught:
-            fill_without_end(target)
-    assert str(caught.value.filename).startswith(str(target))
-    assert names(tmp_path) == ["target"] * is_there
-    assert not is_there or names(target) == []
-
-
-def fill_without_end(target: Path) -> None:
-    with contextlib.ExitStack() as stack, new_directory(target) as made:
-        (Path(made) / "folder" / "deep").mkdir(parents=True)
-        for number in range(300):
-            stack.enter_context(open(Path(made) / "folder" / "deep" / str(number), "wb"))
-
-
-@posix
-def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to("there")
-    with new_directory(tmp_path / "link") as made:
-        make_file(made)
-    assert (tmp_path / "link").is_symlink()
-    assert names(tmp_path / "there") == ["file"]
 
 
 # Files of killed processes

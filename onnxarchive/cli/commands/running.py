@@ -21,8 +21,8 @@ from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.errors import needing
-from onnxarchive.files.local_file import PositionalWriter, make_file
-from onnxarchive.files.replacement import new_directory
+from onnxarchive.files.local_file import PositionalWriter
+from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
 from onnxarchive.model import dtypes
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, Keys
 from onnxarchive.remote.urls import shown_url
@@ -101,14 +101,15 @@ def _load(path: str) -> Input:
             raise ValueError(f"{path}: expected a .npy or .npz file; {reason}") from error
 
 
-def _save(outputs: Mapping[str, NDArray[Any]], directory: str) -> dict[str, str]:
+def _save(outputs: Mapping[str, NDArray[Any]], directory: NewDirectory) -> dict[str, str]:
     """Saves each output as a `.npy` file; returns the file names by output."""
     keys, files = Keys(), {}
     for name, output in outputs.items():
         files[name] = f"{keys.assign(name[:200])}.npy"  # valid in every file system
-        with make_file(os.path.join(directory, files[name])) as file:
+        with directory.make_file(files[name]) as file:
             writer = PositionalWriter(file)  # its errors name the file
             save_array(writer, output, f"output {name!r}", "run without --output")
+            file.flush()
     return files
 
 
@@ -208,18 +209,18 @@ def view(arguments: argparse.Namespace) -> None:
     archive, port, model = arguments.archive, arguments.port, arguments.model
     with (
         Server(archive, port=port, model=model, **access(arguments)) as server,
-        tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
+        temporary_directory(os.path.join(tempfile.gettempdir(), "onnxarchive")) as folder,
         contextlib.suppress(KeyboardInterrupt),
     ):
         # The address is secret. Other users can see the browser's arguments, but not the page.
-        page = Path(folder, "view.html")
-        page.touch(0o600)
-        page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
+        content = f'<meta http-equiv="refresh" content="0; url={server.url}">'
+        with folder.make_file("view.html") as page:
+            page.write(0, content.encode())
         path, url = shown_url(archive), server.url
         hint = "If no browser shows it, open this address. Ctrl-C ends the server."
         say(arguments, {"path": path, "url": url}, [f"Netron shows {path} at {url}", hint])
         if not arguments.no_browser:
-            webbrowser.open(page.as_uri())
+            webbrowser.open(Path(folder.path, "view.html").as_uri())
         while True:
             time.sleep(1)
 
