@@ -41,7 +41,7 @@ _OLD_FILE = _FILE | (os.O_RDONLY if HAS_DIR_FD else os.O_RDWR)
 _NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OWN_MODE = 0o700
-_FILE_MODE = 0o666  # before the umask, as other programs make files
+_FILE_MODE = 0o666  # files are not executable
 _SPARE_DESCRIPTORS = 2  # that `_remove_content` needs
 _PROBE = ".probe"
 
@@ -104,7 +104,7 @@ class NewDirectory(Work):
         try:
             self._begin(descriptor)
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
 
     def _name_of(self, path: str) -> str:
@@ -148,9 +148,9 @@ class NewDirectory(Work):
             if self._descriptor is None:
                 whole = os.path.join(self.path, *path.split("/"))
                 os.makedirs(os.path.dirname(whole), exist_ok=True)
-                return MappedFile(shown, descriptor=os.open(whole, flags, _FILE_MODE))
+                return MappedFile(shown, descriptor=os.open(whole, flags, self._mode & _FILE_MODE))
             with self._opened_folder(self._descriptor, folder) as above:
-                descriptor = os.open(name, flags, _FILE_MODE, dir_fd=above)
+                descriptor = os.open(name, flags, self._mode & _FILE_MODE, dir_fd=above)
                 return MappedFile(shown, descriptor=descriptor)
 
     @contextlib.contextmanager
@@ -166,11 +166,11 @@ class NewDirectory(Work):
                         os.mkdir(name, dir_fd=folder)
                     self._folders[above] = None
                 inner = os.open(name, _FOLDER, dir_fd=folder)
-                os.close(folder)
+                _close(folder)
                 folder = inner
             yield folder
         finally:
-            os.close(folder)
+            _close(folder)
 
     def sync(self) -> None:
         """Syncs all files, then the folders, inner ones first, and then the directory.
@@ -278,19 +278,20 @@ class NewDirectory(Work):
                 shutil.rmtree(name, ignore_errors=True)
 
     def _close_spares(self) -> None:
-        for descriptor in self._spares:
-            os.close(descriptor)
-        self._spares = ()
+        spares, self._spares = self._spares, ()
+        for descriptor in spares:
+            _close(descriptor)
 
     def close(self) -> None:
         """Closes the descriptors, and so releases the lock."""
         if self._descriptor is not None and self.is_own:
             locking.unlock(self._descriptor)  # closing alone would leave the lock to forks
         self._close_spares()
-        for descriptor in (self._descriptor, self._parent):
-            if descriptor is not None:
-                os.close(descriptor)
+        descriptors = (self._descriptor, self._parent)
         self._descriptor = self._parent = None
+        for descriptor in descriptors:
+            if descriptor is not None:
+                _close(descriptor)
 
     def __del__(self) -> None:
         self.close()
@@ -383,14 +384,14 @@ def remove_leftover(path: str) -> bool:
     name = os.path.basename(path)
     with naming(path), contextlib.ExitStack() as opened:
         parent = os.open(os.path.dirname(path) or os.curdir, _PARENT)
-        opened.callback(os.close, parent)
+        opened.callback(_close, parent)
         try:
             descriptor = os.open(name, _FOLDER, dir_fd=parent)
         except OSError as error:
             if error.errno in _NO_DIRECTORY:
                 return False
             raise
-        opened.callback(os.close, descriptor)
+        opened.callback(_close, descriptor)
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return False
@@ -424,7 +425,7 @@ def _remove_content(root: int) -> None:
                     os.rename(inner, moved, src_dir_fd=folder, dst_dir_fd=root)
                     folders.append(moved)
             finally:
-                os.close(folder)
+                _close(folder)
             os.rmdir(name, dir_fd=root)
 
 
@@ -439,6 +440,11 @@ def _remove_files(folder: int) -> list[str]:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.name, dir_fd=folder)
     return folders
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # nothing is written through these descriptors
+        os.close(descriptor)
 
 
 def _is_at(name: str, parent: int | None, status: os.stat_result) -> bool:
@@ -463,7 +469,7 @@ def _is_of_this_user(descriptor: int, status: os.stat_result) -> bool:
     try:
         return os.fstat(probe).st_uid == status.st_uid
     finally:
-        os.close(probe)
+        _close(probe)
         os.unlink(_PROBE, dir_fd=descriptor)
 
 

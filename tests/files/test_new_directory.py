@@ -160,5 +160,3 @@ def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
         make_file(made)
     assert (tmp_path / "link").is_symlink()
     assert names(tmp_path / "there") == ["file"]
-
-
