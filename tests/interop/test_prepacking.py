@@ -132,7 +132,7 @@ def test_what_onnx_runtime_wrote_has_no_names_when_the_archive_is_edited(archive
     seen: list[list[Path]] = []
 
     def look(*_: int) -> None:
-        seen.append(list(archive.parent.rglob("*.prepack-*/*")))
+        seen.append(list(archive.parent.rglob(".*.tmp/*")))
 
     onnxarchive.prepack(archive, progress=look)
     assert seen
