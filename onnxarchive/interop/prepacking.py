@@ -67,7 +67,7 @@ def prepack(
 
     Args:
         path: The archive, a local file. Its directory needs room for three times the weights
-            meanwhile.
+            meanwhile, or without /proc, if others may write there, the temporary directory.
         model: Id of the only model to pack, such as `"decoder"`; None for all models.
         sess_options: Options of the sessions that will use the weights, such as the level of
             optimization; they are copied. They cannot be copied for a model that may need custom
@@ -85,7 +85,8 @@ def prepack(
         LockedError: The archive stayed locked until `timeout`.
         ValueError: `path` is a symbolic link or has several hard links, and `copy` is false.
         ImportError: ONNX Runtime is not installed.
-        OSError: The archive cannot be written, or the disk has too little space.
+        OSError: The archive cannot be written, the disk has too little space, or (without /proc)
+            other users could rename a new directory in either place.
 
     Example:
         onnxarchive.prepack("model.onnxa")
