@@ -60,8 +60,7 @@ class NewDirectory(Work):
 
     _parent: int | None = None
     _descriptor: int | None = None
-    _spares: tuple[int, ...] = ()
-    _status: os.stat_result | None = None  # None until it is made
+    _status: os.stat_result | None = None  # None until it is made and opened
     _final_mode: int | None = None  # None if the present one is final
 
     def __init__(self, parent: str, shown: str | os.PathLike[str], mode: int = 0o777) -> None:
@@ -73,6 +72,7 @@ class NewDirectory(Work):
             mode: Its permissions, before the umask.
         """
         super().__init__()
+        self._spares: list[int] = []
         self.path = parent
         self._shown = os.fspath(shown)
         self._mode = mode
@@ -130,7 +130,8 @@ class NewDirectory(Work):
             raise self._replaced()
         with contextlib.suppress(LockedError):  # who may read it can lock it
             locking.keep_exclusive(descriptor, timeout=0)
-        self._spares = tuple(os.dup(descriptor) for _ in range(_SPARE_DESCRIPTORS))
+        for _ in range(_SPARE_DESCRIPTORS):
+            self._spares.append(os.dup(descriptor))
         self._status, self._descriptor = status, descriptor
 
     def make_file(self, path: str) -> MappedFile:
@@ -284,9 +285,8 @@ class NewDirectory(Work):
                 shutil.rmtree(name, ignore_errors=True)
 
     def _close_spares(self) -> None:
-        spares, self._spares = self._spares, ()
-        for descriptor in spares:
-            _close(descriptor)
+        while self._spares:
+            _close(self._spares.pop())
 
     def close(self) -> None:
         """Closes the descriptors, and so releases the lock."""
