@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
+from onnxarchive.files.hidden_files import remove_abandoned
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import remove_abandoned
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.recognition import recognised
-from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.records import METHOD_STORED, LocalHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIM
     """
     locking.require_timeout(timeout)
     path = Location.of(path).require_local()
-    removed = tuple(remove_abandoned(path, _is_leftover))
+    removed = tuple(remove_abandoned(path))
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
@@ -118,14 +116,3 @@ def _require_whole(file: File) -> None:
     contents = read_contents(file, Strict(), undo.MAX_END_NBYTES)
     for number in range(len(contents.directory.entries)):
         contents.check_header(number, contents.strict)
-
-
-def _is_leftover(file: MappedFile) -> bool:
-    """True if a file holds the beginning of an archive, or only zeros."""
-    begun = file.read(0, LocalHeader.MAX_SIZE)
-    local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
-    if local is None:
-        return file.has_zeros_alone(0, file.size)
-    is_cut = len(begun) < LocalHeader.SIZE + len(local.name) + len(local.extra)
-    is_stored = local.method == METHOD_STORED
-    return is_stored and (is_cut or layout.placement(local, 0) is not None)

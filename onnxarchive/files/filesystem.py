@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import shutil
+import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 from onnxarchive.errors import naming
 from onnxarchive.files.local_file import MappedFile
@@ -20,6 +22,17 @@ except ImportError:  # Windows
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 devices_without_clones: set[int] = set()  # devices on which a clone has failed in this process
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
+# Errors of file systems without clones.
+_NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS)
+_GET_FLAGS = 2 << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | 1  # FS_IOC_GETFLAGS of Linux
+_APPEND_ONLY = 0x20  # FS_APPEND_FL
+# File systems of Linux whose files only this machine's kernel locks and changes.
+_LOCAL_TYPES = frozenset(
+    (
+        *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3"),
+        *("overlay", "ramfs", "reiserfs", "tmpfs", "ubifs", "vfat", "xfs", "zfs"),
+    )
+)
 
 
 def clone(source: MappedFile, target: int) -> bool:
@@ -38,6 +51,49 @@ def clone(source: MappedFile, target: int) -> bool:
 def may_clone(source: MappedFile) -> bool:
     """False if this system or the device of a file has no clones, as far as is known."""
     return hasattr(fcntl, "ioctl") and source.identity[0] not in devices_without_clones
+
+
+def has_clones(source: MappedFile) -> bool:
+    """False if the file system of a file that is open for writing has no clones.
+
+    The file is cloned over itself, so no new file is needed. File systems with clones refuse that,
+    with another error, since the ranges overlap.
+    """
+    try:
+        fcntl.ioctl(source.fileno(), _CLONE, source.fileno())
+    except OSError as error:
+        if error.errno in _NO_CLONES:
+            devices_without_clones.add(source.identity[0])
+            return False
+    return True
+
+
+def keeps_names(directory: str) -> bool:
+    """True if Linux says that a directory is append-only: names are made there, and never removed.
+
+    Other directories that keep names, such as those of mounted buckets, do not say so.
+    """
+    flags = bytes(struct.calcsize("l"))
+    with contextlib.suppress(OSError, AttributeError):  # not readable; Windows
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            flags = fcntl.ioctl(descriptor, _GET_FLAGS, flags)
+        finally:
+            os.close(descriptor)
+    return bool(struct.unpack("l", flags)[0] & _APPEND_ONLY)
+
+
+def is_local(file: MappedFile) -> bool:
+    """True if a file lies on a local file system, as far as Linux's table of mounts says so."""
+    with contextlib.suppress(OSError):
+        about = Path(f"/proc/self/fdinfo/{file.fileno()}").read_text().splitlines()
+        mount = next((line.split()[1] for line in about if line.startswith("mnt_id:")), None)
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            # "36 35 98:0 / /mnt rw,noatime master:1 - ext4 /dev/root rw", see proc(5)
+            before, _, after = line.decode(errors="replace").partition(" - ")
+            if before.split()[0] == mount:
+                return after.split()[0] in _LOCAL_TYPES
+    return False
 
 
 def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:

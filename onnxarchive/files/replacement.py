@@ -7,20 +7,23 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import stat
 from collections.abc import Callable
-from functools import partial
-from hashlib import sha256
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
+from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
-from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, opened
+from onnxarchive.files.hidden_files import (
+    TemporaryFile,
+    numbered_path,
+    partial_path,
+    temporary_files,
+)
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
 from onnxarchive.files.locking import Work
 
 NOT_RENAMED = (
@@ -29,10 +32,6 @@ NOT_RENAMED = (
 )
 # Errors of a target that is missing, may not be opened, or (EBADF, NFS) may not be written.
 _NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LOCKS)
-_TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
-# Characters of the target's name in a temporary name. They take at most 200 bytes, and a file name
-# may have 255 bytes.
-_PREFIX_LENGTH = 50
 
 # Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
 # means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
@@ -50,6 +49,8 @@ def remove_temporaries() -> None:
     """Removes the temporary files of this process; needed before `os._exit`."""
     for temporary in list(_temporaries):
         temporary.remove()
+    for temporary_file in list(temporary_files):
+        temporary_file.remove()
 
 
 class Temporary(Work, Generic[_Made]):
@@ -72,8 +73,7 @@ class Temporary(Work, Generic[_Made]):
         self._remove = remove
         _temporaries.add(self)
         while True:
-            number = f"{os.getpid()}-{next(_serial_numbers)}"
-            self.path = f"{_temporary_prefix(target)}{number}.tmp"
+            self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
             self.is_there = True
             try:
                 self.made = make(self.path)
@@ -96,65 +96,6 @@ class Temporary(Work, Generic[_Made]):
             self.remove()
 
 
-def _temporary_prefix(target: str) -> str:
-    directory, name = os.path.split(target)
-    return os.path.join(directory, f".{name[:_PREFIX_LENGTH]}.")
-
-
-def partial_path(target: str) -> str:
-    """The hidden file beside a target that keeps the bytes of an interrupted download."""
-    directory, name = os.path.split(target)
-    if len(name) > _PREFIX_LENGTH:
-        name = f"{name[:_PREFIX_LENGTH]}.{sha256(os.fsencode(name)).hexdigest()[:16]}"
-    return os.path.join(directory, f".{name}.download")
-
-
-def remove_abandoned(
-    path: str | os.PathLike[str], is_leftover: Callable[[MappedFile], bool]
-) -> list[str]:
-    """Removes the temporary files of processes that were killed while writing `path`.
-
-    Locked files are in use and remain; so do directories, links, and all files of a directory
-    without read permission. `is_leftover` returns True if a file has the content of a temporary
-    file for `path`. Returns the paths of the removed files.
-    """
-    above, own = os.path.split(os.path.abspath(path))
-    # If `path` is a symbolic link, the processes were replacing its target or the link itself.
-    targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
-    removed = []
-    for target in sorted(targets):
-        directory, prefix = os.path.split(_temporary_prefix(target))
-        names: list[str] = []
-        with contextlib.suppress(PermissionError):  # a writable directory may be unreadable
-            names = sorted(os.listdir(directory))
-        for name in names:
-            if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
-                continue
-            candidate = os.path.join(directory, name)
-            with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
-                if stat.S_ISREG(os.lstat(candidate).st_mode) and remove_unlocked(
-                    candidate, is_leftover
-                ):
-                    removed.append(candidate)
-    return removed
-
-
-def remove_unlocked(path: str, is_leftover: Callable[[MappedFile], bool] = lambda _: True) -> bool:
-    """Removes a file if it is a leftover and not locked; returns True if it was removed."""
-    try:
-        with MappedFile(path, is_writable=None) as file:
-            is_free = file.keep_locked(timeout=0) and file.is_at(path)
-            if not (is_free and is_leftover(file)):
-                return False
-            if os.name != "nt":  # Windows removes no open file
-                os.unlink(path)
-    except LockedError:
-        return False
-    if os.name == "nt":
-        os.unlink(path)
-    return True
-
-
 class Replacement(Closing):
     """A new file that replaces its target when the new file is complete.
 
@@ -173,7 +114,7 @@ class Replacement(Closing):
             replacement of the target continues it.
     """
 
-    _temporary: Temporary[MappedFile] | None = None  # the new file, unless it may be resumed
+    _temporary: TemporaryFile | None = None  # the new file, unless it may be resumed
     _new_mode: int | None = None  # of a resumable file, when it gets its name
 
     def __init__(
@@ -231,15 +172,8 @@ class Replacement(Closing):
         self.file = PositionalWriter(self.written)
 
     def _begin(self, mode: int) -> None:
-        """Creates a temporary file and locks it."""
-        while True:
-            self._temporary = Temporary(self._target, partial(make_file, mode=mode), _unlink)
-            self.written, self._new_path = self._temporary.made, self._temporary.path
-            with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
-                self.written.keep_locked()
-            if os.path.lexists(self._new_path):
-                return
-            self.written.close()  # `remove_abandoned` removed the file before it was locked
+        self._temporary = TemporaryFile(self._target, mode)
+        self.written, self._new_path = self._temporary.file, self._temporary.path
 
     def _resume(self) -> None:
         """Opens and locks the file of an interrupted replacement, or a new one, to be resumed.
@@ -247,11 +181,9 @@ class Replacement(Closing):
         The file has no permissions for others, who could stop downloads by locking it. On a file
         system without locks, where downloads cannot take turns, it is not resumed.
         """
-        probe = Temporary(self._target, make_file, _unlink)
-        with probe.made:
-            self._new_mode = stat.S_IMODE(probe.made.status().st_mode)
-        with contextlib.suppress(OSError):
-            probe.remove()
+        probe = TemporaryFile(self._target)
+        self._new_mode = stat.S_IMODE(probe.file.status().st_mode)
+        probe.remove()
         self._new_path = partial_path(self._target)
         while True:
             self.written = MappedFile(self._new_path, descriptor=open_own(self._new_path, 0o600))
@@ -353,6 +285,9 @@ class Replacement(Closing):
             reason = f"{failure}: {error.strerror}{remedy}"
             if error.errno == errno.EBUSY:
                 reason = "is a mount point and cannot be replaced; choose another path"
+            self.close()
+            if os.path.lexists(self._new_path):  # where names cannot be removed
+                reason += f"; {self._new_path} could not be removed"
             raise OSError(error.errno, reason, self._path) from error
 
     def close(self) -> None:
@@ -360,10 +295,8 @@ class Replacement(Closing):
         if self._is_committed:
             return
         if self._temporary is not None:
-            self.written.close()
             self._temporary.remove()
-            return
-        if self.written.is_own:  # a fork leaves the file to its parent
+        elif self.written.is_own:  # a fork leaves the file to its parent
             if os.name == "nt":  # Windows removes no open file
                 self.written.close()
             with contextlib.suppress(OSError):  # the next download takes it
@@ -378,8 +311,3 @@ def _status(path: str) -> os.stat_result | None:
         return os.stat(path)
     except FileNotFoundError:
         return None
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(path)

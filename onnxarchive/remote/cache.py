@@ -30,9 +30,10 @@ from onnxarchive.files import attributes
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_no_tilde, sync
+from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
-from onnxarchive.files.replacement import Replacement, partial_path, remove_unlocked
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version, origin_of
 from onnxarchive.remote.stores import STALL

@@ -27,9 +27,10 @@ from onnxarchive.errors import (
 from onnxarchive.files import locking
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.files.replacement import Replacement, partial_path
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.remote.objects import Range, RemoteFile
 
 _MARK_SIZE = 32

@@ -271,7 +271,7 @@ def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
 def test_recover_says_what_it_did(archive: Path, capsys: Captured) -> None:
     assert output_of(capsys, "recover", archive) == f"{archive}: nothing to recover\n"
     half = archive.read_bytes()[:700]
-    left = archive.with_name(f".{archive.name}.4242-0.tmp")
+    left = archive.with_name(f".{archive.name}.onnxarchive-1.tmp")
     left.write_bytes(half)
     assert output_of(capsys, "recover", archive) == f"removed   {left.resolve()}\n"
     assert os.listdir(archive.parent) == [archive.name]

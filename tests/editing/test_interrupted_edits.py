@@ -68,16 +68,18 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
 # Files left behind
 
 
-def test_what_killed_processes_left_is_removed_if_it_begins_as_an_archive(path: Path) -> None:
+def test_what_killed_processes_left_is_removed_if_it_has_the_name_of_a_temporary_file(
+    path: Path,
+) -> None:
     onnxarchive.save(weights(1), path)
     half = path.read_bytes()[:700]
     assert recover(path) == Recovery(is_rolled_back=False, removed=())
     require(path, saved(weights(1)))
-    left = [path.with_name(f".{path.name}.4242-{number}.tmp") for number in range(2)]
+    left = [path.with_name(f".{path.name}.onnxarchive-{number}.tmp") for number in range(2)]
     kept = {
         path.with_name(f".{path.name}.tmp"): half,
         path.with_name(f".{path.name}.4242-2.tmp"): b"somebody's own",
-        path.with_name(f".{path.name}.4242-3.tmp"): b"PK\3\4, but no archive",
+        path.with_name(f"{path.name}.onnxarchive-3.tmp"): half,
     }
     left[0].write_bytes(half)
     left[1].write_bytes(b"")

@@ -104,7 +104,7 @@ def assign(path: Path, chance: Chance) -> None:
 
 
 def recover(path: Path, chance: Chance) -> None:
-    path.with_name(f".{NAME}.1-1.tmp").touch()
+    path.with_name(f".{NAME}.onnxarchive-1.tmp").touch()
     child = os.fork()
     if not child:
         replace(path, lambda *_: os._exit(0))

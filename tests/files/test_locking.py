@@ -31,8 +31,8 @@ import onnxarchive
 from onnxarchive.editing.recovery import recover
 from onnxarchive.errors import LockedError
 from onnxarchive.files import locking
+from onnxarchive.files.hidden_files import remove_abandoned
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import remove_abandoned
 
 if sys.platform != "win32":
     import fcntl
@@ -348,7 +348,7 @@ def test_an_interrupt_that_comes_with_the_lock_leaves_none(
 def test_a_timeout_is_none_or_a_number_that_is_not_negative(
     archive: Path, timeout: Any, error: type[Exception], found: str
 ) -> None:
-    left = archive.with_name(f".{archive.name}.1-1.tmp")
+    left = archive.with_name(f".{archive.name}.onnxarchive-1.tmp")
     left.write_bytes(archive.read_bytes())
     for act in (
         lambda: onnxarchive.open(archive, timeout=timeout),
@@ -436,10 +436,10 @@ def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks
 def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
     path: Path, descriptor: int, no_locks: int
 ) -> None:
-    left = path.with_name(".file.1-1.tmp")
+    left = path.with_name(".file.onnxarchive-1.tmp")
     left.write_bytes(b"of a process that may live")
     assert not locked_at_once(descriptor)
-    assert remove_abandoned(path, lambda _: True) == []
+    assert remove_abandoned(path) == []
     assert left.exists()
 
 
@@ -561,7 +561,7 @@ def test_archives_are_opened_and_edited_on_every_system(
 
 @pytest.mark.usefixtures("nfs")
 def test_what_was_abandoned_on_nfs_is_removed(archive: Path) -> None:
-    left = archive.with_name(f".{archive.name}.1-1.tmp")
+    left = archive.with_name(f".{archive.name}.onnxarchive-1.tmp")
     left.write_bytes(archive.read_bytes()[:100])
     assert recover(archive).removed == (os.path.realpath(left),)
 

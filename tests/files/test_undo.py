@@ -688,7 +688,7 @@ def test_a_temporary_file_of_which_nothing_reached_the_disk_is_removed_unread(
     path: Path, archive: Interrupted
 ) -> None:
     path.write_bytes(archive.old)
-    left = path.with_name(f".{path.name}.1-1.tmp")
+    left = path.with_name(f".{path.name}.onnxarchive-1.tmp")
     left.touch()
     os.truncate(left, TIB)
     assert recover(path).removed == (str(left),)

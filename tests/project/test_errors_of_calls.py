@@ -120,7 +120,7 @@ def failing(call: Callable[[Path], object], folder: Path, fault: FailingCall) ->
         return None if error.path is not None else f"no path: {error!r}"
     except OSError as error:
         is_named = isinstance(error.filename, str) and error.filename
-        is_temporary = re.search(r"\d+-\d+\.tmp", error.filename or "")
+        is_temporary = re.search(r"\.onnxarchive-[0-9-]+\.", error.filename or "")
         if is_named and (not is_temporary or fault.name == "unlink"):
             return None
         return f"no file name: {error!r}, {error.filename!r}"

@@ -33,8 +33,8 @@ import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
+from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.replacement import partial_path
 from onnxarchive.remote import cache
 from onnxarchive.remote.cache import cached_archives, clear, directory_of_cache
 from onnxarchive.remote.stores import STALL

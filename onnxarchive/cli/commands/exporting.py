@@ -18,7 +18,7 @@ from onnxarchive.cli.parser import (
     storage_options,
 )
 from onnxarchive.cli.terminal import count, progress_bar, size, table
-from onnxarchive.files.replacement import partial_path
+from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.remote.urls import Address, shown_url

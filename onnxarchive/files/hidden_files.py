@@ -1,0 +1,202 @@
+"""Hidden files beside a target: their names, and what killed processes have left of them.
+
+A temporary file of the target `NAME` has the name `.NAME.onnxarchive-N.tmp`, with the lowest free
+number. The name is the mark of this library, since the first block of a file may not have reached
+the disk. A process keeps its temporary files locked. An unlocked one was left by a killed process:
+
+- A writer removes one that has the name it needs, if the file belongs to the same user and lies on
+  a local file system. Elsewhere, other machines may not see the lock of its process.
+- `remove_abandoned` removes all of a target, wherever they can be locked.
+
+A process that has just made a file may find it removed before it has locked it, and makes another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from weakref import WeakSet
+
+from onnxarchive.errors import ArchiveFormatError, LockedError
+from onnxarchive.files.filesystem import is_local
+from onnxarchive.files.local_file import MappedFile, make_file
+from onnxarchive.files.locking import Work
+
+# Characters of the target's name in a hidden name. They take at most 200 bytes, and a file name may
+# have 255 bytes.
+_MAX_STEM_LENGTH = 50
+_NUMBERED = re.compile(r"[0-9]+(-[0-9]+)?")
+
+temporary_files: WeakSet[TemporaryFile] = WeakSet()
+
+
+def hidden_path(target: str, ending: str) -> str:
+    """The path of a hidden file beside a target, such as `.NAME.download`."""
+    directory, name = os.path.split(target)
+    if len(name) > _MAX_STEM_LENGTH:
+        name = f"{name[:_MAX_STEM_LENGTH]}.{sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return os.path.join(directory, f".{name}.{ending}")
+
+
+def numbered_path(target: str, number: int | str, kind: str = "tmp") -> str:
+    """The path of a hidden file of this library, of a number and a kind."""
+    return hidden_path(target, f"onnxarchive-{number}.{kind}")
+
+
+def partial_path(target: str) -> str:
+    """The hidden file beside a target that keeps the bytes of an interrupted download."""
+    return hidden_path(target, "download")
+
+
+class TemporaryFile(Work):
+    """A new file beside a target, locked, and removed with this object unless it was renamed.
+
+    The path is registered for removal before creation, so no interrupt leaves a file there.
+
+    Attributes:
+        path: The path of the file.
+        is_there: True if the file may be at the path, and is to be removed.
+    """
+
+    is_there = False
+    _file: MappedFile | None = None
+
+    def __init__(self, target: str, mode: int = 0o666, kind: str = "tmp") -> None:
+        """Creates a file; `mode` is that before the umask, `kind` the end of the name."""
+        super().__init__()
+        temporary_files.add(self)
+        number = 0
+        while True:
+            self.path = numbered_path(target, number, kind)
+            self.is_there = True
+            try:
+                self._file = make_file(self.path, mode)
+            except FileExistsError:
+                self.is_there = False
+                if not _remove_own(self.path):
+                    number += 1
+                continue
+            except OSError:
+                self.remove()  # what may have been created
+                raise
+            with contextlib.suppress(LockedError):  # a reader of the file must not stop its writer
+                self._file.keep_locked()
+            if self._file.is_at(self.path):
+                return
+            self._file.close()  # another process removed the file before it was locked
+            self._file = None
+
+    @property
+    def file(self) -> MappedFile:
+        """The file, open for reading and writing."""
+        assert self._file is not None
+        return self._file
+
+    def remove(self) -> None:
+        """Removes the file, if it is there, and closes it; a file that cannot be removed stays.
+
+        Where names cannot be removed, the error that ended the work is the one to be told.
+        """
+        if not (self.is_there and self.is_own):
+            return
+        with contextlib.suppress(OSError):
+            if self._file is None:  # interrupted while it was made; perhaps by another process
+                remove_unlocked(self.path)
+            elif self._has_name():  # while it is locked, nobody else removes it
+                if os.name == "nt":  # Windows removes no open file
+                    self._file.close()
+                os.unlink(self.path)
+        if self._file is not None:
+            self._file.close()
+        self.is_there = False  # after an interrupt, `__del__` tries again
+
+    def _has_name(self) -> bool:
+        """False if the path is free, or another program gave it to another file."""
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:  # it cannot be learnt
+            return True
+        return (status.st_dev, status.st_ino) == self.file.identity
+
+    def __del__(self) -> None:
+        self.remove()
+
+
+def _remove_own(path: str) -> bool:
+    """Removes what a killed process of this user left on a local file system; see the module."""
+
+    def is_own(file: MappedFile) -> bool:
+        is_of_user = hasattr(os, "geteuid") and file.status().st_uid == os.geteuid()
+        return is_of_user and is_local(file)
+
+    return _remove_regular(path, is_own)
+
+
+def _remove_regular(path: str, is_removable: Callable[[MappedFile], bool] | None = None) -> bool:
+    """Removes an unlocked regular file; False for another file, or one that cannot be removed."""
+    with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
+        return stat.S_ISREG(os.lstat(path).st_mode) and remove_unlocked(path, is_removable)
+    return False
+
+
+def remove_unlocked(path: str, is_removable: Callable[[MappedFile], bool] | None = None) -> bool:
+    """Removes a file if it is not locked, and `is_removable`, if given, returns True for it.
+
+    Returns:
+        True if the file was removed.
+
+    Raises:
+        ArchiveFormatError: It is not a regular file.
+        OSError: It cannot be opened or removed.
+    """
+    try:
+        with MappedFile(path, is_writable=None) as file:
+            if not (file.keep_locked(timeout=0) and file.is_at(path)):
+                return False
+            if is_removable is not None and not is_removable(file):
+                return False
+            if os.name != "nt":  # Windows removes no open file
+                os.unlink(path)
+    except LockedError:
+        return False
+    if os.name == "nt":
+        os.unlink(path)
+    return True
+
+
+def targets_of(path: str | os.PathLike[str]) -> list[str]:
+    """The paths that a writer of `path` replaces: without links, or the link itself."""
+    above, own = os.path.split(os.path.abspath(path))
+    return sorted({os.path.realpath(path), os.path.join(os.path.realpath(above), own)})
+
+
+def listed(target: str, kind: str) -> Iterator[str]:
+    """Yields the paths of the hidden files beside a target that have a kind, and any number.
+
+    A directory without read permission has none; a missing one raises a FileNotFoundError.
+    """
+    directory, name = os.path.split(numbered_path(target, "", kind))
+    begin, end = name.removesuffix(f".{kind}"), f".{kind}"
+    names: list[str] = []
+    with contextlib.suppress(PermissionError):  # a writable directory may be unreadable
+        names = sorted(os.listdir(directory))
+    for found in names:
+        number = found.removeprefix(begin).removesuffix(end)
+        if found == f"{begin}{number}{end}" and _NUMBERED.fullmatch(number):
+            yield os.path.join(directory, found)
+
+
+def remove_abandoned(path: str | os.PathLike[str], kind: str = "tmp") -> list[str]:
+    """Removes the temporary files of processes that were killed while writing `path`.
+
+    Locked files are in use and remain; so do directories, links, and all files of a directory
+    without read permission. Returns the paths of the removed files.
+    """
+    found = [it for target in targets_of(path) for it in listed(target, kind)]
+    return [it for it in found if _remove_regular(it)]
