@@ -201,8 +201,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def _unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets each test find out whether a device has clones."""
+    """Lets each test find out whether a device has clones, by making one."""
     monkeypatch.setattr(filesystem, "devices_without_clones", set())
+    monkeypatch.setattr(filesystem, "has_clones", lambda source: True)
 
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])

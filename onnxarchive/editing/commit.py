@@ -361,6 +361,10 @@ def _write_clone(
     """
     if not filesystem.may_clone(file):
         return False
+    if else_in_place:  # a name that is not needed might remain for ever
+        directory = directory_of(file.absolute_path)
+        if not filesystem.has_clones(file) or filesystem.keeps_names(directory):
+            return False
     try:
         replacement = Replacement(file.absolute_path, is_locked=True)
     except OSError:  # a new file, if needed, raises it again

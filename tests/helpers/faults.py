@@ -387,10 +387,8 @@ class Scene:
             return f"recovery found {error!r}"
         if self._bytes() not in (self.old, self.new):
             return "neither the old nor the new archive"
-        # Recovery cannot recognize a temporary file whose first bytes were lost.
         left = [name for name in sorted(os.listdir(self.directory)) if name != NAME]
-        told = [name for name in left if any((self.directory / name).read_bytes()[:4])]
-        return f"left behind: {told}" if told else None
+        return f"left behind: {left}" if left else None
 
     def try_recovery(self) -> Iterator[tuple[str, str | None]]:
         """Kills the edit at each call, and makes each call of the recovery fail."""
@@ -399,8 +397,8 @@ class Scene:
             self.set_up()
             assert attempt(self._edit, self.path, Calls(at, way)) == "killed"
             start = self._snapshot()
-            # Names of temporary files have process ids; recovery reads only the files' beginnings.
-            known = {start[name][: None if name == NAME else 1000] for name in start}
+            # Recovery does not read temporary files.
+            known = {name: start[name] if name == NAME else b"" for name in start}
             if not start or known in tried:
                 continue
             tried.append(known)
@@ -565,6 +563,7 @@ def main() -> None:
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
     patch.object(filesystem, "clone", edits.no_clone).start()
+    patch.object(filesystem, "has_clones", lambda source: True).start()
     scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []
