@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Unpack
 
+from onnxarchive.editing.pairs import PairReplacement
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
@@ -164,18 +165,15 @@ def _export_external(
     serialized = proto.serialize(
         linked_model(archive, as_location(os.path.basename(beside)), offsets=offsets, in_place=True)
     )
-    with Replacement(beside, timeout=timeout) as data_replacement:
+    with PairReplacement(destination, beside, timeout=timeout) as replacement:
         require_space(beside, nbytes + len(serialized))
+        replacement.model.file.write(serialized)
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
-            data_replacement.file.offset = offset
+            replacement.data.file.offset = offset
             for piece in counter(archive.contents.pieces(key)):
-                data_replacement.file.write(piece)
-        # The data is renamed just before the model. In between, the old model has new data, so the
-        # model is locked before.
-        with Replacement(destination, timeout=timeout) as replacement:
-            replacement.file.write(serialized)
-            replacement.commit(lambda _: data_replacement.commit())
+                replacement.data.file.write(piece)
+        replacement.commit()
 
 
 def _offsets(archive: Archive) -> tuple[dict[str, int], int]:

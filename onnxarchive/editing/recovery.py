@@ -9,17 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from onnxarchive.editing.pairs import NEW, recover_pairs
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
-from onnxarchive.files.hidden_files import remove_abandoned
+from onnxarchive.files.hidden_files import (
+    partial_downloads,
+    remove_abandoned,
+    remove_regular,
+)
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.recognition import recognised
+from onnxarchive.sources.recognition import is_zip, recognised
+from onnxarchive.zipformat.records import LocalHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,10 @@ class Recovery:
 
     Attributes:
         is_rolled_back: True if an interrupted edit was rolled back.
-        removed: Paths of removed temporary files, left by killed processes.
+        removed: Paths of removed files and directories, left by killed processes.
+        downloads: Paths of partial downloads that remain.
+        export: `"completed"` or `"undone"` if an interrupted export with external data was; else
+            None.
 
     Example:
         recovery = onnxarchive.recover("model.onnxa")
@@ -37,40 +47,72 @@ class Recovery:
 
     is_rolled_back: bool
     removed: tuple[str, ...]
+    downloads: tuple[str, ...] = ()
+    export: Literal["completed", "undone"] | None = None
 
 
-def recover(path: str | os.PathLike[str], *, timeout: float | None = locking.TIMEOUT) -> Recovery:
-    """Rolls back an interrupted edit, and removes temporary files of killed processes.
+def recover(
+    path: str | os.PathLike[str],
+    *,
+    downloads: bool = False,
+    timeout: float | None = locking.TIMEOUT,
+) -> Recovery:
+    """Rolls back an interrupted edit, and removes what killed processes left of a file.
 
-    A complete archive is never changed. `edit` rolls back, too. Temporary files
-    are not removed if the archive's folder cannot be listed.
+    A complete archive is never changed. `edit` rolls back, too. What a killed `export` or `extract`
+    left is found by the name of the file or directory that it was to write. If `export` was killed
+    while it replaced a model and its external data, either both become the new ones, or both the
+    old ones. Nothing is removed if the folder cannot be listed, or if locks do not tell whether
+    the process still lives.
 
     Args:
-        path: The archive. The file need not exist: its first `save` may have been killed.
+        path: The archive; or the file or directory that was to be written, which need not exist.
+        downloads: Whether to remove the partial download of the file, too, which the next download
+            would continue.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
-        Whether an edit was rolled back, and the removed files.
+        What was rolled back, removed or kept.
 
     Raises:
         LockedError: The archive stayed locked until `timeout`.
-        ArchiveError: The file is not an archive, and a rollback would not restore one. The file is
-            unchanged.
-        OSError: The archive cannot be read or written, or no archive and no temporary file exists.
+        ArchiveError: The file is not an archive, nothing else was found, or a rollback would not
+            restore an archive. The file is unchanged.
+        OSError: The archive cannot be read or written, no file and nothing left of it exists, or
+            a file cannot be renamed or removed.
 
     Example:
         onnxarchive.recover("model.onnxa")
     """
     locking.require_timeout(timeout)
     path = Location.of(path).require_local()
-    removed = tuple(remove_abandoned(path))
-    if removed and not os.path.exists(path):
-        return Recovery(False, removed)
+    pair = recover_pairs(path)
+    removed = [*pair.removed, *remove_abandoned(path), *remove_abandoned(path, NEW)]
+    kept = []
+    for partial in partial_downloads(path):
+        if downloads and remove_regular(partial):
+            removed.append(partial)
+        else:
+            kept.append(partial)
+    export: Literal["completed", "undone"] | None = None
+    if pair.is_completed or pair.is_undone:
+        export = "completed" if pair.is_completed else "undone"
+    recovery = Recovery(False, tuple(removed), tuple(kept), export)
+    if (removed or kept or export) and not _is_zip(path):
+        return recovery  # for what is no archive, such as an export
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
         if roll_back(file):
-            return Recovery(True, removed)
+            return replace(recovery, is_rolled_back=True)
         _require_whole(file)
-        return Recovery(False, removed)
+        return recovery
+
+
+def _is_zip(path: str) -> bool:
+    try:
+        with MappedFile(path) as file:
+            return is_zip(file.read(0, len(LocalHeader.SIGNATURE)))
+    except (FileNotFoundError, ArchiveFormatError):  # missing, or a directory
+        return False
 
 
 @contextlib.contextmanager

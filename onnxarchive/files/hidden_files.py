@@ -31,6 +31,8 @@ from onnxarchive.files.locking import Work
 _MAX_STEM_LENGTH = 50
 _NUMBERED = re.compile(r"[0-9]+(-[0-9]+)?")
 
+TEMPORARY = "tmp"  # end of a hidden name
+
 temporary_files: WeakSet[TemporaryFile] = WeakSet()
 
 
@@ -42,7 +44,7 @@ def hidden_path(target: str, ending: str) -> str:
     return os.path.join(directory, f".{name}.{ending}")
 
 
-def numbered_path(target: str, number: int | str, kind: str = "tmp") -> str:
+def numbered_path(target: str, number: int | str, kind: str = TEMPORARY) -> str:
     """The path of a hidden file of this library, of a number and a kind."""
     return hidden_path(target, f"onnxarchive-{number}.{kind}")
 
@@ -50,6 +52,11 @@ def numbered_path(target: str, number: int | str, kind: str = "tmp") -> str:
 def partial_path(target: str) -> str:
     """The hidden file beside a target that keeps the bytes of an interrupted download."""
     return hidden_path(target, "download")
+
+
+def partial_downloads(path: str | os.PathLike[str]) -> list[str]:
+    """The paths of partial downloads of a file, even one that is being continued."""
+    return [it for it in map(partial_path, targets_of(path)) if os.path.isfile(it)]
 
 
 class TemporaryFile(Work):
@@ -65,7 +72,7 @@ class TemporaryFile(Work):
     is_there = False
     _file: MappedFile | None = None
 
-    def __init__(self, target: str, mode: int = 0o666, kind: str = "tmp") -> None:
+    def __init__(self, target: str, mode: int = 0o666, kind: str = TEMPORARY) -> None:
         """Creates a file; `mode` is that before the umask, `kind` the end of the name."""
         super().__init__()
         temporary_files.add(self)
@@ -129,16 +136,16 @@ class TemporaryFile(Work):
 
 
 def _remove_own(path: str) -> bool:
-    """Removes what a killed process of this user left on a local file system; see the module."""
-
-    def is_own(file: MappedFile) -> bool:
-        is_of_user = hasattr(os, "geteuid") and file.status().st_uid == os.geteuid()
-        return is_of_user and is_local(file)
-
-    return _remove_regular(path, is_own)
+    return remove_regular(path, is_left_here)
 
 
-def _remove_regular(path: str, is_removable: Callable[[MappedFile], bool] | None = None) -> bool:
+def is_left_here(file: MappedFile) -> bool:
+    """True if an unlocked temporary file was left by a process of this user on this machine."""
+    is_of_user = hasattr(os, "geteuid") and file.status().st_uid == os.geteuid()
+    return is_of_user and is_local(file)
+
+
+def remove_regular(path: str, is_removable: Callable[[MappedFile], bool] | None = None) -> bool:
     """Removes an unlocked regular file; False for another file, or one that cannot be removed."""
     with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
         return stat.S_ISREG(os.lstat(path).st_mode) and remove_unlocked(path, is_removable)
@@ -192,11 +199,16 @@ def listed(target: str, kind: str) -> Iterator[str]:
             yield os.path.join(directory, found)
 
 
-def remove_abandoned(path: str | os.PathLike[str], kind: str = "tmp") -> list[str]:
+def remove_abandoned(
+    path: str | os.PathLike[str],
+    kind: str = TEMPORARY,
+    is_removable: Callable[[MappedFile], bool] | None = None,
+) -> list[str]:
     """Removes the temporary files of processes that were killed while writing `path`.
 
     Locked files are in use and remain; so do directories, links, and all files of a directory
-    without read permission. Returns the paths of the removed files.
+    without read permission, and those for which `is_removable`, if given, returns False. Returns
+    the paths of the removed files.
     """
     found = [it for target in targets_of(path) for it in listed(target, kind)]
-    return [it for it in found if _remove_regular(it)]
+    return [it for it in found if remove_regular(it, is_removable)]

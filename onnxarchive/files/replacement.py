@@ -18,6 +18,7 @@ from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
 from onnxarchive.files.hidden_files import (
+    TEMPORARY,
     TemporaryFile,
     numbered_path,
     partial_path,
@@ -124,6 +125,7 @@ class Replacement(Closing):
         is_locked: bool = False,
         resumes: bool = False,
         timeout: float | None = locking.TIMEOUT,
+        kind: str = TEMPORARY,
     ) -> None:
         """Creates the temporary file.
 
@@ -135,6 +137,7 @@ class Replacement(Closing):
                 not on file systems without locks.
             timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
                 without limit.
+            kind: End of the temporary name; see `hidden_files`.
 
         Raises:
             LockedError: Another replacement is continuing the file.
@@ -162,7 +165,7 @@ class Replacement(Closing):
                 if resumes:
                     self._resume()
                 if not self.is_resumable:  # until `commit`, with the owner's permissions alone
-                    self._begin(0o666 if old is None else old.st_mode & 0o600)
+                    self._begin(0o666 if old is None else old.st_mode & 0o600, kind)
         except OSError as error:
             unfinished = partial_path(self._target)
             if error.filename != unfinished or not os.path.lexists(unfinished):
@@ -171,8 +174,8 @@ class Replacement(Closing):
         self.written.set_path(self._path)
         self.file = PositionalWriter(self.written)
 
-    def _begin(self, mode: int) -> None:
-        self._temporary = TemporaryFile(self._target, mode)
+    def _begin(self, mode: int, kind: str) -> None:
+        self._temporary = TemporaryFile(self._target, mode, kind)
         self.written, self._new_path = self._temporary.file, self._temporary.path
 
     def _resume(self) -> None:
@@ -201,6 +204,16 @@ class Replacement(Closing):
             self.close()
             self.is_resumable = False
 
+    @property
+    def target(self) -> str:
+        """The path of the file that is replaced, after links are resolved."""
+        return self._target
+
+    @property
+    def new_path(self) -> str:
+        """The path of the new file until it is renamed."""
+        return self._new_path
+
     def complete(self, size: int) -> None:
         """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
         self.written.truncate(size)
@@ -208,20 +221,26 @@ class Replacement(Closing):
         sync(self.written)
         self.file.offset = size
 
-    def commit(self, require: Require | None = None) -> None:
+    def commit(
+        self, require: Require | None = None, before_rename: Callable[[], object] | None = None
+    ) -> None:
         """Replaces the target with the new file.
 
         Args:
             require: Called before the rename; if `require` raises, nothing is renamed.
+            before_rename: Called when only the rename is left, while the target is locked (except
+                on Windows); if it raises, nothing is renamed.
 
         Raises:
             LockedError: The target remained locked.
             ArchiveError: Another process has changed the new file, or this process is a fork.
             OSError: The new file cannot be synced or renamed, or the target not locked.
         """
-        self.commit_open(require).close()
+        self.commit_open(require, before_rename).close()
 
-    def commit_open(self, require: Require | None = None) -> MappedFile:
+    def commit_open(
+        self, require: Require | None = None, before_rename: Callable[[], object] | None = None
+    ) -> MappedFile:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
         self.written.require_own()
         sync(self.written)
@@ -240,7 +259,9 @@ class Replacement(Closing):
             if os.name == "nt":  # Windows renames and replaces no open file
                 self.written.close()
                 lock.close()
-            self._rename()
+            if before_rename is not None:
+                before_rename()
+            self._rename(self._new_path, self._target)
             self._is_committed = True
             if self._temporary is not None:
                 self._temporary.is_there = False
@@ -277,9 +298,14 @@ class Replacement(Closing):
                 path=self._path,
             )
 
-    def _rename(self) -> None:
+    def set_aside(self, path: str) -> None:
+        """Renames the target, if it is there, to a path beside it; called by `before_rename`."""
+        if os.path.lexists(self._target):
+            self._rename(self._target, path)
+
+    def _rename(self, old: str, new: str) -> None:
         try:
-            os.replace(self._new_path, self._target)
+            os.replace(old, new)
         except OSError as error:
             failure, remedy = NOT_RENAMED
             reason = f"{failure}: {error.strerror}{remedy}"

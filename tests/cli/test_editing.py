@@ -283,4 +283,6 @@ def test_recover_says_what_it_did(archive: Path, capsys: Captured) -> None:
             "path": str(archive),
             "is_rolled_back": is_edited,
             "removed": [str(left.resolve())],
+            "downloads": [],
+            "export": None,
         }

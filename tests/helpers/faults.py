@@ -170,7 +170,7 @@ class Call(NamedTuple):
     """A system call that changes a file or directory, or syncs it.
 
     Attributes:
-        kind: "write", "truncate", "sync", "create", "rename" or "unlink".
+        kind: "write", "truncate", "sync", "create", "rename", "link" or "unlink".
         file: Inode of the file, or name of the file or directory.
         detail: Offset of a write, new size, new name, or inode of the created file.
         data: Bytes of a write.
@@ -222,7 +222,7 @@ class Calls:
     def caught(self) -> Iterator[None]:
         """Catches the calls of this process while the block runs; nothing waits for the disk."""
         write_at, truncate_at = os.pwrite, os.ftruncate
-        move, remove, open_descriptor = os.replace, os.unlink, os.open
+        move, remove, open_descriptor, make_link = os.replace, os.unlink, os.open, os.link
 
         def write(descriptor: int, data: Any, offset: int) -> Any:
             call = Call("write", _inode(descriptor), offset)
@@ -238,6 +238,10 @@ class Calls:
         def replace(source: Any, target: Any) -> Any:
             call = Call("rename", os.path.basename(source), os.path.basename(target))
             return self._make(lambda _: move(source, target), call)
+
+        def link(source: Any, target: Any) -> Any:
+            call = Call("link", os.path.basename(source), os.path.basename(target))
+            return self._make(lambda _: make_link(source, target), call)
 
         def unlink(path: Any) -> Any:
             if not os.path.lexists(path):
@@ -255,6 +259,7 @@ class Calls:
             "ftruncate": truncate,
             "fsync": sync,
             "replace": replace,
+            "link": link,
             "unlink": unlink,
             "open": open_,
         }
@@ -525,7 +530,7 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
     of_files: dict[int | str, Changes] = {}
     created = set()
     for call in log:
-        if call.kind in ("create", "rename", "unlink"):
+        if call.kind in ("create", "rename", "link", "unlink"):
             of_names.append(call)
             if call.kind == "create":
                 of_files[call.detail] = Changes()
@@ -553,6 +558,8 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
                 on_disk[str(call.file)] = content_of[call.detail]
             elif call.kind == "rename":
                 on_disk[call.detail] = on_disk.pop(str(call.file))
+            elif call.kind == "link":
+                on_disk[call.detail] = on_disk[str(call.file)]
             else:
                 on_disk.pop(str(call.file), None)
         yield on_disk

@@ -129,19 +129,33 @@ def set_metadata(arguments: argparse.Namespace) -> None:
 
 
 def add_recover(commands: Any) -> None:
-    help = "Roll back an interrupted edit, and remove temporary files of killed processes."
-    add_command(commands, recover, help, "model.onnxa").add_timeout()
+    help = (
+        "Roll back an interrupted edit, complete or undo an interrupted export, and remove what "
+        "killed processes left. ARCHIVE may be what they were to write: an archive, a .onnx or "
+        "its data, or a directory of extract."
+    )
+    command = add_command(commands, recover, help, "model.onnxa")
+    command.add("--downloads", "remove the partial download of the file, too")
+    command.add_timeout()
 
 
 def recover(arguments: argparse.Namespace) -> None:
-    recovery = onnxarchive.recover(arguments.archive, timeout=arguments.timeout)
+    recovery = onnxarchive.recover(
+        arguments.archive, downloads=arguments.downloads, timeout=arguments.timeout
+    )
     result = {
         "path": arguments.archive,
         "is_rolled_back": recovery.is_rolled_back,
         "removed": list(recovery.removed),
+        "downloads": list(recovery.downloads),
+        "export": recovery.export,
     }
     path = arguments.archive
     lines = [f"removed   {removed}" for removed in recovery.removed]
+    for kept in recovery.downloads:
+        lines.append(f"kept      {kept}, a partial download; --downloads removes it")
+    if recovery.export is not None:
+        lines.append(f"{path}: an interrupted export was {recovery.export}")
     if recovery.is_rolled_back:
         lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:
