@@ -17,11 +17,15 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_pa
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
 from onnxarchive.files.hidden_files import (
+    TEMPORARY,
+    listed,
     partial_downloads,
     remove_abandoned,
     remove_regular,
+    targets_of,
 )
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.new_directory import CONTENT, remove_leftover
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
@@ -88,6 +92,7 @@ def recover(
     path = Location.of(path).require_local()
     pair = recover_pairs(path)
     removed = [*pair.removed, *remove_abandoned(path), *remove_abandoned(path, NEW)]
+    removed += _remove_directories(path)
     kept = []
     for partial in partial_downloads(path):
         if downloads and remove_regular(partial):
@@ -105,6 +110,24 @@ def recover(
             return replace(recovery, is_rolled_back=True)
         _require_whole(file)
         return recovery
+
+
+def _remove_directories(path: str) -> list[str]:
+    """Removes the directories of killed processes; returns their paths.
+
+    One that was to become the directory at `path` lies beside it; one whose content was to be moved
+    to a directory that existed lies in it.
+    """
+    removed = []
+    for target in targets_of(path):
+        found = [*listed(target, TEMPORARY)]
+        if os.path.isdir(target):
+            found += listed(os.path.join(target, CONTENT), TEMPORARY)
+        for directory in found:
+            with contextlib.suppress(OSError):  # in use, or of another user
+                if remove_leftover(directory):
+                    removed.append(directory)
+    return removed
 
 
 def _is_zip(path: str) -> bool:

@@ -47,6 +47,7 @@ _SPARE_DESCRIPTORS = 2  # that `_remove_content` needs
 _SYNC_JOBS = 8
 _SYNC_SIZE = 1 << 20  # bytes that a device writes in the time of a sync, about
 _PROBE = ".probe"
+CONTENT = "new"  # beside which the content of a directory that exists is written
 
 
 class NewDirectory(Work):
@@ -325,7 +326,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
         is_there = os.path.exists(target)
         if is_there and os.listdir(target):
             raise FileExistsError(errno.EEXIST, "the directory is not empty")
-        beside = os.path.join(target, "new") if is_there else target
+        beside = os.path.join(target, CONTENT) if is_there else target
         made = NewDirectory(os.path.dirname(beside), path)
         temporary = Temporary(beside, made.make, made.remove)
     try:
@@ -380,7 +381,7 @@ def remove_leftover(path: str) -> bool:
     """Removes a directory that a killed process left; returns True if it was removed.
 
     It stays if it is in use, if it is a link or a file, if it belongs to another user, if others
-    may write in it, and on systems without descriptors of directories.
+    may write in it, if it cannot be locked, and on systems without descriptors of directories.
 
     Raises:
         OSError: The directory cannot be opened or removed.
@@ -402,7 +403,8 @@ def remove_leftover(path: str) -> bool:
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return False
         try:
-            locking.keep_exclusive(descriptor, timeout=0)
+            if not locking.keep_exclusive(descriptor, timeout=0):
+                return False
         except LockedError:
             return False
         opened.callback(locking.unlock, descriptor)
