@@ -286,3 +286,41 @@ def test_recover_says_what_it_did(archive: Path, capsys: Captured) -> None:
             "downloads": [],
             "export": None,
         }
+
+
+def test_recover_names_a_partial_download_and_removes_it_if_asked(
+    archive: Path, capsys: Captured
+) -> None:
+    partial = archive.with_name(f".{archive.name}.download").resolve()
+    partial.write_bytes(b"arrived")
+    assert output_of(capsys, "recover", archive) == (
+        f"kept      {partial}, a partial download; --downloads removes it\n"
+    )
+    assert result_of(capsys, "recover", archive)["downloads"] == [str(partial)]
+    assert output_of(capsys, "recover", archive, "--downloads") == f"removed   {partial}\n"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+@posix
+def test_recover_says_that_an_export_was_completed(archive: Path, capsys: Captured) -> None:
+    code = """
+import os, signal, sys
+import onnxarchive
+
+rename = os.replace
+
+def replace(source, target):
+    rename(source, target)
+    if target.endswith("m.onnx"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = replace
+if os.fork() == 0:
+    onnxarchive.export(sys.argv[1], sys.argv[2], external_data="m.data")
+assert os.WIFSIGNALED(os.wait()[1])
+"""
+    target = archive.parent / "m.onnx"
+    run_python(code, archive, target)
+    lines = output_of(capsys, "recover", target).splitlines()
+    assert lines[-1] == f"{target}: an interrupted export was completed"
+    assert sorted(os.listdir(archive.parent)) == sorted([archive.name, "m.data", "m.onnx"])

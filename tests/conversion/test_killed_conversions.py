@@ -1,4 +1,4 @@
-"""Killed conversions; tools/crash/conversions.py kills 200 of a larger model."""
+"""Killed conversions, exports and extractions; tools/crash kills 200 of larger models."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ def test_a_conversion_killed_at_any_moment_leaves_the_target_whole_or_as_it_was(
     done = completed([sys.executable, str(TOOL), *options], status=0)
     assert done.stdout.startswith("10 conversions of 50 MB")
     assert "; 0 violations" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_and_an_extraction_killed_at_any_moment_are_recovered(tmp_path: Path) -> None:
+    tool = TOOL.with_name("exports.py")
+    options = ["--runs", "8", "--megabytes", "10", "--directory", str(tmp_path)]
+    done = completed([sys.executable, str(tool), *options], status=0)
+    exports, extractions = done.stdout.splitlines()
+    assert exports.startswith("8 exports")
+    assert extractions.startswith("8 extractions")
+    assert done.stdout.count("; 0 violations") == 2
     assert list(tmp_path.iterdir()) == []
 
 
