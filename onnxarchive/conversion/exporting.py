@@ -42,6 +42,9 @@ def export(
 ) -> None:
     """Writes a model of an archive as a `.onnx`; weights are streamed.
 
+    A `.onnx` and its external data replace old files together. If the process is killed meanwhile,
+    the model may be there without its data, until `recover` completes or undoes the export.
+
     Args:
         path: The archive, or its URL.
         destination: The `.onnx`.
@@ -63,6 +66,8 @@ def export(
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
         LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
             while it was opened.
+        ArchiveError: Another process changed a new file; or after an error, the old `.onnx` and its
+            external data could not be restored, and `recover` does it.
         ValueError: `external_data` is not a file name, or names `destination`; a written file would
             replace the archive; or `destination` begins with `~`.
         OSError: The archive cannot be read, or a file cannot be written.

@@ -9,7 +9,7 @@ import itertools
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
@@ -38,11 +38,10 @@ _NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LO
 # means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
 # opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
-_Made = TypeVar("_Made")
 
 _serial_numbers = itertools.count()
 
-_temporaries: WeakSet[Temporary[Any]] = WeakSet()
+_temporaries: WeakSet[Temporary] = WeakSet()
 
 
 @atexit.register
@@ -54,21 +53,21 @@ def remove_temporaries() -> None:
         temporary_file.remove()
 
 
-class Temporary(Work, Generic[_Made]):
-    """A new file or directory beside a target, removed with this object unless it was renamed.
+class Temporary(Work):
+    """A new directory beside a target, removed with this object unless it was renamed.
 
-    The path is registered for removal before creation, so no interrupt leaves a file there.
+    The path is registered for removal before creation, so no interrupt leaves a directory there.
+    Since no writer removes what another one has left, no process uses a name twice.
 
     Attributes:
-        path: Path of the new file or directory.
-        made: The return value of `make(path)`.
-        is_there: True if the file or directory may be at the path, and is to be removed.
+        path: Path of the new directory.
+        is_there: True if the directory may be at the path, and is to be removed.
     """
 
     is_there = False
 
     def __init__(
-        self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
+        self, target: str, make: Callable[[str], object], remove: Callable[[str], None]
     ) -> None:
         super().__init__()
         self._remove = remove
@@ -77,7 +76,7 @@ class Temporary(Work, Generic[_Made]):
             self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
             self.is_there = True
             try:
-                self.made = make(self.path)
+                make(self.path)
                 return
             except FileExistsError:
                 # A killed process, or a process on another machine, had the same id.
@@ -87,7 +86,7 @@ class Temporary(Work, Generic[_Made]):
                 raise
 
     def remove(self) -> None:
-        """Removes the file or directory, if it is there."""
+        """Removes the directory, if it is there."""
         if self.is_there and self.is_own:
             self._remove(self.path)
             self.is_there = False  # after an interrupt, `__del__` tries again

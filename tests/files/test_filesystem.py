@@ -13,7 +13,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from onnxarchive.files import filesystem
-from onnxarchive.files.filesystem import clone, may_clone, require_space
+from onnxarchive.files.filesystem import clone, has_clones, may_clone, require_space
 from onnxarchive.files.local_file import MappedFile
 
 CONTENT = bytes(range(256)) * 64
@@ -58,6 +58,31 @@ def test_a_device_without_clones_is_tried_once(
     assert may_clone(source)
     assert not clone(source, descriptor)
     assert not may_clone(source)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.EOPNOTSUPP, False),
+        (errno.ENOTTY, False),  # macOS
+        (errno.EINVAL, True),  # the ranges overlap, on XFS and btrfs
+        (errno.EBADF, True),  # a file that is not open for writing tells nothing
+    ],
+)
+def test_whether_a_file_system_has_clones_is_asked_without_a_new_file(
+    source: MappedFile, monkeypatch: pytest.MonkeyPatch, code: int, expected: bool
+) -> None:
+    refuse = Mock(side_effect=OSError(code, "no clone over itself"))
+    monkeypatch.setattr("onnxarchive.files.filesystem.fcntl.ioctl", refuse)
+    assert has_clones(source) is expected
+    assert may_clone(source) is expected
+
+
+def test_a_file_that_is_asked_whether_it_has_clones_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    with MappedFile(tmp_path / "file", is_writable=True) as file:
+        has_clones(file)
+    assert (tmp_path / "file").read_bytes() == CONTENT
 
 
 # Free space
