@@ -359,12 +359,10 @@ def _write_clone(
         False if cloning fails; with `else_in_place`, where the caller can change the archive in
         place, also if the clone would lose owner or attributes, or cannot be renamed over it.
     """
-    if not filesystem.may_clone(file):
+    if not (filesystem.may_clone(file) and filesystem.has_clones(file)):
         return False
-    if else_in_place:  # a name that is not needed might remain for ever
-        directory = directory_of(file.absolute_path)
-        if not filesystem.has_clones(file) or filesystem.keeps_names(directory):
-            return False
+    if else_in_place and filesystem.keeps_names(directory_of(file.absolute_path)):
+        return False  # the clone could not be renamed, and its name would remain for ever
     try:
         replacement = Replacement(file.absolute_path, is_locked=True)
     except OSError:  # a new file, if needed, raises it again

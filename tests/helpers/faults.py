@@ -81,7 +81,8 @@ def _two(path: Path) -> None:
 
 def _cloned(edit: Edit) -> Edit:
     """The edit as on a file system with clones; a clone is a copy here."""
-    return patch.object(filesystem, "devices_without_clones", set[int]())(edits.on_a_clone(edit))
+    edit = patch.object(filesystem, "has_clones", lambda source: True)(edits.on_a_clone(edit))
+    return patch.object(filesystem, "devices_without_clones", set[int]())(edit)
 
 
 def _replaced(*, compact: bool = False, copy: bool = False, name: str = "", **model: int) -> Edit:
@@ -570,7 +571,7 @@ def main() -> None:
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
     patch.object(filesystem, "clone", edits.no_clone).start()
-    patch.object(filesystem, "has_clones", lambda source: True).start()
+    patch.object(filesystem, "has_clones", lambda source: False).start()
     scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []
