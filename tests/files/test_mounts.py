@@ -205,3 +205,23 @@ def test_a_file_system_without_space_is_reported_with_the_file_that_was_written(
             onnxarchive.extract(archive, full / "e")
         assert caught.value.filename == str(full / "e")  # its size is known before the first file
         assert list(full.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_model", [False, True], ids=["data", "model"])
+def test_an_export_to_a_model_or_data_that_is_a_mount_point_changes_neither(
+    source: Path, tmp_path: Path, is_model: bool
+) -> None:
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    target = folder / "m.onnx"
+    onnxarchive.export(source, target, external_data="m.data")
+    onnxarchive.save(weights(3), source)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    point = target if is_model else target.with_name("m.data")
+    copy = tmp_path / "copy"
+    copy.write_bytes(point.read_bytes())
+    with mounted(copy, point, "bind"):
+        with pytest.raises(OSError, match="is a mount point and cannot be replaced") as caught:
+            onnxarchive.export(source, target, external_data="m.data")
+        assert caught.value.filename == str(point)
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
