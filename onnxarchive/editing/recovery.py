@@ -66,8 +66,8 @@ def recover(
     A complete archive is never changed. `edit` rolls back, too. What a killed `export` or `extract`
     left is found by the name of the file or directory that it was to write. If `export` was killed
     while it replaced a model and its external data, either both become the new ones, or both the
-    old ones. Nothing is removed if the folder cannot be listed, or if locks do not tell whether
-    the process still lives.
+    old ones. A directory that existed and was being filled keeps the files that it has. Nothing is
+    removed if the folder cannot be listed, or if locks do not tell whether the process still lives.
 
     Args:
         path: The archive; or the file or directory that was to be written, which need not exist.
