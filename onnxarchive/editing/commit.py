@@ -27,7 +27,7 @@ from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, undo
 from onnxarchive.files.data import Crc32, Data, Stored
 from onnxarchive.files.filesystem import directory_of
-from onnxarchive.files.local_file import MappedFile, PositionalWriter
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import keys, proto, tensors, walking
@@ -316,14 +316,17 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
         for name in archive.entries:  # a rollback would refuse a wrong local header
             archive.contents.require_header(name)
-        undo.change_end(file, offset, plan.size(archive.alignment, offset, existing), write)
+        new_size = plan.size(archive.alignment, offset, existing)
+        if new_size < file.size:
+            require_unused(file)
+        undo.change_end(file, offset, new_size, write)
         return
     items = [
         Item(name, plan.replaced.get(name) or EntryData(archive.contents, name)) for name in names
     ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
-    write_file(plan, file.absolute_path, write_options, is_locked=True).close()
+    write_file(plan, file.absolute_path, write_options, locked=file).close()
 
 
 def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
@@ -364,7 +367,7 @@ def _write_clone(
     if else_in_place and filesystem.keeps_names(directory_of(file.absolute_path)):
         return False  # the clone could not be renamed, and its name would remain for ever
     try:
-        replacement = Replacement(file.absolute_path, is_locked=True)
+        replacement = Replacement(file.absolute_path, locked=file)
     except OSError:  # a new file, if needed, raises it again
         return False
     with replacement:

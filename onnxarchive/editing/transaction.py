@@ -126,6 +126,8 @@ def edit(
         else:
             _require_one_name(path, file)
             roll_back(file)
+        if os.name == "nt":  # which neither replaces nor shortens a mapped file
+            file.avoid_maps()
         archive = Archive(file, max_model_nbytes, model)
         # Innermost, since an assigned model's file remains open, and would be named instead.
         with contextlib.ExitStack() as resources, with_path(path):

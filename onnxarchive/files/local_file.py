@@ -9,8 +9,10 @@ import mmap
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import locking
@@ -34,6 +36,8 @@ _MAP_REMEDIES = {
 }
 _MAX_COPIED = 1 << 31  # bytes that are copied if they cannot be mapped
 _READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
+PATIENCE = 1.0  # seconds in which others close a file that Windows is to replace
+_PAUSE = 0.01  # seconds between two tries
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -49,7 +53,7 @@ class _Descriptor:
     A thread holds a reference while it reads, so the system cannot give the number to another file.
     """
 
-    __slots__ = ("number",)
+    __slots__ = ("__weakref__", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,6 +61,10 @@ class _Descriptor:
     def __del__(self) -> None:
         with contextlib.suppress(OSError):  # see `MappedFile.flush`
             os.close(self.number)
+
+
+# What this process has open and mapped: device and inode of the file.
+_in_use: WeakKeyDictionary[_Descriptor | mmap.mmap, tuple[int, int]] = WeakKeyDictionary()
 
 
 class MappedFile(File, Work):
@@ -110,6 +118,7 @@ class MappedFile(File, Work):
             raise _not_regular(self.path, kind_of(status.st_mode), rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
+        _in_use[self._descriptor] = self.identity
         self._view: memoryview | None = None
 
     def status(self) -> os.stat_result:
@@ -147,17 +156,22 @@ class MappedFile(File, Work):
         """
         descriptor = self._require_open()  # this reference keeps the descriptor open
         kind = locking.exclusive if is_exclusive else locking.shared
-        with contextlib.ExitStack() as lock:
-            try:
-                with with_path(self.path):
-                    self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
-                self.size = os.fstat(descriptor.number).st_size
-            except OSError as error:
-                error.filename = self.path
-                if error.errno == errno.EBADF:
-                    error.strerror = "cannot be locked for an edit without write permission (NFS)"
-                raise
-            yield
+        try:
+            with contextlib.ExitStack() as lock:
+                try:
+                    with with_path(self.path):
+                        self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
+                    self.size = os.fstat(descriptor.number).st_size
+                except OSError as error:
+                    error.filename = self.path
+                    if error.errno == errno.EBADF:
+                        error.strerror = (
+                            "cannot be locked for an edit without write permission (NFS)"
+                        )
+                    raise
+                yield
+        finally:
+            del descriptor  # else the traceback of a kept error would keep the file open
 
     def keep_locked(self, timeout: float = locking.BRIEFLY) -> bool:
         """Locks the file exclusively until it is closed; see `locking.keep_exclusive`."""
@@ -248,8 +262,20 @@ class MappedFile(File, Work):
     def truncate(self, size: int) -> None:
         """Cuts or extends the file to `size` bytes, but does not change `self.size`."""
         self.require_own()
-        with naming(self.path):
+        try:
             os.ftruncate(self._require_open().number, size)
+        except OSError as error:
+            error.filename = self.path
+            if os.name == "nt" and isinstance(error, PermissionError):
+                error.strerror = (
+                    f"{error.strerror}; another process, or a session of this one, has the file "
+                    "mapped, and Windows does not shorten such a file; close it there first"
+                )
+            raise
+
+    def avoid_maps(self) -> None:
+        """Lets `view` give copies; only of more than 2 GiB it still gives a view of a map."""
+        self._is_refused = True
 
     @property
     def is_mapped(self) -> bool:
@@ -295,7 +321,9 @@ class MappedFile(File, Work):
         size, view = self.size, memoryview(b"")
         while size > view.nbytes:
             try:
-                view = memoryview(mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS))
+                mapped = mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS)
+                _in_use[mapped] = self.identity
+                view = memoryview(mapped)
             except OSError as error:
                 remedy = _MAP_REMEDIES.get(error.errno or 0, "copy it to another file system")
                 reason = f"the file cannot be mapped ({error.strerror}); {remedy}"
@@ -338,6 +366,22 @@ class MappedFile(File, Work):
         """The descriptor, valid as long as the file is open."""
         return self._require_open().number
 
+    def release(self) -> None:
+        """Closes the file and ends its lock at once, although a block of `locked` still runs.
+
+        Until that block ends, the descriptor is one of the null device: else the block might
+        unlock another file, which has got the same number.
+        """
+        descriptor = self._require_open()
+        locking.unlock(descriptor.number)
+        nothing = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            os.dup2(nothing, descriptor.number, inheritable=False)
+        finally:
+            os.close(nothing)
+        _in_use.pop(descriptor, None)
+        self.close()
+
     def close(self) -> None:
         """Drops descriptor and map; each is closed when nothing else refers to it."""
         if self._is_kept_locked and self.is_own and self._descriptor is not None:
@@ -366,8 +410,20 @@ def opened(
     If another file gets the path during the wait for the lock, the new file is opened. If the block
     raises, the file is closed; otherwise it remains open.
     """
+    locking.require_timeout(timeout)
+    begun = time.monotonic()
+    is_locked = False
     while True:
         file = MappedFile(path, rule=rule, is_writable=is_writable)
+        is_late = timeout is not None and time.monotonic() >= begun + timeout
+        if os.name == "nt" and not is_late:
+            # An editor cannot replace a file that others have open, and unlocks it just before. So
+            # nobody waits with the file open, or opens it as soon as it is unlocked.
+            was_locked, is_locked = is_locked, locking.is_locked(file.fileno())
+            if was_locked or is_locked:
+                file.close()
+                time.sleep(_PAUSE)
+                continue
         try:
             with file.locked(is_exclusive=is_exclusive, timeout=timeout):
                 if file.is_at(path):
@@ -377,6 +433,74 @@ def opened(
             file.close()
             raise
         file.close()  # another file has the path now
+
+
+def replace_file(source: str, target: str, old: os.stat_result | None) -> None:
+    """Renames a file over another one, or to a new name.
+
+    On Windows, this fails while anybody has one of the files open, as virus scanners and indexers
+    have each new file for a moment. So it is tried for a second.
+
+    Args:
+        source: The file.
+        target: The new path.
+        old: What `target` must still be, if it was unlocked before: its status while it was locked.
+
+    Raises:
+        LockedError: The target has been changed since it was unlocked.
+        OSError: The file cannot be renamed.
+    """
+    begun = time.monotonic()
+    while True:
+        if old is not None and _version(old) != _version(os.stat(target)):
+            raise LockedError(
+                "the file was changed by somebody else when it had to be closed to be replaced; "
+                "it has their content: try again"
+            )
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if os.name != "nt" or time.monotonic() >= begun + PATIENCE:
+                raise
+        time.sleep(_PAUSE)
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_unused(file: MappedFile) -> None:
+    """On Windows, refuses to replace or shorten a locked file that is open elsewhere, too.
+
+    Other processes are unknown. Other threads are waited for, since they may have opened the file
+    only to see that it is locked.
+
+    Raises:
+        LockedError: This process has the file open or mapped.
+    """
+    if os.name != "nt":
+        return
+    begun = time.monotonic()
+    while _is_in_use(file.identity, file.fileno()):
+        if time.monotonic() >= begun + PATIENCE:
+            raise LockedError(
+                "this process has the file open or mapped, and Windows neither replaces nor "
+                "shortens such a file; close its archives and delete their arrays and sessions, or "
+                "write another file"
+            )
+        time.sleep(_PAUSE)
+
+
+def _is_in_use(identity: tuple[int, int], number: int) -> bool:
+    """True if this process has a file open or mapped, apart from the descriptor `number`."""
+    for reference in _in_use.keyrefs():  # a copy: other threads open and close files meanwhile
+        user = reference()
+        if user is None or _in_use.get(user) != identity:
+            continue
+        if not (isinstance(user, _Descriptor) and user.number == number):
+            return True
+    return False
 
 
 def _open(path: str, rule: str | None, is_writable: bool | None) -> int:

@@ -189,6 +189,19 @@ def is_held(identity: tuple[int, int]) -> bool:
     return work is not None and work.is_own
 
 
+def is_locked(descriptor: int) -> bool:
+    """True if others have locked an open file; False if this thread has locked it for an edit."""
+    if is_held(_identity(descriptor)):
+        return False
+    try:
+        is_free = _try_lock(descriptor, is_shared=False)
+    except OSError:  # a file system without locks
+        return False
+    if is_free:
+        unlock(descriptor)
+    return not is_free
+
+
 def unlock(descriptor: int) -> None:
     """Releases the lock of an open file, also for forks and copied descriptors."""
     with contextlib.suppress(OSError):  # a closed file is unlocked

@@ -24,19 +24,28 @@ from onnxarchive.files.hidden_files import (
     partial_path,
     temporary_files,
 )
-from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
+from onnxarchive.files.local_file import (
+    MappedFile,
+    PositionalWriter,
+    opened,
+    replace_file,
+    require_unused,
+)
 from onnxarchive.files.locking import Work
 
 NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
     "; it is unchanged; choose another path, such as one on another file system",
 )
+_HELD = (
+    "; another process, or a session of this one, may have the file open or mapped, and Windows "
+    "does not replace such a file; close it there first"
+)
 # Errors of a target that is missing, may not be opened, or (EBADF, NFS) may not be written.
 _NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LOCKS)
 
-# Checks the file to be replaced. The argument is this file, locked by `Replacement`, or None. None
-# means that the caller of `Replacement` holds the lock, or that the file is missing or cannot be
-# opened or locked.
+# Checks the file to be replaced. The argument is this file, locked, or None if the file is missing
+# or cannot be opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 
 _serial_numbers = itertools.count()
@@ -121,7 +130,7 @@ class Replacement(Closing):
         self,
         path: str | os.PathLike[str],
         *,
-        is_locked: bool = False,
+        locked: MappedFile | None = None,
         resumes: bool = False,
         timeout: float | None = locking.TIMEOUT,
         kind: str = TEMPORARY,
@@ -130,8 +139,8 @@ class Replacement(Closing):
 
         Args:
             path: The target.
-            is_locked: True if the caller holds the lock of the target. Then a symbolic link itself
-                is replaced.
+            locked: The target, if the caller has locked it; on Windows, `commit` closes it. Then a
+                symbolic link itself is replaced.
             resumes: True to continue the file that an earlier replacement left, if there is one;
                 not on file systems without locks.
             timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
@@ -139,16 +148,18 @@ class Replacement(Closing):
             kind: End of the temporary name; see `hidden_files`.
 
         Raises:
-            LockedError: Another replacement is continuing the file.
-            OSError: The file cannot be created, or the target exists and is no regular file.
+            LockedError: Another replacement is continuing the file, or (on Windows) this process
+                has `locked` open elsewhere.
+            OSError: The file cannot be created, or the target exists and is no regular file, or on
+                Windows is read-only.
         """
         require_no_tilde(path)
         self._path = os.fspath(path)
-        self._is_locked = is_locked
+        self._locked = locked
         self._timeout = timeout
         directory, name = os.path.split(self._path)
         self._target = os.path.realpath(path)
-        if is_locked:
+        if locked is not None:
             self._target = os.path.join(os.path.realpath(directory), name)
         if os.path.isdir(self._path) or not name:  # a path that ends with a slash has no name
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -157,6 +168,11 @@ class Replacement(Closing):
         old = _status(self._path)
         if old is not None and not stat.S_ISREG(old.st_mode):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
+        if old is not None:
+            _require_writable(old, self._path)
+        if locked is not None:  # the earlier, the less is written in vain
+            with with_path(self._path):
+                require_unused(locked)
         self._is_committed = False
         self.is_resumable = resumes
         try:
@@ -198,7 +214,7 @@ class Replacement(Closing):
             if self.written.is_at(self._new_path):
                 break
             self.written.close()  # another process has completed or removed it
-        attributes.set_mode(self.written.fileno(), self._new_path, 0o600)
+        self.set_mode(0o600)
         if not has_locks:
             self.close()
             self.is_resumable = False
@@ -212,6 +228,10 @@ class Replacement(Closing):
     def new_path(self) -> str:
         """The path of the new file until it is renamed."""
         return self._new_path
+
+    def set_mode(self, mode: int) -> None:
+        """Sets the permission bits of the new file; see `attributes.set_mode`."""
+        attributes.set_mode(self.written.fileno(), self._new_path, mode)
 
     def complete(self, size: int) -> None:
         """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
@@ -231,7 +251,7 @@ class Replacement(Closing):
                 on Windows); if it raises, nothing is renamed.
 
         Raises:
-            LockedError: The target remained locked.
+            LockedError: The target remained locked, or (on Windows) open in this process.
             ArchiveError: Another process has changed the new file, or this process is a fork.
             OSError: The new file cannot be synced or renamed, or the target not locked.
         """
@@ -245,22 +265,24 @@ class Replacement(Closing):
         sync(self.written)
         with contextlib.ExitStack() as lock:
             # Excludes editors during the rename (on Windows, only until the rename).
-            target = None if self._is_locked else self._lock_target(lock)
+            target = self._lock_target(lock) if self._locked is None else self._locked
             if require is not None:
                 require(target)
             with naming(self._path):
                 old, descriptor = _status(self._target), self.written.fileno()
                 if old is not None:
+                    _require_writable(old, self._path)
                     attributes.keep(descriptor, self._new_path, self._target, old)
                 elif self._new_mode is not None:
-                    attributes.set_mode(descriptor, self._new_path, self._new_mode)
+                    self.set_mode(self._new_mode)
                 self._require_written()
             if os.name == "nt":  # Windows renames and replaces no open file
-                self.written.close()
-                lock.close()
+                self._close_all(target)
+            unlocked = old if os.name == "nt" and target is not None else None
             if before_rename is not None:
                 before_rename()
-            self._rename(self._new_path, self._target)
+                unlocked = None  # the target has another name now
+            self._rename(self._new_path, self._target, unlocked)
             self._is_committed = True
             if self._temporary is not None:
                 self._temporary.is_there = False
@@ -302,11 +324,23 @@ class Replacement(Closing):
         if os.path.lexists(self._target):
             self._rename(self._target, path)
 
-    def _rename(self, old: str, new: str) -> None:
+    def _close_all(self, target: MappedFile | None) -> None:
+        """Closes the new file and the locked target."""
+        if target is not None:
+            with with_path(self._path):
+                require_unused(target)
+            target.release()
+        self.written.close()
+
+    def _rename(self, source: str, target: str, unlocked: os.stat_result | None = None) -> None:
+        """Renames a file; see `replace_file`."""
         try:
-            os.replace(old, new)
+            with with_path(self._path):
+                replace_file(source, target, unlocked)
         except OSError as error:
             failure, remedy = NOT_RENAMED
+            if os.name == "nt" and isinstance(error, PermissionError):
+                remedy = f"{_HELD}{remedy}"
             reason = f"{failure}: {error.strerror}{remedy}"
             if error.errno == errno.EBUSY:
                 reason = "is a mount point and cannot be replaced; choose another path"
@@ -336,3 +370,13 @@ def _status(path: str) -> os.stat_result | None:
         return os.stat(path)
     except FileNotFoundError:
         return None
+
+
+def _require_writable(status: os.stat_result, path: str) -> None:
+    """Refuses a target with the attribute "read-only" of Windows, which cannot be replaced."""
+    if os.name == "nt" and not status.st_mode & stat.S_IWRITE:
+        raise PermissionError(
+            errno.EACCES,
+            "is read-only, and Windows does not replace it; clear this attribute",
+            path,
+        )

@@ -152,7 +152,7 @@ def _opened(
             sync(replacement.written, "choose a cache on another file system")
             description = {"url": remote.path, "version": asdict(remote.version)}
             with Replacement(_json_path(path)) as described:
-                attributes.set_mode(described.written.fileno(), path, _OWN_FILE_MODE)
+                described.set_mode(_OWN_FILE_MODE)
                 described.file.write(json.dumps(description).encode())
                 described.commit()
             copy = download_object(remote, replacement, read, progress)

@@ -69,7 +69,7 @@ def write_file(
     options: WriteOptions,
     *,
     require: Require | None = None,
-    is_locked: bool = False,
+    locked: MappedFile | None = None,
 ) -> MappedFile:
     """Writes a planned archive like `write_archive`; returns it, still locked except on Windows.
 
@@ -78,10 +78,9 @@ def write_file(
         path: The archive.
         options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
         require: Called before the file is renamed; an error discards the file.
-        is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
-            replaced, not its target.
+        locked: The file at `path`, if the caller has locked it; see `Replacement`.
     """
-    with Replacement(path, is_locked=is_locked, timeout=options.timeout) as replacement:
+    with Replacement(path, locked=locked, timeout=options.timeout) as replacement:
         require_space(path, plan.nbytes)
         _stream_all(plan, replacement.file, options)
         return replacement.commit_open(require)

@@ -54,6 +54,15 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedFile]:
+    """Stands for a target that the caller has locked."""
+    path = tmp_path_factory.mktemp("locked") / "file"
+    path.touch()
+    with MappedFile(path) as file:
+        yield file
+
+
 def replace(target: str | Path, require: Require | None = None) -> None:
     with Replacement(target) as replacement:
         replacement.file.write(b"new")
@@ -197,7 +206,7 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, ex
 @posix
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
-    tmp_path: Path, exists: bool
+    tmp_path: Path, exists: bool, locked: MappedFile
 ) -> None:
     there, link = tmp_path / "there", tmp_path / "link"
     there.mkdir()
@@ -205,7 +214,7 @@ def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
         (there / "file").write_bytes(b"old")
         (there / "file").chmod(0o640)
     link.symlink_to("there/file")
-    replacement = prepared(link, is_locked=True)
+    replacement = prepared(link, locked=locked)
     assert len(names(tmp_path)) == 3
     assert link.is_symlink()
     replacement.commit()
@@ -217,21 +226,25 @@ def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
 
 
 @posix
-def test_a_link_that_is_not_followed_may_lie_behind_another_one(tmp_path: Path) -> None:
+def test_a_link_that_is_not_followed_may_lie_behind_another_one(
+    tmp_path: Path, locked: MappedFile
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "directory").symlink_to("there")
     (tmp_path / "there" / "link").symlink_to("nowhere")
-    prepared(tmp_path / "directory" / "link", is_locked=True).commit()
+    prepared(tmp_path / "directory" / "link", locked=locked).commit()
     assert names(tmp_path) == ["directory", "there"]
     assert contents(tmp_path / "there") == {"link": b"new"}
 
 
 @posix
-def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(
+    tmp_path: Path, locked: MappedFile
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
     with pytest.raises(IsADirectoryError):
-        Replacement(tmp_path / "link", is_locked=True)
+        Replacement(tmp_path / "link", locked=locked)
     assert names(tmp_path) == ["link", "there"]
 
 
@@ -317,11 +330,11 @@ def test_the_longest_name_can_be_written(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
-    tmp_path: Path, is_locked: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, is_locked: bool, locked: MappedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    replacement = prepared("target", is_locked=is_locked)
+    replacement = prepared("target", locked=locked if is_locked else None)
     monkeypatch.chdir("other")
     replacement.commit()
     assert contents(tmp_path) == NEW

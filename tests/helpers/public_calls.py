@@ -74,8 +74,9 @@ def read(path: Path, **options: Any) -> object:
 
 def replace_tensor(folder: Path) -> None:
     with onnxarchive.open(folder / "m.onnxa") as archive:
-        name, array = next(iter(archive.tensors.items()))
-    edits.replace_tensor(folder / "m.onnxa", name, np.zeros_like(array))
+        name = next(iter(archive.tensors))
+        zeros = np.zeros_like(archive.tensors[name])
+    edits.replace_tensor(folder / "m.onnxa", name, zeros)
 
 
 # Each takes a folder with the files of `make_files`.
