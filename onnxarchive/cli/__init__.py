@@ -19,7 +19,7 @@ from types import FrameType
 
 from onnxarchive.cli import output
 from onnxarchive.cli.all_commands import parser
-from onnxarchive.errors import ArchiveError, naming
+from onnxarchive.errors import ArchiveError
 
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
 _READER_ENDED = _SIGNALLED + 13  # SIGPIPE, which Windows lacks
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             debug = arguments.debug
             status = _call(arguments)
-        with naming(output.STANDARD_OUTPUT):
+        with output.to_standard_output():
             sys.stdout.flush()
     except BrokenPipeError:
         raise

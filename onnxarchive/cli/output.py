@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, TextIO
 
 from onnxarchive import errors
@@ -122,7 +123,7 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
     output, since the exit status of the command can be a result, too.
     """
     try:
-        with errors.naming(STANDARD_OUTPUT):
+        with to_standard_output():
             if arguments.json:
                 json.dump(result, sys.stdout, indent=2)
                 print()
@@ -132,6 +133,22 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
             sys.stdout.flush()
     except BrokenPipeError:
         drop(sys.stdout)
+
+
+@contextlib.contextmanager
+def to_standard_output() -> Iterator[None]:
+    """Names standard output in an `OSError` of the block.
+
+    Raises:
+        BrokenPipeError: The program that reads the output has ended; Windows calls it EINVAL.
+    """
+    try:
+        with errors.naming(STANDARD_OUTPUT):
+            yield
+    except OSError as error:
+        if os.name != "nt" or error.errno != errno.EINVAL:
+            raise
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), STANDARD_OUTPUT) from error
 
 
 def drop(stream: TextIO) -> None:
@@ -150,5 +167,5 @@ class StandardOutput:
 
     def write(self, data: Buffer) -> int:
         """Writes bytes; an error names standard output."""
-        with errors.naming(STANDARD_OUTPUT):
+        with to_standard_output():
             return sys.stdout.buffer.write(data)

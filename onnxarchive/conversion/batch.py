@@ -11,9 +11,9 @@ from functools import partial
 from typing import Unpack
 
 from onnxarchive.conversion.converting import Conversion, convert_silently
-from onnxarchive.errors import ArchiveError, describe_error, shown
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe_error, shown
 from onnxarchive.files import attributes
-from onnxarchive.files.filesystem import is_below, require_no_tilde
+from onnxarchive.files.filesystem import is_below, require_file_names, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
@@ -202,18 +202,26 @@ def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]
             if address in met:
                 continue
             met.add(address)
-            if source.path is not None or is_plain_path(relative):
-                yield _Task(source.at(address), _archive(folder, relative), tree=tree)
+            try:
+                _require_path(relative, source, folder)
+            except (ValueError, UnsupportedFeatureError) as error:
+                yield _fault(source.at(address), folder, error)
             else:
-                expected = f"expected {PLAIN_PATH} below {source.name}"
-                faulty = ValueError(f"{expected}, found {shown(relative)}")
-                yield _fault(source.at(address), folder, faulty)
+                yield _Task(source.at(address), _archive(folder, relative), tree=tree)
     except (OSError, ArchiveError, ImportError) as error:
         note(error)
     if not has_model and not faults:
         message = "expected a model in this tree, found none"
         note(FileNotFoundError(errno.ENOENT, message, source.name))
     yield from faults
+
+
+def _require_path(relative: str, source: Location, folder: Location) -> None:
+    """Refuses a model's path below a source that cannot be the path of an archive in a folder."""
+    if source.path is None and not is_plain_path(relative):
+        raise ValueError(f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}")
+    if folder.path is not None:
+        require_file_names([relative])
 
 
 def _fault(source: Location, folder: Location, error: Exception) -> _Task:
@@ -261,7 +269,7 @@ def _archive(folder: Location, relative: str) -> Location:
     stem, suffix = os.path.splitext(relative)
     name = (stem if suffix.lower() in _SUFFIXES else relative) + _ARCHIVE_SUFFIX
     if folder.path is not None:
-        return folder.at(os.path.join(folder.path, name))
+        return folder.at(os.path.join(folder.path, *name.split("/")))
     return folder.at(f"{folder.address.rstrip('/')}/{name}")
 
 
@@ -280,7 +288,8 @@ def find_models(
         on_error: Called with the error if a folder cannot be read; None skips the folder.
 
     Yields:
-        The model's path, and its path relative to `source`, or the name of `source` if that is it.
+        The model's path, and with slashes its path relative to `source`, or the name of `source`
+        if that is it.
     """
     root = os.fspath(source)
     if not os.path.isdir(root):
@@ -288,7 +297,7 @@ def find_models(
         yield root, os.path.basename(root)
         return
     for directory, folders, names in os.walk(root, onerror=on_error):
-        relative = os.path.relpath(directory, root)
+        relative = os.path.relpath(directory, root).replace(os.sep, "/")
         if MODEL_PROTO in names:
             name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
             yield directory, name
@@ -302,7 +311,7 @@ def find_models(
             if name.startswith("."):
                 continue
             if name.lower().endswith(_MODEL_SUFFIXES) or is_model_file(path):
-                yield path, os.path.normpath(os.path.join(relative, name))
+                yield path, name if relative == os.curdir else f"{relative}/{name}"
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from onnxarchive.errors import with_path
+from onnxarchive.files.filesystem import require_file_names
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
@@ -52,7 +54,8 @@ def download(
             another user or has a second name; or a name that comes from the URL is a link.
         LockedError: Another process or thread is downloading to this file, or edits the file that
             it replaces for more than 30 seconds; what has arrived is kept.
-        UnsupportedFeatureError: `path` is a URL.
+        UnsupportedFeatureError: `path` is a URL; or the name that comes from the URL is one that
+            Windows, where this runs, cannot give to a file.
         ObjectChangedError: The object changed during the download; what has arrived is removed.
         OSError: A request failed, or the file cannot be written: if the disk has too little free
             space, this is found before the download begins.
@@ -84,6 +87,8 @@ def path_of(address: Address, path: str | os.PathLike[str] | None) -> str:
             raise ValueError(
                 f"{address.name}: expected a URL that ends with a file name; give a path, too"
             )
+        with with_path(address.name):
+            require_file_names([name])
         path = os.path.join(path or os.curdir, name)
         if os.path.islink(path):  # perhaps somebody else's, who wants another file overwritten
             problem = (

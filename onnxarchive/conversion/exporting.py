@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Unpack
 
 from onnxarchive.editing.pairs import PairReplacement
@@ -12,7 +12,13 @@ from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.file_data import spool_all
-from onnxarchive.files.filesystem import directory_of, from_utf8, require_no_input, require_space
+from onnxarchive.files.filesystem import (
+    directory_of,
+    from_utf8,
+    require_file_names,
+    require_no_input,
+    require_space,
+)
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.locking import Work
 from onnxarchive.files.new_directory import new_directory
@@ -220,7 +226,8 @@ def extract(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
-        UnsupportedFeatureError: `directory` is a URL.
+        UnsupportedFeatureError: `directory` is a URL; or an entry has a name that Windows, where
+            this runs, cannot give to a file.
         ArchiveError: Another process has renamed or replaced the new directory.
         ValueError: `directory` begins with `~`.
         OSError: The archive cannot be read, the directory is not empty, or a file or directory
@@ -232,7 +239,18 @@ def extract(
     """
     directory = require_local_target(directory)
     source = Location.of(path, **access)
-    with _opened(source, None) as (archive, models), new_directory(directory) as made:
+    with _opened(source, None) as (archive, models):
+        require_file_names(archive.entries)
+        _extract(archive, models, directory, progress)
+
+
+def _extract(
+    archive: Archive,
+    models: Mapping[str, memoryview],
+    directory: str | os.PathLike[str],
+    progress: Progress | None,
+) -> None:
+    with new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
         require_space(directory, total, made.path)
         counter = ProgressCounter(progress, total)

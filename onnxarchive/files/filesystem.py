@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from onnxarchive.errors import naming
+from onnxarchive.errors import UnsupportedFeatureError, naming, shown
 from onnxarchive.files.local_file import MappedFile
 
 try:
@@ -21,6 +22,13 @@ except ImportError:  # Windows
 # Errors of file systems that cannot sync files or directories.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 devices_without_clones: set[int] = set()  # devices on which a clone has failed in this process
+# On Windows: names of devices, with any extension; names with other characters than it allows; and
+# those that end with a dot or a space, which it cuts off.
+_NOT_ON_WINDOWS = re.compile(
+    r"(con|conin\$|conout\$|prn|aux|nul|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\..*)?"
+    r'|.*[<>:"|?*\\\x00-\x1f].*|.*[. ]',
+    re.IGNORECASE | re.DOTALL,
+)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 # Errors of file systems without clones.
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS)
@@ -156,6 +164,22 @@ def is_below(path: str, directory: str) -> bool:
 def leads_out(path: str) -> bool:
     """True if a path, joined to a directory, may lead out of it even without a symbolic link."""
     return os.path.isabs(path) or os.pardir in path.split("/")
+
+
+def require_file_names(paths: Iterable[str]) -> None:
+    """On Windows, refuses relative paths, with slashes, that it cannot give to files.
+
+    Raises:
+        UnsupportedFeatureError: A path has the name of a device, or one that Windows changes.
+    """
+    for path in paths:
+        names = path.split("/")
+        if os.name == "nt" and any(_NOT_ON_WINDOWS.fullmatch(name) for name in names):
+            raise UnsupportedFeatureError(
+                f"expected names that Windows can give to files, found {shown(path)}: it is a "
+                "device, or has a character that Windows does not allow, or ends with a dot or a "
+                "space; nothing was written: write it on another system, or give it another name"
+            )
 
 
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None]) -> None:

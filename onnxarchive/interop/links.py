@@ -18,7 +18,13 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
-from onnxarchive.files.filesystem import from_utf8, is_below, leads_out, require_no_input
+from onnxarchive.files.filesystem import (
+    from_utf8,
+    is_below,
+    leads_out,
+    require_file_names,
+    require_no_input,
+)
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
@@ -115,7 +121,10 @@ def link_targets(archive: Archive, destination: str | os.PathLike[str]) -> dict[
             f"{name.lower()!r}, whose link would have the name of the default model's; write each "
             "of these links by itself, with its model (--model), to a .onnx of another name"
         )
-    return {identifier: os.path.join(target, f"{identifier or name}.onnx") for identifier in ids}
+    names = {identifier: f"{identifier or name}.onnx" for identifier in ids}
+    with with_path(archive.path):
+        require_file_names(names.values())
+    return {identifier: os.path.join(target, names[identifier]) for identifier in ids}
 
 
 def write_links(archive: Archive, targets: Mapping[str, str], *, prepack: bool) -> None:

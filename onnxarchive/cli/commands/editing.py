@@ -231,6 +231,8 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
     """Yields asset path and file path of each file that a path or pattern matches."""
     path = Location.of(path).require_local()
     folder = "" if name is None else f"{name}/"
+    if os.altsep is not None:  # Windows has two separators
+        path = path.replace(os.altsep, os.sep)
     if glob.has_magic(path) and not os.path.lexists(path):
         fixed = path
         while glob.has_magic(fixed):
