@@ -156,22 +156,17 @@ class MappedFile(File, Work):
         """
         descriptor = self._require_open()  # this reference keeps the descriptor open
         kind = locking.exclusive if is_exclusive else locking.shared
-        try:
-            with contextlib.ExitStack() as lock:
-                try:
-                    with with_path(self.path):
-                        self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
-                    self.size = os.fstat(descriptor.number).st_size
-                except OSError as error:
-                    error.filename = self.path
-                    if error.errno == errno.EBADF:
-                        error.strerror = (
-                            "cannot be locked for an edit without write permission (NFS)"
-                        )
-                    raise
-                yield
-        finally:
-            del descriptor  # else the traceback of a kept error would keep the file open
+        with contextlib.ExitStack() as lock:
+            try:
+                with with_path(self.path):
+                    self.lock_failure = lock.enter_context(kind(descriptor.number, timeout))
+                self.size = os.fstat(descriptor.number).st_size
+            except OSError as error:
+                error.filename = self.path
+                if error.errno == errno.EBADF:
+                    error.strerror = "cannot be locked for an edit without write permission (NFS)"
+                raise
+            yield
 
     def keep_locked(self, timeout: float = locking.BRIEFLY) -> bool:
         """Locks the file exclusively until it is closed; see `locking.keep_exclusive`."""
