@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import chain
 
 import onnx
@@ -12,6 +11,7 @@ import onnx
 from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files.data import Data
 from onnxarchive.files.filesystem import directory_of
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
@@ -123,12 +123,18 @@ def save_referring(
 ) -> None:
     """Saves a model that refers to an archive, with the archive's other models and assets.
 
-    The model is not changed. At the path of `archive`, the archive is replaced, unless another
-    object or process has edited it since it was opened: then an ArchiveError is raised.
+    The model is not changed. At the path of `archive`, the archive is replaced, and on Windows
+    closed before, unless another object or process has edited it since it was opened: then an
+    ArchiveError is raised.
     """
     models = {**archive.models, archive.model_id: model}
     sources = sources_of(archive, models)
     sources[""].assets = assets_of(archive)
     plan = plan_archive(sources, options, temporary=directory_of(path))
-    require = partial(archive.contents.require_current, path)
+
+    def require(target: MappedFile | None) -> None:
+        archive.contents.require_current(path, target)
+        if os.name == "nt" and archive.contents.is_at(path):  # Windows replaces no open file
+            archive.close()
+
     write_file(plan, path, options, require=require).close()
