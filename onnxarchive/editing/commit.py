@@ -317,7 +317,7 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         for name in archive.entries:  # a rollback would refuse a wrong local header
             archive.contents.require_header(name)
         new_size = plan.size(archive.alignment, offset, existing)
-        if new_size < file.size:
+        if new_size < file.size:  # Windows could refuse to shorten it, when all is written
             require_unused(file)
         undo.change_end(file, offset, new_size, write)
         return

@@ -98,7 +98,9 @@ def edit(
     Raises:
         ValueError: A tensor of the archive would be unused, and `compact` is false; or `path` is a
             symbolic link or has several hard links, and `copy` is false.
-        LockedError: The archive stayed locked until `timeout`, or this thread is editing it.
+        LockedError: The archive stayed locked until `timeout`, or this thread is editing it. On
+            Windows, this process also has it open elsewhere, and a new file would replace it, or it
+            would become shorter; or somebody changed it when it was closed to be replaced.
         ModelNotFoundError: There is no model of the id `model`.
         ArchiveFormatError: The file is not an archive, or the edited one would break a rule.
         ChecksumError: Bytes that are copied do not match their CRC-32.
@@ -107,7 +109,8 @@ def edit(
         UnfinishedEditError: Writing failed, and so did restoring the old archive; remove the cause,
             then `recover` restores it.
         UnsupportedFeatureError: The archive is not a local file.
-        OSError: The archive or its folder cannot be read or written.
+        OSError: The archive or its folder cannot be read or written. On Windows, another process
+            may have it open.
 
     Example:
         with onnxarchive.edit("model.onnxa") as edit:

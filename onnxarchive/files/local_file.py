@@ -430,7 +430,7 @@ def opened(
         file.close()  # another file has the path now
 
 
-def replace_file(source: str, target: str, old: os.stat_result | None) -> None:
+def replace_file(source: str, target: str, unlocked: os.stat_result | None) -> None:
     """Renames a file over another one, or to a new name.
 
     On Windows, this fails while anybody has one of the files open, as virus scanners and indexers
@@ -439,7 +439,7 @@ def replace_file(source: str, target: str, old: os.stat_result | None) -> None:
     Args:
         source: The file.
         target: The new path.
-        old: What `target` must still be, if it was unlocked before: its status while it was locked.
+        unlocked: Status of a target that was unlocked just now, and must be the same; or None.
 
     Raises:
         LockedError: The target has been changed since it was unlocked.
@@ -447,7 +447,7 @@ def replace_file(source: str, target: str, old: os.stat_result | None) -> None:
     """
     begun = time.monotonic()
     while True:
-        if old is not None and _version(old) != _version(os.stat(target)):
+        if unlocked is not None and _version(unlocked) != _version(os.stat(target)):
             raise LockedError(
                 "the file was changed by somebody else when it had to be closed to be replaced; "
                 "it has their content: try again"

@@ -276,9 +276,10 @@ class Replacement(Closing):
                 elif self._new_mode is not None:
                     self.set_mode(self._new_mode)
                 self._require_written()
+            unlocked = None
             if os.name == "nt":  # Windows renames and replaces no open file
                 self._close_all(target)
-            unlocked = old if os.name == "nt" and target is not None else None
+                unlocked = None if target is None else old
             if before_rename is not None:
                 before_rename()
                 unlocked = None  # the target has another name now
