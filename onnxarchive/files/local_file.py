@@ -407,20 +407,20 @@ def opened(
     """
     locking.require_timeout(timeout)
     begun = time.monotonic()
-    is_locked = False
+    is_locked = is_late = False
     while True:
         file = MappedFile(path, rule=rule, is_writable=is_writable)
-        is_late = timeout is not None and time.monotonic() >= begun + timeout
-        if os.name == "nt" and not is_late:
+        if os.name == "nt":
             # An editor cannot replace a file that others have open, and unlocks it just before. So
             # nobody waits with the file open, or opens it as soon as it is unlocked.
             was_locked, is_locked = is_locked, locking.is_locked(file.fileno())
-            if was_locked or is_locked:
+            is_late = timeout is not None and time.monotonic() >= begun + timeout
+            if (was_locked or is_locked) and not is_late:
                 file.close()
                 time.sleep(_PAUSE)
                 continue
         try:
-            with file.locked(is_exclusive=is_exclusive, timeout=timeout):
+            with file.locked(is_exclusive=is_exclusive, timeout=0 if is_late else timeout):
                 if file.is_at(path):
                     yield file
                     return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from unittest.mock import Mock
 
 import edits
@@ -18,7 +20,7 @@ from windows import Windows, simulate
 
 import onnxarchive
 from onnxarchive.errors import LockedError
-from onnxarchive.files import local_file
+from onnxarchive.files import local_file, locking
 
 Edit = Callable[[Path], object]
 ASSETS = {"labels": b"cat", "more": b"dog" * 1000}
@@ -263,3 +265,29 @@ def test_an_edit_of_others_in_the_moment_in_which_the_archive_is_closed_is_not_l
     assert caught.value.path == str(archive)
     assert onnxarchive.load(archive).doc_string == "by others"
     assert windows.users(archive) == []
+
+
+def test_who_waits_for_an_edit_does_not_prevent_it(
+    archive: Path, windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting, is_locked = Event(), locking.is_locked
+
+    def seen(descriptor: int) -> bool:
+        result = is_locked(descriptor)
+        is_waiting.set()
+        return result
+
+    def read() -> bytes:
+        with onnxarchive.open(archive) as reader:
+            return reader.tensors["w2"].tobytes()
+
+    monkeypatch.setattr(local_file, "PATIENCE", 10)
+    with ThreadPoolExecutor(1) as threads:
+        with onnxarchive.edit(archive) as edit:
+            before = edit.tensors["w2"].tobytes()
+            edit.tensors["w2"] = ARRAY
+            monkeypatch.setattr(locking, "is_locked", seen)
+            reader = threads.submit(read)
+            assert is_waiting.wait(30)
+        assert reader.result(30) in (before, ARRAY.tobytes())
+    assert read() == ARRAY.tobytes()
