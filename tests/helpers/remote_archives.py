@@ -144,13 +144,20 @@ def sends(web: WebServer, data: bytes) -> None:
 
 
 def changes_after(web: WebServer, count: int, path: str = PATH) -> None:
-    """Makes the server change a byte of a file after `count` further answers."""
+    """Makes the server change a byte of a file after `count` answers, from the next opening on.
+
+    Late requests of a transfer that has ended do not count: opening asks for the end of the file.
+    """
     before = web.files[path]
     seen: list[Request] = []
+    changed: list[Request] = []
 
     def change(request: Request, answer: Answer) -> Answer:
-        seen.extend([request] * (request.path.partition("?")[0] == path))
-        if len(seen) >= count:
+        is_opening = request.range.startswith("bytes=-")
+        if request.path.partition("?")[0] == path and (seen or is_opening):
+            seen.append(request)
+        if len(seen) >= count and not changed:  # once: a late request must not change it again
+            changed.append(request)
             web.files[path] = with_byte_flipped(before, 0)
         return answer
 
