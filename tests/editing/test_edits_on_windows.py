@@ -229,7 +229,7 @@ def test_an_interrupted_edit_is_rolled_back(
 def test_of_what_killed_processes_left_only_what_nobody_has_open_is_removed(
     archive: Path, windows: Windows
 ) -> None:
-    left = [archive.with_name(f".{archive.name}.4242-{number}.tmp") for number in range(2)]
+    left = [archive.with_name(f".{archive.name}.onnxarchive-{number}.tmp") for number in range(2)]
     for path in left:
         path.write_bytes(archive.read_bytes()[:700])
     with windows.held_by_another_process(left[0]):

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 import onnxarchive
-from onnxarchive.files import beneath, filesystem, local_file, locking
+from onnxarchive.files import beneath, filesystem, local_file, locking, new_directory
 
 try:
     import fcntl
@@ -99,7 +99,9 @@ class Windows(types.ModuleType):
             self._require_closed(target)
         os.replace(source, target)
 
-    def rename(self, source: Any, target: Any) -> None:
+    def rename(
+        self, source: Any, target: Any, *, src_dir_fd: None = None, dst_dir_fd: None = None
+    ) -> None:
         if os.path.lexists(target) and not os.path.samefile(source, target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
         self._require_closed(source)
@@ -214,5 +216,9 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Windows:
     monkeypatch.setattr(beneath, "_FILE", os.O_RDONLY | _BINARY)
     monkeypatch.setattr(beneath.Root.open, "__defaults__", (os.O_RDONLY | _BINARY,))
     monkeypatch.setattr(beneath, "_NOT_FOLLOWED", 0)
+    monkeypatch.setattr(new_directory, "HAS_DIR_FD", False)
+    new_file = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
+    monkeypatch.setattr(new_directory, "_NEW_FILE", new_file)
+    monkeypatch.setattr(new_directory, "_OLD_FILE", os.O_RDWR | _BINARY)
     monkeypatch.setattr(local_file, "PATIENCE", 0)
     return windows

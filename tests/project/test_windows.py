@@ -277,12 +277,12 @@ def test_output_to_a_program_that_has_ended_is_a_broken_pipe(
     folder: Path, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped = Mock()
-    monkeypatch.setattr("onnxarchive.cli.output.drop_output", dropped)
+    monkeypatch.setattr("onnxarchive.cli.output.drop", dropped)
     monkeypatch.setattr(sys, "stdout", Ended())
     with pytest.raises(BrokenPipeError):
         main(["assets", "cat", str(folder / "m.onnxa"), "labels"])
     dropped.assert_not_called()
-    with pytest.raises(BrokenPipeError):  # of the last flush, which `drop_output` lets pass
+    with pytest.raises(BrokenPipeError):  # of the last flush, which `drop` lets pass
         main(["ls", str(folder / "m.onnxa")])
     dropped.assert_called_once()
 
