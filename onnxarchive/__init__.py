@@ -74,7 +74,7 @@ if _TYPE_CHECKING:
     from onnxarchive.writing.writer import Writer as Writer
     from onnxarchive.zipformat.directory import Entry as Entry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
