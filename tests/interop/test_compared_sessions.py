@@ -68,8 +68,10 @@ def test_a_session_of_an_archive_of_test_data_gives_the_bits_of_the_model(
     onnxarchive.convert(path, archive, **ways)
     onnxarchive.link(archive, tmp_path / "model.onnx")
     assert onnxarchive.check_link(tmp_path / "model.onnx", archive) == []
+    onnxarchive.export(archive, tmp_path / "exported.onnx", external_data="exported.data")
     sessions = [session_of_archive(source) for source in (archive, archive.read_bytes())]
-    sessions.append(session_of_model(os.fspath(tmp_path / "model.onnx")))
+    for name in ("model.onnx", "exported.onnx"):
+        sessions.append(session_of_model(os.fspath(tmp_path / name)))
     feeds = _feeds(path, original)
     for values in feeds:
         does_run, expected = run(original, values)
