@@ -196,9 +196,8 @@ def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
     children: list[tuple[int, _Frame]] = []
     singular: set[int] = set()
     merged: set[int] = set()
-    for tag, _, prefix, start, stop in fields_in(wire, frame.start, frame.stop, frame.depth):
-        if tag not in leading:
-            continue
+    fields = fields_in(wire, frame.start, frame.stop, frame.depth, leading)
+    for tag, _, prefix, start, stop in fields:
         message, is_repeated = leading[tag]
         if not is_repeated:
             (merged if tag in singular else singular).add(tag)
@@ -234,6 +233,8 @@ _DATA_TAGS: Final = frozenset(
         _tensor_tag("uint64_data", VARINT),
     }
 )
+_TAGS_OF_DATA: Final = _DATA_TAGS | {_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA}
+_OUTDATED_TAGS: Final = frozenset({_DATA_LOCATION, _EXTERNAL_DATA, _RAW_DATA})
 
 
 def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
@@ -244,7 +245,7 @@ def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
     """
     sole: Field | None = None
     number = 0
-    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
+    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth, _TAGS_OF_DATA):
         tag, _, _, value, end = field
         if tag in _DATA_TAGS:
             if sole is not None:
@@ -255,7 +256,7 @@ def _data_field(wire: memoryview, tensor: _Frame) -> tuple[int, Span] | None:
         elif tag == _DATA_LOCATION:
             if read_int32(wire, value, end) == onnx.TensorProto.EXTERNAL:
                 return None
-        elif tag == _EXTERNAL_DATA:
+        else:  # external_data
             return None
     if sole is None or number == onnx.TensorProto.STRING:
         return None
@@ -281,7 +282,7 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
     location: str | bytes | None = None  # bytes, if it is not UTF-8
     data_location: int = onnx.TensorProto.DEFAULT
     outdated: list[Field] = []
-    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
+    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth, _OUTDATED_TAGS):
         tag, _, _, value, end = field
         if tag == _DATA_LOCATION:
             number = read_int32(wire, value, end)
@@ -296,8 +297,6 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
                 raise malformed(value, "a pair of external_data", f"{error}") from None
             if pair.key == LOCATION:
                 location = pair.value
-        elif tag != _RAW_DATA:
-            continue
         outdated.append(field)
     if location is None or data_location != onnx.TensorProto.EXTERNAL:
         return None, outdated

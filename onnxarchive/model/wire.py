@@ -2,20 +2,29 @@
 
 Sources: the protobuf encoding guide (https://protobuf.dev/programming-guides/encoding), and upb,
 the protobuf parser that onnx uses, for limits that the guide leaves open.
+
+Readers name the fields that they want. A long list of other values, such as the millions of numbers
+in the attributes of a tree ensemble, is a run of fields with one tag (encoding guide, "Repeated
+Elements"); numpy and `re` find its end without a step of Python for each value.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Container, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.data import Buffer, as_bytes
 from onnxarchive.model import walking
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # Encoding guide, "Message Structure"
 VARINT, I64, LEN, START_GROUP, END_GROUP, I32 = range(6)
@@ -35,19 +44,26 @@ _MAX_TAG_WIDTH: Final = 5
 MAX_LENGTH_WIDTH: Final = 5
 _INT32_MASK: Final = 2**32 - 1
 _TOO_LONG_VARINT: Final = re.compile(rb"[\x80-\xff]{%d}" % MAX_VARINT_WIDTH)
+# Runs of one field
+_SHORT_RUN: Final = 16  # fields that are read one by one, as fast as numpy takes for any number
+_FIRST_WINDOW: Final = 1 << 8  # bytes that are compared together
+_MAX_WINDOW: Final = 1 << 16
 
 Field: TypeAlias = tuple[int, int, int, int, int]
 """A field: its tag, and the offsets of the tag, the length, the value and the end."""
 
 
-def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> Iterator[Field]:
-    """Yields the fields of one message; groups are skipped.
+def fields_in(
+    wire: bytes | memoryview, start: int, stop: int, depth: int, tags: Container[int] | None = None
+) -> Iterator[Field]:
+    """Yields fields of one message, and checks the others; groups are skipped.
 
     Args:
         wire: Bytes that hold the message.
         start: Offset of the message in `wire`.
         stop: Offset of the end of the message in `wire`.
         depth: Number of messages that enclose the message.
+        tags: Tags of the fields to yield; None for all.
 
     Raises:
         ArchiveFormatError: The message is malformed.
@@ -56,6 +72,7 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
     if depth > MAX_DEPTH:
         raise _too_deep(start)
     position = start
+    previous_tag = repeated = 0
     while position < stop:
         begin = position
         tag = wire[begin]
@@ -87,10 +104,63 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
             raise malformed(
                 begin, f"a field that ends at byte {stop} or before", f"one that ends at {position}"
             )
-        if not groups:
-            yield tag, begin, prefix, value, position
+        if tags is None or tag in tags:
+            if not groups:
+                yield tag, begin, prefix, value, position
+        elif tag != previous_tag:
+            previous_tag, repeated = tag, 0
+        else:
+            repeated += 1
+            if repeated == _SHORT_RUN and tag < VARINT_CONTINUES:
+                position = _end_of_run(wire, tag, position, stop)
+                repeated = 0
     if groups:
         raise malformed(stop, f"the end of group {groups[-1]}", "the end of the message")
+
+
+def _end_of_run(wire: bytes | memoryview, tag: int, start: int, stop: int) -> int:
+    """The end of successive fields with a tag of one byte, from `start`.
+
+    A malformed field, a string of 128 bytes or more, or a padded tag may end the run early:
+    `fields_in` reads it.
+    """
+    is_text = tag & WIRE_TYPE_MASK == LEN
+    nbytes = _FIRST_WINDOW
+    while nbytes:
+        window = wire[start : min(stop, start + nbytes)]
+        run = _nbytes_of_strings(window, tag) if is_text else _nbytes_of_numbers(window, tag)
+        start += run
+        nbytes = min(4 * run, _MAX_WINDOW)  # the effort is bounded by the size of the run
+    return start
+
+
+def _nbytes_of_numbers(window: bytes | memoryview, tag: int) -> int:
+    """The size of the whole number fields with a tag of one byte at the start of a window."""
+    wire = np.frombuffer(window, np.uint8)
+    ends: npt.NDArray[np.intp]
+    if tag & WIRE_TYPE_MASK == VARINT:
+        # The last byte of a varint is below 128. Tags are varints, too: each second one is a value.
+        ends = np.flatnonzero(wire < VARINT_CONTINUES)[1::2] + 1
+    else:
+        width = 1 + _FIXED_WIDTHS[tag & WIRE_TYPE_MASK]
+        ends = np.arange(width, wire.size + 1, width)
+    widths = np.diff(ends, prepend=0)
+    are_fields = (wire[ends - widths] == tag) & (widths <= 1 + MAX_VARINT_WIDTH)
+    count = ends.size if are_fields.all() else int(are_fields.argmin())
+    return int(ends[count - 1]) if count else 0
+
+
+def _nbytes_of_strings(window: bytes | memoryview, tag: int) -> int:
+    """The size of the whole fields of less than 128 bytes with a tag at the start of a window."""
+    found = _short_strings(tag).match(window)
+    return found.end() if found else 0
+
+
+@cache
+def _short_strings(tag: int) -> re.Pattern[bytes]:
+    """Matches successive fields of less than 128 bytes, which have a length of one byte."""
+    lengths = b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(VARINT_CONTINUES))
+    return re.compile(b"(?:\\x%02x(?:%b))+" % (tag, lengths), re.DOTALL)
 
 
 def _too_deep(offset: int) -> ArchiveFormatError:
@@ -157,15 +227,15 @@ def tag_of(message: Any, field: str, wire_type: int) -> int:
     return number << WIRE_TYPE_BITS | wire_type
 
 
-def fields_of(data: Buffer) -> Iterator[Field]:
-    """The fields of a serialized message; see `fields_in`."""
+def fields_of(data: Buffer, tags: Container[int]) -> Iterator[Field]:
+    """The fields of a serialized message that have one of `tags`; see `fields_in`."""
     wire = as_bytes(data)
-    return fields_in(wire, 0, len(wire), 0)
+    return fields_in(wire, 0, len(wire), 0, tags)
 
 
 def count_graphs(data: Buffer) -> int:
     """The number of fields with a graph in a serialized ModelProto; protobuf merges several."""
-    return sum([tag == _GRAPH for tag, *_ in fields_of(data)])
+    return sum([1 for _ in fields_of(data, {_GRAPH})])
 
 
 def is_model(data: Buffer) -> bool:
@@ -174,10 +244,10 @@ def is_model(data: Buffer) -> bool:
     Fields of submessages are not read.
     """
     try:
-        tags = {tag for tag, *_ in fields_of(data)}
+        tags = {tag for tag, *_ in fields_of(data, {_IR_VERSION, _GRAPH})}
     except ArchiveFormatError:
         return False
-    return {_IR_VERSION, _GRAPH} <= tags
+    return len(tags) == 2
 
 
 def missing_nbytes(data: Buffer) -> int:
@@ -213,19 +283,19 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     for data in models:
         wire = as_bytes(data)
         unseen -= len(wire)
-        stack = [(_MESSAGES[onnx.ModelProto.DESCRIPTOR], fields_of(wire))]
+        messages = _MESSAGES[onnx.ModelProto.DESCRIPTOR]
+        stack = [(messages, fields_of(wire, messages))]
         while stack:
-            below, fields = stack[-1]
+            messages, fields = stack[-1]
             for tag, _, _, start, stop in fields:
-                if tag in below:
-                    count += 1
-                    rest = unseen + len(wire) - start
-                    if count > limit or count + rest // _SMALLEST_MESSAGE_FIELD <= limit:
-                        return count > limit
-                    inner = _MESSAGES[below[tag]]
-                    if inner:
-                        stack.append((inner, fields_in(wire, start, stop, len(stack))))
-                        break
+                count += 1
+                rest = unseen + len(wire) - start
+                if count > limit or count + rest // _SMALLEST_MESSAGE_FIELD <= limit:
+                    return count > limit
+                below = _MESSAGES[messages[tag]]
+                if below:
+                    stack.append((below, fields_in(wire, start, stop, len(stack), below)))
+                    break
             else:
                 stack.pop()
     return False
@@ -244,15 +314,16 @@ def require_well_formed(data: Buffer, message: Any = onnx.ModelProto.DESCRIPTOR)
     wire = as_bytes(data)
     if len(wire) > MAX_MESSAGE_BYTES:
         raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
-    stack = [(message, fields_of(wire))]
+    stack = [(message, fields_of(wire, _MESSAGES[message] | _NUMBERS[message]))]
     while stack:
         kind, fields = stack[-1]
         for tag, _, _, start, stop in fields:
             if tag in _MESSAGES[kind]:
-                stack.append((_MESSAGES[kind][tag], fields_in(wire, start, stop, len(stack))))
+                below = _MESSAGES[kind][tag]
+                tags = _MESSAGES[below] | _NUMBERS[below]
+                stack.append((below, fields_in(wire, start, stop, len(stack), tags)))
                 break
-            if tag in _NUMBERS[kind]:
-                _require_packed(wire, start, stop, _NUMBERS[kind][tag])
+            _require_packed(wire, start, stop, _NUMBERS[kind][tag])
         else:
             stack.pop()
 
