@@ -22,6 +22,8 @@ from onnxarchive.reading.linked_models import packed_sets, warn_of_sets, weight_
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 
+_LARGE_FIELDS = frozenset({"graph", "functions", "training_info"})
+
 
 class EditedModel:
     """A model of the edited archive, and what changed in it.
@@ -54,7 +56,7 @@ class EditedModel:
         # Options that say which tensors are stored outside may move tensors of an equal model.
         options = changes.options.size_threshold, changes.options.convert_attribute
         moves = self.message is not before and options != (None, None)
-        is_same = self.message is before or self.message == before
+        is_same = self.message is before or _are_equal(self.message, before)
         self.is_changed = moves or not is_same
         self.has_other_tensors = bool(draft.elements or moves) or not (
             is_same or _have_same_tensors(self.message, before)
@@ -183,6 +185,14 @@ class EditedModel:
             for name, ref in zip(names, refs, strict=True)
             if name is not None and count[name] == 1
         }
+
+
+def _are_equal(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
+    """True if two models are equal; graphs, which take longest, are compared last."""
+    if before is None:
+        return False
+    small = [field.name for field in model.DESCRIPTOR.fields if field.name not in _LARGE_FIELDS]
+    return all(getattr(model, name) == getattr(before, name) for name in small) and model == before
 
 
 def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:

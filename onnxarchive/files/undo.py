@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.files.data import Buffer
 from onnxarchive.files.file import File
 from onnxarchive.files.filesystem import require_space, sync
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
@@ -37,7 +38,6 @@ TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
 # Largest old end (models, directory and end records) that has an undo log, in bytes. A forged
 # trailer in a sparse file could state a larger end, and `find` would hash all bytes of this end.
 MAX_END_NBYTES: Final = 3 << 30
-_INVERTED: Final = bytes(range(255, -1, -1))
 
 
 class UnfinishedEdit(File):
@@ -70,7 +70,7 @@ class UnfinishedEdit(File):
             return self.file.read(offset, size)
         unchanged = max(min(self.offset - offset, size), 0)
         copy_offset += max(offset - self.offset, 0)
-        old_end = self.file.read(copy_offset, size - unchanged).translate(_INVERTED)
+        old_end = _inverted(self.file.read(copy_offset, size - unchanged))
         return self.file.read(offset, unchanged) + old_end if unchanged else old_end
 
 
@@ -116,11 +116,16 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
     return edit
 
 
+def _inverted(data: Buffer) -> bytes:
+    """The data with all bits inverted."""
+    return np.invert(np.frombuffer(data, np.uint8)).tobytes()
+
+
 def _log(edit: UnfinishedEdit) -> Iterator[bytes]:
     """Yields pieces of the log of an edit; called before the old end is overwritten."""
     checksum = hashlib.sha256()
     for piece in edit.file.pieces(edit.offset, edit.end_nbytes):
-        inverted = bytes(piece).translate(_INVERTED)
+        inverted = _inverted(piece)
         checksum.update(inverted)
         yield inverted
     signed = _SIGNED.pack(_MAGIC, edit.offset, edit.size, checksum.digest())

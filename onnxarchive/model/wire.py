@@ -137,17 +137,20 @@ def _end_of_run(wire: bytes | memoryview, tag: int, start: int, stop: int) -> in
 def _nbytes_of_numbers(window: bytes | memoryview, tag: int) -> int:
     """The size of the whole number fields with a tag of one byte at the start of a window."""
     wire = np.frombuffer(window, np.uint8)
-    ends: npt.NDArray[np.intp]
-    if tag & WIRE_TYPE_MASK == VARINT:
-        # The last byte of a varint is below 128. Tags are varints, too: each second one is a value.
-        ends = np.flatnonzero(wire < VARINT_CONTINUES)[1::2] + 1
-    else:
-        width = 1 + _FIXED_WIDTHS[tag & WIRE_TYPE_MASK]
-        ends = np.arange(width, wire.size + 1, width)
+    wire_type = tag & WIRE_TYPE_MASK
+    if wire_type in _FIXED_WIDTHS:
+        width = 1 + _FIXED_WIDTHS[wire_type]
+        return width * _leading(wire[: wire.size - wire.size % width : width] == tag)
+    # A varint ends with its only byte below 128. The tags are varints, too: every other one.
+    ends = np.flatnonzero(wire < VARINT_CONTINUES)[1::2] + 1
     widths = np.diff(ends, prepend=0)
-    are_fields = (wire[ends - widths] == tag) & (widths <= 1 + MAX_VARINT_WIDTH)
-    count = ends.size if are_fields.all() else int(are_fields.argmin())
+    count = _leading((wire[ends - widths] == tag) & (widths <= 1 + MAX_VARINT_WIDTH))
     return int(ends[count - 1]) if count else 0
+
+
+def _leading(are_fields: npt.NDArray[np.bool_]) -> int:
+    """The number of true elements before the first false one."""
+    return are_fields.size if are_fields.all() else int(are_fields.argmin())
 
 
 def _nbytes_of_strings(window: bytes | memoryview, tag: int) -> int:
