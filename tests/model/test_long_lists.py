@@ -148,6 +148,39 @@ def test_fields_are_those_that_are_found_value_by_value(data: bytes, tags: set[i
     assert read_all(wire.fields_in(view, 0, len(data), 0, tags)) == (wanted, fault)
 
 
+INT, FLOAT, TEXT = b"\x40\x05", b"\x3dabcd", b"\x4a\x02ab"
+FAULTS = {
+    "varint of eleven bytes": (INT, b"\x40" + b"\x80" * 10 + b"\0" + INT),
+    "varint cut": (INT, b"\x40\x80"),
+    "value missing": (INT, b"\x40"),
+    "fixed32 cut": (FLOAT, b"\x3dabc"),
+    "string past the end": (TEXT, b"\x4a\x03ab"),
+    "string of half the memory": (TEXT, b"\x4a\xff\xff\xff\xff\x07" + TEXT),
+    "length of six bytes": (TEXT, b"\x4a" + b"\x80" * 5 + b"\0" + TEXT),
+    "field number 0": (INT, b"\x00\x05" + INT),
+    "wire type 6": (FLOAT, b"\x3eabcd" + FLOAT),
+    "end of a group": (TEXT, b"\x4c" + TEXT),
+}
+
+
+@pytest.mark.parametrize("count", [15, 16, 17, 40, 130, 5000])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_long_list_is_found_where_it_is(name: str, count: int) -> None:
+    field, fault = FAULTS[name]
+    data = nested(field * count + fault, PATHS[3])
+    start = len(data) - len(field * count + fault)
+    _, expected = read_all(plain_wire.fields_of(data, start, len(data), 3))
+    assert expected is not None
+    assert expected >= start + len(field) * count
+    assert read_all(wire.fields_in(data, start, len(data), 3, ())) == ([], expected)
+    with pytest.raises(ArchiveFormatError) as caught:
+        wire.have_more_messages([data], 3)
+    assert offset_of(caught.value) == expected
+    with pytest.raises(ArchiveFormatError) as caught:
+        strip_weights(data, size_threshold=0)
+    assert offset_of(caught.value) == expected
+
+
 def expected_count(data: bytes, limit: int) -> str:
     """The answer, read no further than it takes; or the offset of a malformed field."""
     count = 0
@@ -201,6 +234,9 @@ LISTS: dict[str, tuple[Callable[[int], bytes], tuple[str, ...]]] = {
     "ints": (lambda count: attribute(ints=[*range(count)]), PATHS[3]),
     "negative ints": (lambda count: attribute(ints=[*range(-count, 0)]), PATHS[3]),
     "floats": (lambda count: attribute(floats=[*np.linspace(0, 1, count)]), PATHS[3]),
+    "empty strings": (lambda count: attribute(strings=[b""] * count), PATHS[3]),
+    "line breaks": (lambda count: attribute(strings=[b"a\n\r"] * count), PATHS[3]),
+    "long strings": (lambda count: attribute(strings=[b"a" * 127] * count), PATHS[3]),
     "strings": (lambda count: attribute(strings=[b"%d" % n for n in range(count)]), PATHS[3]),
     "doubles": (lambda count: values_of("double_data", I64, b"abcdefgh") * count, PATHS[4]),
     "dims": (lambda count: values_of("dims", VARINT, b"\x01") * count, PATHS[4]),
@@ -255,7 +291,9 @@ def forest(count: int) -> onnx.ModelProto:
         nodes_values=np.linspace(0, 1, count).tolist(),
         nodes_modes=["BRANCH_LEQ", "LEAF"] * (count // 2),
     )
-    labels = helper.make_tensor("labels", TensorProto.STRING, [count], ["a label"] * count)
+    labels = TensorProto(
+        name="labels", data_type=TensorProto.STRING, dims=[count], string_data=[b"a label"] * count
+    )
     weight = onnx.numpy_helper.from_array(np.zeros(1000, np.float32), "weight")
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
