@@ -17,7 +17,7 @@ from tools.bench.inputs import COUNTS, SIZES, Place
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only, or with --readme
-NOT_QUICK: Final = ("convert-single", "growth", "remote", "session")
+NOT_QUICK: Final = ("convert-single", "growth", "lists", "remote", "session")
 README: Final = (
     "view-small",
     "growth-bytes",
@@ -227,6 +227,23 @@ def _edits(group: str) -> Case:
     )
 
 
+def _lists(group: str, limit: float) -> Case:
+    """A model with long lists; each step may take `limit` times the CPU time of onnx's."""
+    load, both = "onnx.load", "onnx.load, save"
+    measures = (
+        Measure("open", group, ways.open_archive, ("archive",)),
+        Measure("check", group, ways.check, ("archive",)),
+        _peer(load, group, partial(ways.load_onnx, kind="single"), ("single",)),
+        Measure("convert", group, partial(ways.convert, kind="single"), ("single",), writes=True),
+        Measure("edit", group, ways.edit_archive, ("archive",)),
+        Measure("export", group, ways.export_archive, ("archive",), writes=True),
+        _peer(both, group, partial(ways.convert_onnx, kind="single"), ("single",), writes=True),
+    )
+    beside = {"open": load, "check": load, "convert": both, "edit": both, "export": both}
+    targets = (Target("at most", limit, peer, row, "cpu_seconds") for row, peer in beside.items())
+    return Case(f"{group}: open, check, convert, edit, export", measures, tuple(targets))
+
+
 _GROWING: Final[Mapping[str, Callable[[Place], ways.Step]]] = {
     "open": ways.open_archive,
     "ls": ways.list_archive,
@@ -290,6 +307,11 @@ CASES: Final[Mapping[str, Case]] = {
         (Target("at most", 1.2, "open: 0.1 GiB"),),
         times=5,
     ),
+    "lists-forest": _lists("forest", 3),
+    "lists-svm": _lists("svm", 3),
+    "lists-labels": _lists("labels", 8),
+    "lists-nodes": _lists("nodes", 8),
+    "lists-functions": _lists("functions", 8),
     "view-many": Case(
         "open and get each tensor (onnx.load: load only)",
         (*_views("many"), _PARSED),

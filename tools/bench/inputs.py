@@ -4,7 +4,7 @@ The files of a group hold the same tensors: square float32 matrices of one width
 `layer.0/weight`, `layer.1/weight` and so on. All tensors repeat one block of random numbers; only
 their first elements differ. In a sparse archive all tensors are zeros. The tensors are the
 initializers of a model. The model has one matrix product, or one for each tensor if the group is a
-chain.
+chain; a group may have long lists instead (see lists.py).
 
 Functions import their packages themselves: the time of a whole process includes its imports, and a
 process that measures another library must not import onnxarchive.
@@ -40,12 +40,16 @@ class Group(NamedTuple):
         width: Rows and columns of each tensor.
         is_chain: True if the model multiplies by all tensors, one after the other.
         is_sparse: True if the tensors are holes in the file.
+        lists: What is long in the model, by name in lists.py; empty for a model of products.
+        length: Number of values in these lists.
     """
 
     count: int  # type: ignore[assignment]  # tuples have a method of this name
     width: int
     is_chain: bool = False
     is_sparse: bool = False
+    lists: str = ""
+    length: int = 0
 
     @property
     def tensor_nbytes(self) -> int:
@@ -68,7 +72,8 @@ class Group(NamedTuple):
         width = int((self.nbytes * scale / count / ITEM_NBYTES) ** 0.5)
         if count > MIN_COUNT:
             width = self.width
-        return self._replace(count=count, width=max(width, MIN_WIDTH))
+        length = round(self.length * scale)
+        return self._replace(count=count, width=max(width, MIN_WIDTH), length=length)
 
 
 # Sizes in the cases about growth: numbers of tensors (up to an archive's limit), and bytes.
@@ -87,6 +92,11 @@ GROUPS: Final[Mapping[str, Group]] = {
     "real": Group(80, 8192, is_chain=True),  # 20 GiB
     "near": Group(1000, 164, is_sparse=True),  # 0.1 GiB
     "far": Group(1000, 5129, is_sparse=True),  # 98 GiB; nearly all offsets need 64 bits
+    "forest": Group(3, 32, lists="forest", length=700_000),  # a model of 30 MB
+    "svm": Group(3, 32, lists="svm", length=3_000_000),
+    "labels": Group(3, 32, lists="labels", length=1_000_000),
+    "nodes": Group(3, 32, lists="nodes", length=100_000),
+    "functions": Group(3, 32, lists="functions", length=10_000),
     **{f"count-{count}": Group(count, 4) for count in COUNTS},
     **{
         f"size-{size}": Group(
@@ -184,6 +194,8 @@ class Place(NamedTuple):
         """The model without its tensors."""
         from onnx import TensorProto, helper
 
+        if self.group.lists:
+            return self._graph_of_lists()
         names = self.names()
         shape = [1, self.group.width]
         if self.group.is_chain:
@@ -201,6 +213,26 @@ class Place(NamedTuple):
             [helper.make_tensor_value_info(f"x{len(nodes)}", TensorProto.FLOAT, shape)],
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    def _graph_of_lists(self) -> onnx.ModelProto:
+        from onnx import TensorProto, helper
+
+        from tools.bench import lists
+
+        nodes, functions = lists.MAKERS[self.group.lists](self.group.length)
+        graph = helper.make_graph(
+            nodes,
+            "measured",
+            [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, self.group.width])],
+            [helper.make_tensor_value_info(nodes[-1].output[-1], TensorProto.FLOAT, None)],
+        )
+        opsets = {"": 17, lists.CLASSICAL: 3, lists.LOCAL: 1}
+        return helper.make_model(
+            graph,
+            functions=functions,
+            opset_imports=[helper.make_opsetid(*opset) for opset in opsets.items()],
+            ir_version=8,
+        )
 
     def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
         """The model with external tensors in the file `location`.

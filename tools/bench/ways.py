@@ -191,11 +191,11 @@ def load_torch(place: Place) -> Step:
     return lambda: torch.load(place.file("pickled"), mmap=True, weights_only=True)
 
 
-def load_onnx(place: Place) -> Step:
+def load_onnx(place: Place, *, kind: str = "external") -> Step:
     """Loads the `.onnx` with its external data."""
     import onnx
 
-    return lambda: onnx.load(place.file("external"))
+    return lambda: onnx.load(place.file(kind))
 
 
 def read_map(place: Place) -> Step:
