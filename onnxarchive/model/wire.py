@@ -3,9 +3,10 @@
 Sources: the protobuf encoding guide (https://protobuf.dev/programming-guides/encoding), and upb,
 the protobuf parser that onnx uses, for limits that the guide leaves open.
 
-Readers name the fields that they want. A long list of other values, such as the millions of numbers
-in the attributes of a tree ensemble, is a run of fields with one tag (encoding guide, "Repeated
-Elements"); numpy and `re` find its end without a step of Python for each value.
+Readers name the tags of the fields that they want. A long list of other values, such as the
+millions of numbers in the attributes of a tree ensemble, is a run of fields with one tag (encoding
+guide, "Repeated Elements"). numpy finds the end of a run of numbers, and `re` that of a run of
+strings, with no step of Python for each value.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def fields_in(
         raise malformed(stop, f"the end of group {groups[-1]}", "the end of the message")
 
 
+# Runs of one field (encoding guide, "Repeated Elements")
+
+
 def _end_of_run(wire: bytes | memoryview, tag: int, start: int, stop: int) -> int:
     """The end of successive fields with a tag of one byte, from `start`.
 
@@ -130,19 +134,19 @@ def _end_of_run(wire: bytes | memoryview, tag: int, start: int, stop: int) -> in
         window = wire[start : min(stop, start + nbytes)]
         run = nbytes_of_run(window, tag)
         start += run
-        if 2 * run <= len(window):  # the window cuts no field off: each is smaller than the rest
+        if 2 * run <= len(window):  # the rest is larger than a field that the window cuts off
             return start
         nbytes = min(4 * nbytes, _MAX_WINDOW)
 
 
 def _nbytes_of_numbers(window: bytes | memoryview, tag: int) -> int:
-    """The size of the whole number fields with a tag of one byte at the start of a window."""
+    """The size of the fields with this tag at the start of a window; none is cut off."""
     wire = np.frombuffer(window, np.uint8)
     wire_type = tag & WIRE_TYPE_MASK
     if wire_type in _FIXED_WIDTHS:
         width = 1 + _FIXED_WIDTHS[wire_type]
         return width * _leading(wire[: wire.size - wire.size % width : width] == tag)
-    # A varint ends with its only byte below 128. The tags are varints, too: every other one.
+    # "Base 128 Varints": only the last byte is below 128. Every other varint is a tag.
     ends = np.flatnonzero(wire < VARINT_CONTINUES)[1::2] + 1
     widths = np.diff(ends, prepend=0)
     count = _leading((wire[ends - widths] == tag) & (widths <= 1 + MAX_VARINT_WIDTH))
@@ -155,16 +159,19 @@ def _leading(are_fields: npt.NDArray[np.bool_]) -> int:
 
 
 def _nbytes_of_strings(window: bytes | memoryview, tag: int) -> int:
-    """The size of the whole fields of less than 128 bytes with a tag at the start of a window."""
+    """As `_nbytes_of_numbers`, for the fields of strings of less than 128 bytes."""
     found = _short_strings(tag).match(window)
     return found.end() if found else 0
 
 
 @cache
 def _short_strings(tag: int) -> re.Pattern[bytes]:
-    """Matches successive fields of less than 128 bytes, which have a length of one byte."""
+    """Matches fields with this tag, and lengths of one byte ("Length-Delimited Records")."""
     lengths = b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(VARINT_CONTINUES))
     return re.compile(b"(?:\\x%02x(?:%b))+" % (tag, lengths), re.DOTALL)
+
+
+# Faults and groups
 
 
 def _too_deep(offset: int) -> ArchiveFormatError:

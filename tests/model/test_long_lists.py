@@ -177,6 +177,9 @@ def test_a_fault_in_a_long_list_is_found_where_it_is(name: str, count: int) -> N
         wire.have_more_messages([data], 3)
     assert offset_of(caught.value) == expected
     with pytest.raises(ArchiveFormatError) as caught:
+        wire.require_well_formed(data)
+    assert offset_of(caught.value) == expected
+    with pytest.raises(ArchiveFormatError) as caught:
         strip_weights(data, size_threshold=0)
     assert offset_of(caught.value) == expected
 
@@ -273,6 +276,7 @@ def test_no_value_of_a_long_list_takes_a_step(name: str) -> None:
         with steps() as lines:
             assert wire.count_graphs(data) in (1, 2)
             assert not wire.have_more_messages([data], 4)
+            wire.require_well_formed(data)
             strip_weights(data, size_threshold=0)
             fill(data, lambda _: None)
         counts.append(lines[0])
