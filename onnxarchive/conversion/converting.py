@@ -31,6 +31,7 @@ from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Access, Location
+from onnxarchive.sources import compiled
 from onnxarchive.sources.models import FollowLinks, SourceReader, models_of_repository
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
@@ -53,8 +54,9 @@ class Conversion:
         tensors: Number of tensors stored outside the models; a shared tensor counts once.
         assets: Number of assets.
         taken: Paths of the files that the option `other_files` added as assets.
-        left_out: Paths of the files that the option `other_files` left out; empty without this
-            option.
+        left_out: Paths of files that were left out. Without the option `other_files`, they are the
+            compiled binaries that EPContext nodes name; with it, all other files that became no
+            assets, too.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         attribute_tensors: Number of tensors of `size_threshold` bytes or more in Constant nodes and
             other attributes, which stay in the models without `convert_attribute`.
@@ -159,7 +161,9 @@ def convert(
             `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
             outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
-            With `models="all"`, those of the directory `source`.
+            With `models="all"`, those of the directory `source`. A compiled binary that a node
+            EPContext names (`embed_mode` 0) is added whatever its name; a warning names each that
+            is left out or missing, and that was not looked for beside a remote `.onnx`.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: A directory: symbolic links of the source may also lead to files below this
@@ -264,9 +268,9 @@ def convert_silently(
         default = models[""]
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
-        directory = default.directory if repository is None else repository
+        directory = default.directory if repository is None else os.path.realpath(repository)
         if reader.other_files and directory is not None:
-            reader.add_others(default, directory, files)
+            reader.add_others(default, directory, files, models.values())
             files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
@@ -277,6 +281,11 @@ def convert_silently(
             notes += model.warnings
             if model.cleared:
                 notes.append(model.note_of_cleared())
+        further = [model for model in models.values() if model is not default]
+        stored = {*default.assets, *(options.assets or {})}
+        binaries, of_binaries = compiled.not_stored(default, further, directory, stored)
+        notes += of_binaries
+        left_out = {*default.left_out, *binaries}
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],
@@ -285,7 +294,7 @@ def convert_silently(
             tensors=count,
             assets=len(plan.items) - count,
             taken=tuple(name for name in default.others if name not in (options.assets or {})),
-            left_out=default.left_out,
+            left_out=tuple(sorted(left_out)),
             shared_nbytes=plan.shared_nbytes,
             attribute_tensors=len(plan.attributes),
             attribute_nbytes=sum(plan.attributes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -22,6 +22,7 @@ from onnxarchive.model import proto, serialization, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, decode, strip_weights
+from onnxarchive.sources import compiled
 from onnxarchive.sources.recognition import (
     HEAD_SIZE,
     HTML_PAGE,
@@ -33,6 +34,7 @@ from onnxarchive.sources.recognition import (
 )
 from onnxarchive.sources.source import (
     MAX_PATH_SIZE,
+    CompiledBinary,
     Source,
     require_initializer_count,
     sha1,
@@ -181,6 +183,23 @@ class Finder:
             )
         return file
 
+    def look_for(self, binaries: Iterable[CompiledBinary]) -> tuple[CompiledBinary, ...]:
+        """Looks for compiled binaries, and returns them, each once, with the fault of each."""
+        paths: dict[str, str | None] = {}
+        for path, _ in binaries:
+            try:
+                path = _plain(path)
+            except ArchiveFormatError:
+                paths[path] = compiled.NOT_PLAIN
+                continue
+            is_there = True
+            # A file that cannot be opened, such as a link that leads out, is there, too; the error
+            # is for those who add it as an asset.
+            with contextlib.suppress(ArchiveFormatError):
+                is_there = self.find(path) is not None
+            paths[path] = None if is_there else compiled.MISSING
+        return tuple([CompiledBinary(path, fault) for path, fault in paths.items()])
+
     def sources(self, models: Sequence[DataFile]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors.
 
@@ -241,7 +260,14 @@ class Finder:
                 "weights that ONNX Runtime packed were left out, onnxarchive.prepack packs them "
                 f"again: {_list(packed)}"
             )
-        return Source(model, data, True, warnings=tuple(warnings), cleared=cleared)
+        return Source(
+            model,
+            data,
+            True,
+            warnings=tuple(warnings),
+            compiled=compiled.binaries_of(model, stripped.data),
+            cleared=cleared,
+        )
 
     def _data(self, ref: TensorRef) -> Data | None:
         """The data of a tensor; None if the tensor's message contains the data."""

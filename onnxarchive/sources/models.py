@@ -28,6 +28,7 @@ from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.remote.urls import local_path
+from onnxarchive.sources import compiled
 from onnxarchive.sources.finder import DataFile, Finder
 from onnxarchive.sources.recognition import (
     MODEL_SUFFIX,
@@ -36,7 +37,7 @@ from onnxarchive.sources.recognition import (
     is_litter,
     is_model_name,
 )
-from onnxarchive.sources.source import Source
+from onnxarchive.sources.source import CompiledBinary, Source
 from onnxarchive.sources.zip_file import read_zip
 
 # A further directory into which symbolic links may lead; True for the model's folder `models--*`
@@ -126,6 +127,7 @@ class SourceReader:
             )
         model = FileData(file.path, file.identity, 0, file.size, file)
         (source,) = files.sources([model])
+        source.compiled = files.look_for(source.compiled)
         source.directory = root.path
         source.files = (file.path, *_paths(root, files))
         return source
@@ -134,7 +136,11 @@ class SourceReader:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
         files = self._finder(open_file)
         (source,) = files.sources([Stored(model)])
-        source.warnings += (_NOT_SEARCHED,) * self.other_files
+        if self.other_files:
+            source.warnings += (_NOT_SEARCHED,)
+        source.compiled = tuple(
+            [CompiledBinary(path, compiled.BESIDE_REMOTE) for path, _ in source.compiled]
+        )
         return source
 
     def read_directory(self, path: str, resources: contextlib.ExitStack) -> Source:
@@ -169,17 +175,21 @@ class SourceReader:
         source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
-            _add_others(source, files, found.keys() - files.opened)
+            binaries = {binary.path for binary in source.compiled if binary.fault is None}
+            _add_others(source, files, found.keys() - files.opened, binaries)
             source.left_out += (*outside,)
         else:
             notes += _left_out(outside)
         source.warnings = (*notes, *source.warnings)
         return source
 
-    def add_others(self, source: Source, directory: str, used: Iterable[str]) -> None:
+    def add_others(
+        self, source: Source, directory: str, used: Iterable[str], models: Iterable[Source]
+    ) -> None:
         """Adds the other files of a directory to a source: all but the files at the paths `used`.
 
-        They are not added under other names either, such as those of hard links.
+        They are not added under other names either, such as those of hard links. The compiled
+        binaries of the models in the directory are added whatever their names.
         """
         with with_path(directory):
             root, files = self._directory(directory)
@@ -189,7 +199,7 @@ class SourceReader:
                 for name in _paths_below(root)
                 if _identity(root.joined(name)) not in identities
             ]
-            _add_others(source, files, others)
+            _add_others(source, files, others, compiled.paths_below(root.path, models))
             source.files += _paths(root, files)
 
     def _directory(self, path: str) -> tuple[Root, Finder]:
@@ -218,12 +228,19 @@ class SourceReader:
         further_names = _further_models(names, name)
         source, *further = files.sources([*map(open_model, (name, *further_names))])
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
+        binaries = [binary for model in (source, *further) for binary in model.compiled]
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.opened]
         keys.check_names([*assets, MODEL_PROTO], Strict())
         source.assets = {path.removeprefix(ASSET_PREFIX): files.listed(path) for path in assets}
+        # Looked for after the assets were listed, of which some may be these files. Those of the
+        # further models are in the same folder.
+        source.compiled = files.look_for(binaries)
+        for model in further:
+            model.compiled = ()
         if not self.other_files:
-            unused = [path for path in names if path not in files.opened]
+            named = {*files.opened, *(binary.path for binary in source.compiled)}
+            unused = [path for path in names if path not in named]
             source.warnings += _left_out(unused, _REMEDY)
         return source
 
@@ -330,12 +347,20 @@ def _identity(path: str) -> object:
     return path
 
 
-def _add_others(source: Source, files: Finder, names: Iterable[str]) -> None:
-    """Adds other files to a source, as assets or to those that are left out."""
+def _add_others(
+    source: Source, files: Finder, names: Iterable[str], binaries: Collection[str]
+) -> None:
+    """Adds other files to a source, as assets or to those that are left out.
+
+    `binaries` are the paths of compiled binaries, which are added whatever their names.
+    """
     left_out: list[str] = []
-    for name in sorted(names):
-        if is_left_out(name):
+    below_assets = {ASSET_PREFIX + path for path in source.assets}
+    for name in sorted({*names, *binaries}):
+        if name not in binaries and is_left_out(name):
             left_out.append(name)
+            continue
+        if name in binaries and name in below_assets:
             continue
         path = name.removeprefix(ASSET_PREFIX)
         if path in source.assets:

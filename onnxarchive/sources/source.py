@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx
 
@@ -16,6 +17,20 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.zipformat.layout import MAX_ENTRIES
 
 MAX_PATH_SIZE = 4096  # bytes; the longest path on Linux
+
+
+class CompiledBinary(NamedTuple):
+    """A compiled binary that EPContext nodes of a model name.
+
+    Attributes:
+        path: Its path from the directory, or in the zip, of the model: as the nodes state it, but
+            without `.` components.
+        fault: Why it is not there or was not looked for, as the end of a sentence; None if it is
+            there.
+    """
+
+    path: str
+    fault: str | None = None
 
 
 @dataclass(slots=True)
@@ -35,6 +50,7 @@ class Source:
             other models and weights; empty without `other_files`.
         warnings: Sentences about unused bytes of a zip, and about files that are left out or were
             not searched for.
+        compiled: The compiled binaries that EPContext nodes of the model name.
         further: Further models by id, without assets.
         cleared: Names of tensors whose unused bits were cleared, by path as text; of tensors
             outside the model, those that were read so far.
@@ -49,6 +65,7 @@ class Source:
     others: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    compiled: tuple[CompiledBinary, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
     cleared: dict[str, str] = field(default_factory=dict)
 

@@ -58,7 +58,8 @@ def add_convert(commands: Any) -> None:
     command.add("--convert-attribute", help)
     help = (
         "add other files of the model's directory or zip, such as tokenizer.json, as assets, "
-        "except hidden files, models and weights"
+        "except hidden files, models and weights; compiled binaries that EPContext nodes name are "
+        "added, too"
     )
     command.add("--assets", help)
     help = f"add assets (give the option after the paths): {ASSET_HELP}"
