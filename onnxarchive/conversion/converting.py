@@ -32,7 +32,12 @@ from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources import compiled
-from onnxarchive.sources.models import FollowLinks, SourceReader, models_of_repository
+from onnxarchive.sources.models import (
+    FollowLinks,
+    Repository,
+    SourceReader,
+    models_of_repository,
+)
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -55,8 +60,8 @@ class Conversion:
         assets: Number of assets.
         taken: Paths of the files that the option `other_files` added as assets.
         left_out: Paths of files that were left out. Without the option `other_files`, they are the
-            compiled binaries that EPContext nodes name; with it, all other files that became no
-            assets, too.
+            compiled binaries that EPContext nodes name and, with `models="all"`, the models that
+            were not chosen; with it, all other files that became no assets, too.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         attribute_tensors: Number of tensors of `size_threshold` bytes or more in Constant nodes and
             other attributes, which stay in the models without `convert_attribute`.
@@ -145,12 +150,13 @@ def convert(
             A tensor outside the models is stored once, even if several models have a tensor of the
             same data type, dims and bytes. Assets of these other sources are not stored. `"all"`
             means every `.onnx` in the directory `source` and below it, except those of further
-            precisions such as `model_fp16.onnx`; the id is the file's name, in lower case and with
-            `_` for other characters.
+            precisions such as `model_fp16.onnx`, and those named `.ONNX`; the id is the file's
+            name, in lower case and with `_` for other characters. The outcome lists the models that
+            are left out; `include` chooses others.
         default: With `models="all"`, the default model: its path in the directory, or its file's
             name with or without `.onnx`. None means `model.onnx`, or the only model.
         include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`, or several:
-            only these files become models.
+            only these files become models, also those in further precisions or named `.ONNX`.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
@@ -211,12 +217,12 @@ def convert(
     sources: Mapping[str, str | os.PathLike[str]]
     if models == "all":
         location = Location.of(source, **access)
-        repository = location.path
-        if repository is None or not os.path.isdir(repository):
+        if location.path is None or not os.path.isdir(location.path):
             raise ValueError(
                 f'{location.name}: expected a local directory for models="all" (--all-models)'
             )
-        sources = models_of_repository(repository, default, include)
+        repository = models_of_repository(location.path, default, include)
+        sources = repository.models
     elif default is not None or include is not None:
         raise ValueError('default and include (--default, --include) go with models="all"')
     else:
@@ -241,21 +247,23 @@ def convert_silently(
     reader: SourceReader,
     *,
     dry_run: bool,
-    repository: str | None = None,
+    repository: Repository | None = None,
 ) -> Conversion:
     """Converts models by id, as `convert`, but issues no warning about what was left out.
 
     Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
-    `repository` is the directory whose other files become assets, if it is not the default model's.
+    `repository` is that of the models, if they were found: its other files become assets.
     """
     if target.path is not None:
         require_no_tilde(target.path)
     temporary = None if target.path is None or dry_run else directory_of(target.path)
-    reader = replace(reader, temporary=temporary, tree=repository or reader.tree)
+    reader = replace(reader, temporary=temporary)
+    if repository is not None:
+        reader = replace(reader, tree=repository.path)
     without_others = replace(reader, other_files=False)
     names = {identifier: location.name for identifier, location in sources.items()}
     # What is found when the models are planned and written may be a fault of any of them.
-    together = ", ".join(names.values()) if repository is None else repository
+    together = ", ".join(names.values()) if repository is None else repository.path
     with contextlib.ExitStack() as resources, with_path(together):
         models: dict[str, Source] = {}
         for identifier, location in sources.items():
@@ -268,7 +276,7 @@ def convert_silently(
         default = models[""]
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
-        directory = default.directory if repository is None else os.path.realpath(repository)
+        directory = default.directory if repository is None else repository.directory
         if reader.other_files and directory is not None:
             reader.add_others(default, directory, files, models.values())
             files += default.files
@@ -286,6 +294,8 @@ def convert_silently(
         binaries, of_binaries = compiled.not_stored(default, further, directory, stored)
         notes += of_binaries
         left_out = {*default.left_out, *binaries}
+        if repository is not None:
+            left_out |= {*repository.left_out} - {*default.others}
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -400,12 +400,29 @@ def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
     return sorted(filter(is_model_name, _paths_below(root, max_folders=max_folders)))
 
 
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The models in a directory and below it.
+
+    Attributes:
+        path: The path of the directory.
+        directory: The same, without links.
+        models: The path of each model that becomes one of the archive, by its id.
+        left_out: The other models: their paths in the directory, sorted.
+    """
+
+    path: str
+    directory: str
+    models: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+
 def models_of_repository(
     directory: str | os.PathLike[str],
     default: str | None = None,
     include: str | Collection[str] | None = None,
-) -> dict[str, str]:
-    """The paths of the models in a directory and below it, by the ids that they get.
+) -> Repository:
+    """Finds the models in a directory and below it, and gives them ids.
 
     An id is the file's name without `.onnx`, in lower case, with `_` for other characters than
     letters and digits.
@@ -414,24 +431,30 @@ def models_of_repository(
         directory: The directory.
         default: The model that gets the id `""`: its path in the directory, or its file's name with
             or without `.onnx`. None means `model.onnx`, or the only model.
-        include: A pattern of file names, such as `*_fp16.onnx`, or several. None means all files
-            but those of further precisions, such as `model_fp16.onnx`.
+        include: A pattern of file names, such as `*_fp16.onnx`, or several. None means `*.onnx`
+            without the files of further precisions, such as `model_fp16.onnx`.
 
     Raises:
         ValueError: Two models get the same id, no model or several are the default one, or a file
             name gives no id.
         ArchiveFormatError: There is no model.
     """
-    below = map(PurePosixPath, _models_below(Root(os.fspath(directory))))
-    onnx_files = [path for path in below if path.suffix == MODEL_SUFFIX]
+    root = Root(os.fspath(directory))
+    below = [*map(PurePosixPath, _models_below(root))]
+    onnx_files = [path for path in below if path.suffix.lower() == MODEL_SUFFIX]
     if include is None:
-        paths = [path for path in onnx_files if not _PRECISION.search(path.stem)]
+        usual = [path for path in onnx_files if path.suffix == MODEL_SUFFIX]
+        paths = [path for path in usual if not _PRECISION.search(path.stem)]
     else:
         patterns = [include] if isinstance(include, str) else include
         paths = [path for path in onnx_files if any(fnmatchcase(path.name, it) for it in patterns)]
     if not paths:
         names = shown_names(map(str, onnx_files))
-        hint = f"; {names} match no pattern of --include" if onnx_files else ""
+        hint = ""
+        if onnx_files and include is None:
+            hint = f"; {names} become models only if a pattern of --include matches them"
+        elif onnx_files:
+            hint = f"; {names} match no pattern of --include"
         raise ArchiveFormatError(f"expected a file named *{MODEL_SUFFIX}, found none{hint}")
     wanted = "model.onnx" if default is None else default
     defaults = [path for path in paths if wanted == str(path)]
@@ -458,7 +481,9 @@ def models_of_repository(
                 f"with the id {identifier!r}; choose with include= (--include)"
             )
         models[identifier] = path
-    return models
+    chosen = {*paths}
+    left_out = tuple([str(path) for path in below if path not in chosen])
+    return Repository(os.fspath(directory), root.path, models, left_out)
 
 
 def _further_models(names: list[str], default: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commands import output_of
 from models import further_model, runnable_model
 
 import onnxarchive
@@ -98,6 +100,68 @@ def test_a_pattern_chooses_the_files(repository: Path, path: Path) -> None:
     assert ids(path) == ["", "model_fp16"]
     onnxarchive.convert(repository, path, models="all", include=["model.*", "*_q4.onnx"])
     assert ids(path) == ["", "decoder_model_q4"]
+
+
+@pytest.mark.parametrize("other_files", [False, True])
+def test_models_that_are_not_chosen_are_named(
+    repository: Path, path: Path, other_files: bool
+) -> None:
+    onnx.save(runnable_model(), repository / "A.ONNX", format="protobuf")
+    outcome = onnxarchive.convert(repository, path, models="all", other_files=other_files)
+    further = {".gitattributes", "pytorch_model.bin"} if other_files else set()
+    not_chosen = {"A.ONNX", "onnx/decoder_model_q4.onnx", "onnx/model_fp16.onnx"}
+    assert outcome.left_out == tuple(sorted(not_chosen | further))
+    options: dict[str, Any] = {"include": ["*.ONNX", "model.onnx"], "other_files": other_files}
+    outcome = onnxarchive.convert(repository, path, models="all", **options)
+    assert ids(path) == ["", "a"]
+    not_chosen |= {"onnx/Decoder-With.past.onnx", "onnx/decoder_model.onnx"}
+    not_chosen -= {"A.ONNX"}
+    assert not_chosen <= {*outcome.left_out}
+    assert "A.ONNX" not in outcome.left_out
+
+
+def test_an_unpacked_archive_below_is_named_unless_it_becomes_an_asset(
+    repository: Path, path: Path
+) -> None:
+    onnxarchive.save(runnable_model(), path)
+    onnxarchive.extract(path, repository / "unpacked")
+    unpacked = "unpacked/__MODEL_PROTO"
+    assert unpacked in onnxarchive.convert(repository, path, models="all").left_out
+    outcome = onnxarchive.convert(repository, path, models="all", other_files=True)
+    assert unpacked in outcome.taken
+    assert unpacked not in outcome.left_out
+
+
+def test_the_command_names_models_that_are_not_chosen_and_the_option_that_chooses(
+    repository: Path, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output_of(capsys, "convert", repository, path, "--all-models").splitlines()[1:] == [
+        "left out  onnx/decoder_model_q4.onnx",
+        "left out  onnx/model_fp16.onnx",
+        "2 models left out: --include PATTERN takes the models whose file names match, and no "
+        "others; it can be given several times",
+    ]
+    options = ["--all-models", "--force", "--include", "*.onnx", "--json"]
+    assert json.loads(output_of(capsys, "convert", repository, path, *options))["left_out"] == []
+    (repository / "onnx" / "model_fp16.onnx").rename(repository / "B.ONNX")
+    options = ["--all-models", "--force", "--assets"]
+    assert output_of(capsys, "convert", repository, path, *options).splitlines()[-5:] == [
+        "left out  .gitattributes",
+        "left out  B.ONNX",
+        "left out  onnx/decoder_model_q4.onnx",
+        "left out  pytorch_model.bin",
+        "2 models left out: --include PATTERN takes the models whose file names match, and no "
+        "others; it can be given several times",
+    ]
+
+
+def test_if_no_model_is_usual_include_is_named(repository: Path, path: Path) -> None:
+    for name in ("model", "decoder_model", "Decoder-With.past"):
+        (repository / "onnx" / f"{name}.onnx").unlink()
+    onnx.save(runnable_model(), repository / "A.ONNX", format="protobuf")
+    message = r"'A\.ONNX', .*'onnx/model_fp16\.onnx' become models only if a pattern of --include"
+    with pytest.raises(ArchiveFormatError, match=message):
+        onnxarchive.convert(repository, path, models="all")
 
 
 def test_a_clash_of_ids_names_both_files(repository: Path, path: Path) -> None:

@@ -26,6 +26,7 @@ from onnxarchive.zipformat import layout
 if TYPE_CHECKING:
     from onnxarchive.conversion.converting import Conversion
 
+_MODEL_SUFFIX = ".onnx"
 _STANDARD_STREAM = "-"
 
 
@@ -143,6 +144,8 @@ def convert(arguments: argparse.Namespace) -> int:
             f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
         )
         lines = [text, *_in_attributes(conversion), *_other_files(conversion)]
+        if arguments.all_models:
+            lines += _choice_of_models(conversion)
         output.say(arguments, _as_json(conversion), lines)
     if target.endswith(".onnx"):
         output.warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
@@ -187,6 +190,17 @@ def _in_attributes(*conversions: Conversion) -> list[str]:
     return [
         f"{count(tensors, 'tensor')} in Constant nodes and other attributes, {size(nbytes)}, "
         f"in {models}; --convert-attribute stores them outside"
+    ]
+
+
+def _choice_of_models(conversion: Conversion) -> list[str]:
+    """A line that says how to choose models, if --all-models left some out."""
+    left_out = [name for name in conversion.left_out if name.lower().endswith(_MODEL_SUFFIX)]
+    if not left_out:
+        return []
+    return [
+        f"{count(len(left_out), 'model')} left out: --include PATTERN takes the models whose file "
+        "names match, and no others; it can be given several times"
     ]
 
 
