@@ -295,7 +295,11 @@ def convert_silently(
         notes += of_binaries
         left_out = {*default.left_out, *binaries}
         if repository is not None:
-            left_out |= {*repository.left_out} - {*default.others}
+            left_out |= {
+                name
+                for name in repository.left_out
+                if name.removeprefix(ASSET_PREFIX) not in stored
+            }
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],
