@@ -56,6 +56,12 @@ _MAX_PAGE_SIZE = 1 << 20  # assumed of HTML pages
 _MAX_RECOGNISED = 64  # files; a server that gives pages gives them for all files
 _MAX_LISTED = 20  # faults in a message
 _MAX_NAMED = 3  # tensors of one fault
+# Continues the advice about a missing file: a model may leave its data to each session by design.
+_OR_GIVEN = (
+    ", or keep the .onnx and give its data to each session: SessionOptions has "
+    "add_external_initializers for values by name, and "
+    "add_external_initializers_from_files_in_memory for files"
+)
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
 
 
@@ -311,7 +317,7 @@ class Finder:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
                     return self.elsewhere(ref)
             message = f"expected {end} bytes in {location!r}, found no such file; copy this file "
-            raise _FileError(f"{message}along with the model", location, end)
+            raise _MissingFileError(f"{message}along with the model", location, end)
         # Some writers state a length of 0 for "unknown".
         if reference.length and reference.length != nbytes:
             raise ArchiveFormatError(
@@ -434,6 +440,10 @@ class _FileError(ArchiveFormatError):
         self.end = end
 
 
+class _MissingFileError(_FileError):
+    """A data file is missing."""
+
+
 def _add_fault(faults: dict[object, _Fault], ref: TensorRef, error: ArchiveFormatError) -> None:
     """Adds the fault of a tensor; a file that many tensors lack is one fault."""
     error = without_traceback(error)
@@ -448,10 +458,14 @@ def _together(faults: list[_Fault]) -> ArchiveFormatError:
     """One error for all faults of a model, a ChecksumError if they are all about checksums."""
     kinds = {type(error) for error, _ in faults}
     kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
-    texts = [
-        f"{_list(refs)}: {error.message.removeprefix(f'{refs[0]}: ')}"
-        for error, refs in faults[:_MAX_LISTED]
-    ]
+    texts: list[str] = []
+    is_explained = False
+    for error, refs in faults[:_MAX_LISTED]:
+        text = f"{_list(refs)}: {error.message.removeprefix(f'{refs[0]}: ')}"
+        if isinstance(error, _MissingFileError) and not is_explained:
+            text += _OR_GIVEN  # for the first file alone, since it is long
+            is_explained = True
+        texts.append(text)
     if len(faults) == 1:
         return kind(texts[0], rule=faults[0][0].rule)
     count = sum(len(refs) for _, refs in faults)

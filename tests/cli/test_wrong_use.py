@@ -114,7 +114,9 @@ CASES: list[tuple[str, int, str]] = [
         "replace-model ARCHIVE faulty.onnx",
         3,
         "onnxarchive: faulty.onnx: tensor 'w' (graph.initializer[0]): expected 1200 bytes in "
-        "'nowhere', found no such file; copy this file along with the model\n",
+        "'nowhere', found no such file; copy this file along with the model, or keep the .onnx "
+        "and give its data to each session: SessionOptions has add_external_initializers for "
+        "values by name, and add_external_initializers_from_files_in_memory for files\n",
     ),
     ("replace-model ARCHIVE ARCHIVE", 2, OTHER),
     (

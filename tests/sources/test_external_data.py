@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from models import entry_of, external, model_of, raw_tensor, typed
-from onnx import TensorProto
+from models import entry_of, external, model_of, raw_tensor, runnable_model, typed
+from onnx import TensorProto, numpy_helper
 from web_server import WebServer
 from written import contents, write_model, zipped
 
@@ -266,8 +267,46 @@ def test_a_missing_data_file_is_named_once(
     message = refused(source(folder), folder)
     assert message == (
         f"1,000 tensors ('w0', 'w1', 'w2', ...): expected {1000 * nbytes} bytes in 'm.onnx_data', "
-        "found no such file; copy this file along with the model"
+        "found no such file; copy this file along with the model, or keep the .onnx and give its "
+        "data to each session: SessionOptions has add_external_initializers for values by name, "
+        "and add_external_initializers_from_files_in_memory for files"
     )
+
+
+def test_what_else_helps_against_missing_files_is_said_once(
+    source: Callable[[Path], str], folder: Path
+) -> None:
+    names = ["a.bin", "b.bin", "short.bin"]
+    (folder / "short.bin").write_bytes(b"short")
+    missing = [external(raw_tensor(name, dims=(300,)), name) for name in names]
+    write_model(folder / "m.onnx", model_of(*missing))
+    first, second, third = refused(source(folder), folder).splitlines()[1:]
+    assert first.endswith("add_external_initializers_from_files_in_memory for files")
+    assert second.endswith("found no such file; copy this file along with the model")
+    write_model(folder / "m.onnx", model_of(missing[2]))
+    assert "SessionOptions" not in third + refused(source(folder), folder)
+
+
+@pytest.mark.parametrize("way", ["by name", "by file"])
+def test_a_session_takes_absent_data_as_the_message_says(way: str) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    model = runnable_model()
+    x = {"x": np.ones((2, 1024), np.float32)}
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, x)[0]
+    weight = model.graph.initializer[0]
+    values, data = numpy_helper.to_array(weight), weight.raw_data
+    weight.CopyFrom(external(weight, "placeholder"))
+    options = ort.SessionOptions()
+    if way == "by name":
+        value = ort.OrtValue.ortvalue_from_numpy(values)
+        options.add_external_initializers([weight.name], [value])
+    elif not hasattr(options, "add_external_initializers_from_files_in_memory"):
+        pytest.skip("this ONNX Runtime does not take files in memory")
+    else:
+        files = (["placeholder"], [data], [len(data)])
+        options.add_external_initializers_from_files_in_memory(*files)
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    np.testing.assert_array_equal(session.run(None, x)[0], expected)
 
 
 @pytest.mark.parametrize("nbytes", [64, 4096])
