@@ -120,15 +120,18 @@ def test_models_that_are_not_chosen_are_named(
     assert "A.ONNX" not in outcome.left_out
 
 
+@pytest.mark.parametrize(
+    ("place", "asset"), [("unpacked", "unpacked/__MODEL_PROTO"), ("assets", "__MODEL_PROTO")]
+)
 def test_an_unpacked_archive_below_is_named_unless_it_becomes_an_asset(
-    repository: Path, path: Path
+    repository: Path, path: Path, place: str, asset: str
 ) -> None:
     onnxarchive.save(runnable_model(), path)
-    onnxarchive.extract(path, repository / "unpacked")
-    unpacked = "unpacked/__MODEL_PROTO"
+    onnxarchive.extract(path, repository / place)
+    unpacked = f"{place}/__MODEL_PROTO"
     assert unpacked in onnxarchive.convert(repository, path, models="all").left_out
     outcome = onnxarchive.convert(repository, path, models="all", other_files=True)
-    assert unpacked in outcome.taken
+    assert asset in outcome.taken
     assert unpacked not in outcome.left_out
 
 

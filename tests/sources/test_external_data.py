@@ -277,7 +277,7 @@ def test_what_else_helps_against_missing_files_is_said_once(
     source: Callable[[Path], str], folder: Path
 ) -> None:
     names = ["a.bin", "b.bin", "short.bin"]
-    (folder / "short.bin").write_bytes(b"short")
+    (folder / "short.bin").write_bytes(bytes(100))
     missing = [external(raw_tensor(name, dims=(300,)), name) for name in names]
     write_model(folder / "m.onnx", model_of(*missing))
     first, second, third = refused(source(folder), folder).splitlines()[1:]
