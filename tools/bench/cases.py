@@ -215,6 +215,20 @@ def _sessions(*, is_packed: bool) -> Case:
     return Case(title, tuple(measures), targets, 1 if is_packed else 3)
 
 
+def _constants() -> Case:
+    """Sessions of weights in Constant nodes, outside and inside the model."""
+    outside = partial(_UNPACKED, kind="outside")
+    onnx = partial(ways.session_of_onnx, is_packed=False, kind="single")
+    measures = (
+        Measure("outside", "constants", outside, ("outside",), _ONNXRUNTIME),
+        Measure("inside", "constants", _UNPACKED, ("archive",), _ONNXRUNTIME),
+        _peer("onnxruntime", "constants", onnx, ("single",), _ONNXRUNTIME),
+    )
+    title = "session of 128 MiB in Constant nodes, prepacking off; an archive of each kind"
+    targets = (Target("at most", 16 * MIB, figure="anonymous"),)
+    return Case(title, measures, targets, times=3)
+
+
 def _edits(group: str) -> Case:
     return Case(
         "set an item of the metadata; onnx.load: load the model with external data",
@@ -366,6 +380,7 @@ CASES: Final[Mapping[str, Case]] = {
     "growth-bytes": _growth("bytes"),
     "session": _sessions(is_packed=True),
     "session-unpacked": _sessions(is_packed=False),
+    "session-constants": _constants(),
     "convert-single": _conversions("single", "single"),
     "save-large": Case(
         "save from memory, synced",

@@ -97,6 +97,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     "labels": Group(3, 32, lists="labels", length=1_000_000),
     "nodes": Group(3, 32, lists="nodes", length=100_000),
     "functions": Group(3, 32, lists="functions", length=10_000),
+    "constants": Group(3, 32, lists="constants", length=8),  # 128 MiB
     **{f"count-{count}": Group(count, 4) for count in COUNTS},
     **{
         f"size-{size}": Group(
@@ -110,6 +111,7 @@ ADDRESS: Final = "address"  # file with the URL of the running server
 
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "archive": ("model.onnxa",),
+    "outside": ("outside.onnxa",),  # with tensors of attributes outside the model, too
     "external": ("external/model.onnx", "external/weights.data"),
     "single": ("single.onnx",),
     "safetensors": ("tensors.safetensors",),
@@ -348,6 +350,12 @@ def _make_single(place: Place) -> None:
     onnx.save_model(place.model(), place.file("single"))
 
 
+def _make_outside(place: Place) -> None:
+    import onnxarchive
+
+    onnxarchive.save(place.model(), place.file("outside"), convert_attribute=True)
+
+
 def _make_safetensors(place: Place) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
     numpy.save_file(dict(place.arrays()), place.file("safetensors"))
@@ -362,6 +370,7 @@ def _make_pickled(place: Place) -> None:
 
 _MAKERS: Final = {
     "archive": _make_archive,
+    "outside": _make_outside,
     "external": _make_external,
     "single": _make_single,
     "safetensors": _make_safetensors,

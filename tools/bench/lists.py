@@ -17,6 +17,8 @@ Contents: TypeAlias = "tuple[list[onnx.NodeProto], list[onnx.FunctionProto]]"
 CLASSICAL: Final = "ai.onnx.ml"  # domain of scikit-learn's operators
 LOCAL: Final = "local"  # domain of the functions
 LABELED: Final = 1000  # classes of the support vectors
+CONSTANT_NBYTES: Final = 16 << 20
+CONSTANT_ROWS: Final = 32  # the width of the group's tensors, and of `x0`
 
 
 def forest(length: int) -> Contents:
@@ -127,10 +129,27 @@ def functions(length: int) -> Contents:
     return [helper.make_node(made[0].name, ["x0"], ["x1"], domain=LOCAL)], made
 
 
+def constants(length: int) -> Contents:
+    """Products with weights in Constant nodes, of 16 MiB each, and the sum of their results."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    weight = np.full((CONSTANT_ROWS, CONSTANT_NBYTES // 4 // CONSTANT_ROWS), 0.5, np.float32)
+    made = []
+    for index in range(length):
+        weight[0, 0] = index
+        value = numpy_helper.from_array(weight, f"weight {index}")
+        made.append(helper.make_node("Constant", [], [f"w{index}"], value=value))
+        made.append(helper.make_node("MatMul", ["x0", f"w{index}"], [f"h{index}"]))
+    made.append(helper.make_node("Sum", [f"h{index}" for index in range(length)], ["x1"]))
+    return made, []
+
+
 MAKERS: Final[Mapping[str, Callable[[int], Contents]]] = {
     "forest": forest,
     "svm": svm,
     "labels": labels,
     "nodes": nodes,
     "functions": functions,
+    "constants": constants,
 }

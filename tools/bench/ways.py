@@ -406,20 +406,20 @@ def download_with_obstore(place: Place) -> Step:
 # Running
 
 
-def session_of_archive(place: Place, *, is_packed: bool = True) -> Step:
+def session_of_archive(place: Place, *, is_packed: bool = True, kind: str = "archive") -> Step:
     """Makes a session of the archive."""
     import onnxarchive
 
     options = _session_options(is_packed)
-    return lambda: onnxarchive.session(place.archive, options, ["CPUExecutionProvider"])
+    return lambda: onnxarchive.session(place.file(kind), options, ["CPUExecutionProvider"])
 
 
-def session_of_onnx(place: Place, *, is_packed: bool = True) -> Step:
-    """Makes a session of the `.onnx` with external data."""
+def session_of_onnx(place: Place, *, is_packed: bool = True, kind: str = "external") -> Step:
+    """Makes a session of the `.onnx`."""
     import onnxruntime as ort
 
     options = _session_options(is_packed)
-    path = os.fspath(place.file("external"))
+    path = os.fspath(place.file(kind))
     return lambda: ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
