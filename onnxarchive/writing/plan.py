@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
@@ -290,75 +290,107 @@ def plan_model(
         ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the
             data that is stored outside.
     """
-    stored, assigned = stored or {}, assigned or Keys()
+    stored = stored or {}
+    entries = _NewEntries(assigned or Keys(), shared)
     if shared:
         shared.begin_model(stored.values())
-    model = source.model
-    initializers = model.graph.initializer
-    count = len(initializers)
-    external_data = iter(source.data)
-    items: list[Item] = []
-    added: list[tuple[str, TensorRef, Data]] = []  # for other models to share
-    shared_keys: set[str] = set()
     main: dict[int, str] = {}  # locations of initializers of the main graph, by index
     locations = dict(stored)  # those of other tensors
     staying: list[tuple[TensorRef, Data]] = []  # external tensors that go into the model
     attributes: list[int] = []
     idle: list[Path] = []  # tensors in the model whose `external_data` has no effect
     leave = False  # whether tensors leave the model
-    for number, ref in enumerate(tensors.walk(model)):
-        if stored and ref.path in stored:
-            continue
-        tensor = ref.tensor
-        is_external = tensor.data_location == tensors.EXTERNAL
-        data: Data | None = None
-        if is_external:
-            data = next(external_data, None) or refuse_external(ref)
-        elif (nbytes := tensors.stored_nbytes(tensor)) is not None:
-            if number < count:
-                data = InitializerData(nbytes, initializers, number)
-            else:
-                data = LazyData(nbytes, partial(_raw_data, ref))
-        may_leave = number < count or ref.is_initializer or options.convert_attribute
-        is_large = data is not None and data.nbytes >= options.size_threshold
-        if data is not None and is_large and not may_leave:
+    for index, ref, data in _with_data(source, stored):
+        is_external = ref.tensor.data_location == tensors.EXTERNAL
+        if data is not None and data.nbytes >= options.size_threshold:
+            if options.convert_attribute or index is not None or ref.is_initializer:
+                leave = leave or not is_external
+                key = entries.key_of(ref, data)
+                if index is not None:
+                    main[index] = key
+                else:
+                    locations[ref.path] = key
+                continue
             attributes.append(data.nbytes)
-        if data is not None and is_large and may_leave:
-            leave = leave or not is_external
-            key = shared.find(ref, data) if shared else None
-            if key is not None:
-                shared_keys.add(key)
-            else:
-                key = assigned.assign(ref.name)
-                is_named = isinstance(data, LazyData) or tensor.data_type in tensors.CHECKED_TYPES
-                items.append(Item(key, data, ref if is_named else None))
-                if shared:
-                    added.append((key, ref, data))
-            if number < count:
-                main[number] = key
-            else:
-                locations[ref.path] = key
-        elif data is not None and is_external:
+        if data is not None and is_external:
             staying.append((ref, data))
-        elif tensor.external_data:
+        elif ref.tensor.external_data:
             idle.append(ref.path)
     if shared:
-        shared.add(added)
-    small: dict[Path, bytes] = {}
+        shared.add(entries.unshared)
+    proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
+    small, large = _staying(staying, temporary)
     inlined: dict[str, memoryview] = {}
-    if staying:
-        proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
-        small, large = _staying(staying, temporary)
-        for path, view in large.items():
-            locations[path] = f"{weights.SPAN_LOCATION}{len(inlined)}"
-            inlined[locations[path]] = view
+    for path, view in large.items():
+        locations[path] = f"{weights.SPAN_LOCATION}{len(inlined)}"
+        inlined[locations[path]] = view
     model = _with_locations(source, main, locations, in_place=source.is_own and not leave)
     for path, raw_data in small.items():
         tensors.set_raw_data(walking.at(model, path), raw_data)
     # Readers refuse `external_data` in a tensor that is not external (rule DATA-7).
     for path in idle:
         walking.at(model, path).ClearField("external_data")
-    return PlannedModel(items, model, inlined, frozenset(shared_keys), attributes)
+    return PlannedModel(entries.items, model, inlined, frozenset(entries.shared_keys), attributes)
+
+
+def _with_data(
+    source: Source, stored: Mapping[Path, str]
+) -> Iterator[tuple[int | None, TensorRef, Data | None]]:
+    """Yields each tensor that is not in an entry already, with its data.
+
+    Yields:
+        The index of an initializer of the main graph, or None; the tensor; and its data, or None if
+        the model holds it and it cannot be stored outside.
+    """
+    initializers = source.model.graph.initializer
+    count = len(initializers)
+    external_data = iter(source.data)
+    for number, ref in enumerate(tensors.walk(source.model)):
+        if stored and ref.path in stored:
+            continue
+        index = number if number < count else None
+        data: Data | None = None
+        if ref.tensor.data_location == tensors.EXTERNAL:
+            data = next(external_data, None)
+            if data is None:
+                refuse_external(ref)
+        else:
+            nbytes = tensors.stored_nbytes(ref.tensor)
+            if nbytes is not None and index is not None:
+                data = InitializerData(nbytes, initializers, index)
+            elif nbytes is not None:
+                data = LazyData(nbytes, partial(_raw_data, ref))
+        yield index, ref, data
+
+
+class _NewEntries:
+    """The entries of a model's tensors, as far as the model does not share those of other models.
+
+    Attributes:
+        items: The new entries.
+        shared_keys: The keys of entries of other models.
+        unshared: Key, tensor and data of each new entry, for other models; empty without `shared`.
+    """
+
+    def __init__(self, assigned: Keys, shared: SharedEntries | None) -> None:
+        self._assigned = assigned
+        self._shared = shared
+        self.items: list[Item] = []
+        self.shared_keys: set[str] = set()
+        self.unshared: list[tuple[str, TensorRef, Data]] = []
+
+    def key_of(self, ref: TensorRef, data: Data) -> str:
+        """The key of a tensor: of an entry of another model with the same bytes, or a new one."""
+        key = self._shared.find(ref, data) if self._shared else None
+        if key is not None:
+            self.shared_keys.add(key)
+            return key
+        key = self._assigned.assign(ref.name)
+        is_named = isinstance(data, LazyData) or ref.tensor.data_type in tensors.CHECKED_TYPES
+        self.items.append(Item(key, data, ref if is_named else None))
+        if self._shared:
+            self.unshared.append((key, ref, data))
+        return key
 
 
 def _with_locations(
