@@ -267,7 +267,9 @@ def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
 def shown_names(names: Iterable[str]) -> str:
     """The first names for a message, with "..." for the others; "none" if there are none."""
     first = [*map(shown, islice(names, _MAX_NAMES + 1))]
-    return ", ".join(first[:_MAX_NAMES] + ["..."] * (len(first) > _MAX_NAMES)) or "none"
+    if len(first) > _MAX_NAMES:
+        first[-1] = "..."
+    return ", ".join(first) or "none"
 
 
 def _shown_numbers(numbers: Iterable[int]) -> str:

@@ -184,7 +184,8 @@ class Changes:
                 continue
             if is_placeholder(key) and key not in self._data:
                 raise ValueError(f"{self.archive.path}: {ref}: {_OF_ANOTHER}")
-            if is_new if owner is None else not self._has_entry(owner.contents, key):
+            is_foreign = is_new if owner is None else not self._has_entry(owner.contents, key)
+            if is_foreign:
                 archive = "an unknown archive" if owner is None else owner.path
                 raise ValueError(
                     f"{self.archive.path}: {ref}: expected an external tensor of this archive, "

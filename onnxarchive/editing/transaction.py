@@ -225,7 +225,8 @@ class Edit:
 
     def __repr__(self) -> str:
         path = self._changes.archive.path
-        return f"<onnxarchive.Edit {path!r}{' (ended)' * (not self._changes.is_open)}>"
+        state = "" if self._changes.is_open else " (ended)"
+        return f"<onnxarchive.Edit {path!r}{state}>"
 
 
 class _EditedMapping(MutableMapping[str, _Value]):

@@ -45,8 +45,11 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     if new.st_uid != old.st_uid:
         mode &= 0o666
     if new.st_gid != old.st_gid:
-        common = mode & mode >> 3 & 0o7
-        mode = mode & ~(stat.S_ISGID | 0o077) | common << 3 | common
+        # The file has another group: its group and others may do what both could do before.
+        of_group, of_others = (mode >> 3) & 0o7, mode & 0o7
+        common = of_group & of_others
+        mode &= ~(stat.S_ISGID | 0o077)
+        mode |= (common << 3) | common
     if _POSIX_ACL in lost or _NFS_ACL in lost:
         mode &= ~0o077
     set_mode(descriptor, path, mode)

@@ -110,7 +110,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
         expected = np.frombuffer(piece, np.uint8)
         # A byte that is neither the log's nor 0 was written by somebody else: what follows the
         # archive is theirs, and not a log that may be cut off.
-        if len(read) != len(piece) or (read * (read != expected)).any():
+        if len(read) != len(piece) or ((read != 0) & (read != expected)).any():
             return None
         position += len(piece)
     return edit

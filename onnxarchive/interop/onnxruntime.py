@@ -497,7 +497,7 @@ def run_errors(action: str, model: str = "") -> Iterator[None]:
             raise ArchiveFormatError(
                 f"expected an archive or a serialized ModelProto, found neither: {reason}"
             ) from error
-        name = f" {model!r}" * bool(model)
+        name = f" {model!r}" if model else ""
         raise RunError(f"ONNX Runtime cannot {action} the model{name}: {reason}") from error
 
 

@@ -60,11 +60,12 @@ class Port:
     @classmethod
     def of(cls, argument: Any) -> Port:
         """Converts an `onnxruntime.NodeArg`."""
-        dims = tuple(
-            dim if (dim >= 0 if isinstance(dim, int) else dim) else f"{argument.name}[{axis}]"
-            for axis, dim in enumerate(argument.shape)
-        )
-        return cls(argument.name, argument.type, dims)
+        dims = []
+        for axis, dim in enumerate(argument.shape):
+            is_named = isinstance(dim, str) and dim != ""
+            is_size = isinstance(dim, int) and dim >= 0
+            dims.append(dim if is_named or is_size else f"{argument.name}[{axis}]")
+        return cls(argument.name, argument.type, tuple(dims))
 
     @property
     def dtype(self) -> np.dtype[Any] | None:

@@ -396,7 +396,7 @@ def external_data(
         if is_known and key not in pairs:
             pairs[key] = _decoded(pair.value)
         elif len(unfit) < _MAX_SHOWN_PAIRS and not (entry is None and names_packed(pair)):
-            unfit.append(f"{shown(key)}{' again' * is_known}")
+            unfit.append(f"{shown(key)} again" if is_known else shown(key))
     location = pairs.get(LOCATION)
     if unfit:
         report.broken(

@@ -51,7 +51,9 @@ def _describe_type(type: onnx.TypeProto) -> str:
     kind = type.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(type, kind)
-        name: str = "sparse " * (kind != "tensor_type") + dtypes.name_of(tensor.elem_type)
+        name = dtypes.name_of(tensor.elem_type)
+        if kind == "sparse_tensor_type":
+            name = f"sparse {name}"
         if not tensor.HasField("shape"):
             return name
         return f"{name} {_describe_dims([*map(_describe_dim, tensor.shape.dim)])}"

@@ -274,7 +274,9 @@ class Archive(Closing):
         from html import escape  # only notebooks need it
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
-        return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
+        if self.assets:
+            parts.append(self.assets._repr_html_())
+        return "\n".join(parts)
 
 
 def owner_of(model: onnx.ModelProto) -> Archive | None:

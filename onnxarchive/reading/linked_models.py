@@ -269,7 +269,7 @@ def packed_sets(
 def warn_of_sets(archive: Archive, faults: list[str]) -> None:
     """Warns of sets of packed weights that `packed_sets` could not read."""
     if faults:
-        more = f" (and {len(faults) - 1} more)" * (len(faults) > 1)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         warnings.warn(
             f"{archive.path}: {faults[0]}{more}; its packed weights are not used, "
             "onnxarchive.prepack replaces them",

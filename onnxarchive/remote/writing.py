@@ -215,7 +215,7 @@ class _FileSystemWriter(Closing):
                 # A file whose class has no `commit` of its own may appear when it is closed. The
                 # garbage collector would close it, unless `closed` is set.
                 self._file.closed = True
-            command = " ('hf upload')" * name.startswith("hf://")
+            command = " ('hf upload')" if name.startswith("hf://") else ""
             raise UnsupportedFeatureError(
                 "expected a file system in which only complete files appear, found "
                 f"{type(system).__name__}; write a local file, and upload it{command}",

@@ -404,7 +404,9 @@ def _inside(stripped: _Stripped, ref: TensorRef, span: Span) -> Data | None:
     if nbytes is None:
         tensors.set_raw_data(ref.tensor, b"".join(decode(stripped.view, span)))
         return None
-    if nbytes != span.nbytes if is_raw else nbytes > _MAX_DECODED * span.nbytes:
+    # One byte of a varint, or of packed numbers, may give several bytes.
+    is_possible = nbytes == span.nbytes if is_raw else nbytes <= _MAX_DECODED * span.nbytes
+    if not is_possible:
         raise ArchiveFormatError(
             f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
         )
@@ -479,4 +481,6 @@ def _list(refs: Sequence[TensorRef]) -> str:
     if len(refs) == 1:
         return str(refs[0])
     names = [shown(ref.name) for ref in refs[:_MAX_NAMED]]
-    return f"{len(refs):,} tensors ({', '.join(names)}{', ...' * (len(refs) > _MAX_NAMED)})"
+    if len(refs) > _MAX_NAMED:
+        names.append("...")
+    return f"{len(refs):,} tensors ({', '.join(names)})"

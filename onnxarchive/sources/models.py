@@ -391,7 +391,8 @@ def _only(names: list[str], root: Root | None = None) -> str:
     below = [] if root is None else _models_below(root, _MAX_SEARCHED)
     if below:
         remedy = f"; folders below have {shown_names(below)}: convert one of these"
-        remedy += ", or all with --all-models" * (len(below) > 1)
+        if len(below) > 1:
+            remedy += ", or all with --all-models"
     raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
 
 

@@ -383,4 +383,6 @@ def _zip64_values(
 def hexadecimal(identifiers: list[int]) -> str:
     """Formats the ids of extra fields for a message."""
     texts = [f"{identifier:#06x}" for identifier in identifiers[:_MAX_SHOWN_FIELDS]]
-    return "[" + ", ".join(texts + ["..."] * (len(identifiers) > _MAX_SHOWN_FIELDS)) + "]"
+    if len(identifiers) > _MAX_SHOWN_FIELDS:
+        texts.append("...")
+    return f"[{', '.join(texts)}]"

@@ -71,7 +71,9 @@ def _compare(header: bytes, entry: Entry, record: DirectoryRecord, report: Repor
         broken("ZIP-14", f"expected complete extra fields, found {error}")
         return None
     zip64_values = layout.local_zip64_values(entry.nbytes)
-    expected_identifiers = [records.ZIP64_EXTRA] * bool(zip64_values) + [records.ALIGNMENT_EXTRA]
+    expected_identifiers = [records.ALIGNMENT_EXTRA]
+    if zip64_values:
+        expected_identifiers.insert(0, records.ZIP64_EXTRA)
     identifiers = [identifier for identifier, _ in fields]
     if identifiers != expected_identifiers:
         broken(

@@ -235,7 +235,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     verb = "would be converted" if arguments.dry_run else "converted"
     skipped = sum(item.is_skipped for item in conversions)
     done = count(len(conversions) - len(failed) - skipped, "model")
-    there = f", {skipped} there already" * (skipped > 0)
+    there = f", {skipped} there already" if skipped else ""
     total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
     lines = [*table(["source", "archive", "bytes"], rows), "", total, *_in_attributes(*conversions)]
     for item in failed:

@@ -105,10 +105,10 @@ def extract(arguments: argparse.Namespace) -> None:
         onnxarchive.extract(arguments.archive, directory, progress=progress, **access(arguments))
     names = {model_id(name): name for name in os.listdir(directory) if is_model(name)}
     paths = {id: os.path.join(directory, names[id]) for id in sorted(names)}
-    lines = [
-        f"{path}: the model{f' {id}' * bool(id)}, with its tensors beside it"
-        for id, path in paths.items()
-    ]
+    lines = []
+    for id, path in paths.items():
+        name = f"the model {id}" if id else "the model"
+        lines.append(f"{path}: {name}, with its tensors beside it")
     say(arguments, {"model": paths[""], "models": paths}, lines)
 
 

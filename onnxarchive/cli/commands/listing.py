@@ -67,9 +67,10 @@ def ls(arguments: argparse.Namespace) -> None:
     header = ["name", "key", "data type", "shape", "bytes", "offset", "models"]
     if len(models) == 1:
         header, rows = header[:-1], [row[:-1] for row in rows]
+    models_noun = "models" if len(chosen) > 1 else "model"
     summary = (
         f"{count(totals['tensors'], 'tensor')}, {size(totals['weights'])} in all; "
-        f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}; "
+        f"{totals['in_model']:,} more in the {models_noun}; "
         f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
     result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
