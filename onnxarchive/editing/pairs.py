@@ -13,7 +13,8 @@ data gets it back.
 
 The hidden names are `.MODEL.onnxarchive-N.pair` (the record), `.MODEL.onnxarchive-N.old`,
 `.DATA.onnxarchive-N.new` and `.DATA.onnxarchive-N.old`. A record is locked as long as its process
-lives.
+lives. A record may come from whoever made the folder, such as the author of a download. So it
+counts only for the model after which it is named, and only regular files get names back.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import operator
 import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -43,7 +46,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 
 NEW, OLD, RECORD = "new", "old", "pair"  # ends of hidden names
-_RECORD_NAME = re.compile(rf"\..*\.onnxarchive-[0-9]+\.{RECORD}", re.DOTALL)
+_RECORD_NAME = re.compile(rf"\..*\.onnxarchive-([0-9]+)\.{RECORD}", re.DOTALL)
 _NEW_NAME = re.compile(rf"\..*\.onnxarchive-([0-9]+)\.{NEW}", re.DOTALL)
 _MAX_RECORD_NBYTES = 1 << 14  # two names of 255 bytes, escaped, take a quarter of it
 
@@ -101,7 +104,7 @@ class _Pair:
         folder = os.path.dirname(path)
         first, _, second = content.partition(b"\n")
         pair = None
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             names = json.loads(first)
             model, data = os.path.join(folder, names["model"]), os.path.join(folder, names["data"])
             pair = cls(path, model, data)
@@ -109,14 +112,24 @@ class _Pair:
             pair = replace(
                 pair,
                 digest=completion["sha256"],
-                number=completion["number"],
+                number=operator.index(completion["number"]),
                 had_model=completion["had_model"],
             )
         return pair
 
+    def is_named_by_record(self) -> bool:
+        """False if the record has another model's name, or its path of the data has links."""
+        number = _RECORD_NAME.fullmatch(os.path.basename(self.record))
+        folder = os.path.dirname(self.data)
+        return (
+            number is not None
+            and self.record == numbered_path(self.model, number[1], RECORD)
+            and os.path.realpath(folder) == folder
+        )
+
     def complete(self) -> bool:
         """Gives the new data its name, if only that is missing; returns True if it did."""
-        is_missing = not os.path.lexists(self.data) and os.path.lexists(self.new_data)
+        is_missing = not os.path.lexists(self.data) and _is_regular(self.new_data)
         if not (is_missing and self._has_new_model()):
             return False
         os.replace(self.new_data, self.data)
@@ -132,14 +145,14 @@ class _Pair:
             return False
         is_undone = False
         if not os.path.lexists(self.model) or self._has_new_model():
-            if os.path.lexists(self.old_model):
+            if _is_regular(self.old_model):
                 os.replace(self.old_model, self.model)
                 is_undone = True
             elif os.path.lexists(self.model) and not self.had_model:
                 os.unlink(self.model)
                 is_undone = True
             self.sync()
-        if os.path.lexists(self.old_data):
+        if _is_regular(self.old_data):
             os.replace(self.old_data, self.data)
             self.sync()
             is_undone = True
@@ -163,6 +176,14 @@ class _Pair:
     def _has_new_model(self) -> bool:
         with contextlib.suppress(FileNotFoundError), MappedFile(self.model) as file:
             return _digest(file, file.size) == self.digest
+        return False
+
+
+def _is_regular(path: str) -> bool:
+    """True for a regular file, False for a link to one: links do not take the names of a pair."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
         return False
 
 
@@ -326,7 +347,7 @@ def _recover(
             return
         pair = _Pair.of_record(path, record.read(0, _MAX_RECORD_NBYTES))
         if pair is not None:
-            if target not in (pair.model, pair.data):
+            if target not in (pair.model, pair.data) or not pair.is_named_by_record():
                 return
             if pair.digest and not _settle(pair, recovery):
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 import sys
@@ -363,6 +364,67 @@ def test_the_record_of_another_user_is_not_followed(pair: tuple[Path, Path]) -> 
         onnxarchive.recover(target)
     assert not target.with_name(DATA).exists()
     assert record.exists()
+
+
+def record_of(names: object, **completion: object) -> bytes:
+    finished = {"sha256": "0" * 64, "number": 0, "had_model": True, **completion}
+    return f"{json.dumps(names)}\n{json.dumps(finished)}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("names", "completion"),
+    [
+        ({"model": "{outside}/new", "data": MODEL}, {}),
+        ({"model": "../outside/new", "data": MODEL}, {}),
+        ({"model": MODEL, "data": "link/new"}, {}),
+        ({"model": MODEL, "data": DATA}, {"number": "0/../../outside/kept"}),
+    ],
+)
+def test_a_record_that_came_with_a_folder_leads_to_no_other_file(
+    pair: tuple[Path, Path], tmp_path: Path, names: dict[str, str], completion: dict[str, str]
+) -> None:
+    target, archive = pair
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for kept in ("kept.old", "kept.new", ".new.onnxarchive-0.old", ".new.onnxarchive-0.new"):
+        (outside / kept).touch()
+    before = sorted(os.listdir(outside))
+    target.unlink()
+    (target.parent / f".{DATA}.onnxarchive-0").mkdir()
+    (target.parent / "link").symlink_to(outside)
+    (target.parent / f".{MODEL}.onnxarchive-0.old").write_bytes(b"theirs")
+    names = {kind: name.format(outside=outside) for kind, name in names.items()}
+    (target.parent / f".{MODEL}.onnxarchive-0.pair").write_bytes(record_of(names, **completion))
+    with contextlib.suppress(ArchiveError, FileNotFoundError):
+        onnxarchive.recover(target)
+    onnxarchive.export(archive, target, external_data=DATA)
+    assert sorted(os.listdir(outside)) == before
+    assert onnx.load(target).doc_string == "new"
+
+
+def test_a_link_that_came_with_a_folder_does_not_become_the_model(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, archive = pair
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"kept")
+    for path in (target, target.with_name(DATA)):
+        path.unlink()
+    for name in (MODEL, DATA):
+        (target.parent / f".{name}.onnxarchive-0.old").symlink_to(precious)
+    record = record_of({"model": MODEL, "data": DATA})
+    (target.parent / f".{MODEL}.onnxarchive-0.pair").write_bytes(record)
+    onnxarchive.export(archive, target, external_data=DATA)
+    assert precious.read_bytes() == b"kept"
+    assert onnx.load(target).doc_string == "new"
+
+
+@pytest.mark.parametrize("content", [b"[" * (1 << 14), b"[]\n", b'{"model": 1, "data": 2}\n'])
+def test_a_record_that_is_none_is_removed(pair: tuple[Path, Path], content: bytes) -> None:
+    target, _ = pair
+    record = target.parent / f".{MODEL}.onnxarchive-0.pair"
+    record.write_bytes(content)
+    assert onnxarchive.recover(target).removed == (str(record),)
 
 
 def test_attributes_of_both_files_are_kept(pair: tuple[Path, Path]) -> None:
