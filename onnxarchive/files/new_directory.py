@@ -40,6 +40,7 @@ _NEW_FILE = _FILE | os.O_RDWR | os.O_CREAT | os.O_EXCL
 _OLD_FILE = _FILE | (os.O_RDONLY if HAS_DIR_FD else os.O_RDWR)
 # Errors of opening a name that has no directory: nothing, a file, a link (Linux and macOS, FreeBSD)
 _NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK)
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OWN_MODE = 0o700
 _FILE_MODE = 0o666  # files are not executable
@@ -117,14 +118,15 @@ class NewDirectory(Work):
     def _begin(self, descriptor: int) -> None:
         """Refuses an opened directory that is not the new one; else only this user may write in it.
 
-        If others could, they could move a directory of this user there, to have it removed.
+        If others could, they could move a directory of this user there, to have it removed. Where
+        they could, they may not enter it, either: the folders in it have the same permissions.
         """
         status = os.fstat(descriptor)
         is_new = not os.listdir(descriptor) and _is_of_this_user(descriptor, status)
         mode = stat.S_IMODE(status.st_mode)
         if is_new and mode & _OTHERS_WRITE:
             self._final_mode = mode
-            set_mode(descriptor, self.path, mode & ~_OTHERS_WRITE)
+            set_mode(descriptor, self.path, mode & ~_OTHERS)
             is_new = not os.listdir(descriptor)
         if not is_new:
             self._names.clear()

@@ -183,6 +183,34 @@ def test_a_directory_is_its_users_to_fill_and_gets_the_permissions_of_any_new_on
 
 
 @root
+@pytest.mark.parametrize("mask", [0, 0o002])
+def test_others_cannot_move_their_directories_to_folders_of_an_unfinished_one(
+    tmp_path: Path, mask: int
+) -> None:
+    for above in (tmp_path, *tmp_path.parents):
+        above.chmod(above.stat().st_mode | 0o055)
+    tmp_path.chmod(0o2777)
+    os.chown(tmp_path, -1, 12345)  # the group of the other user
+    shared = tmp_path / "shared"
+    with umask(0):
+        shared.mkdir()
+    (shared / "own").mkdir(0o755)
+    (shared / "own" / "kept").touch()
+
+    def fill() -> None:
+        with umask(mask), new_directory(tmp_path / "target") as made:
+            make_file(made, "folder/file")
+            with user(12345), pytest.raises(PermissionError):
+                shared.rename(Path(made.path, "folder", "shared"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert (shared / "own" / "kept").exists()
+    assert names(tmp_path) == ["shared"]
+
+
+@root
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777])
 def test_another_user_fills_directories_in_a_shared_folder(tmp_path: Path, mode: int) -> None:
     for above in tmp_path.parents:
