@@ -70,8 +70,9 @@ def export(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a model or tensor do not match their CRC-32.
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
-        LockedError: A file to replace stayed locked until `timeout`, or the archive was edited
-            while it was opened.
+        LockedError: A file to replace stayed locked until `timeout`, or another process was
+            exporting to the folder with external data; or the archive was edited while it was
+            opened.
         ArchiveError: Another process changed a new file; or after an error, the old `.onnx` and its
             external data could not be restored, and `recover` does it.
         ValueError: `external_data` is not a file name, or names `destination`; a written file would

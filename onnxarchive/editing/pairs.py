@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming
+from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing, File, closing_on_error
 from onnxarchive.files.filesystem import sync, sync_directory
@@ -210,6 +211,7 @@ class PairReplacement(Closing):
         for path in (data, model):
             recover_pairs(path, is_left_here)
         self._path = os.fspath(model)
+        self._timeout = timeout
         self._resources = contextlib.ExitStack()
         with closing_on_error(self):
             with naming(data):
@@ -234,22 +236,14 @@ class PairReplacement(Closing):
         """Replaces the old files.
 
         Raises:
-            LockedError: One of the old files remained locked.
+            LockedError: One of the old files, or the folder, remained locked.
             ArchiveError: Another process changed a new file, or going back to the old files failed.
             OSError: A file cannot be synced or renamed. The old files are unchanged.
         """
         number = _NEW_NAME.fullmatch(os.path.basename(self.data.new_path))
         assert number is not None
         digest = _digest(self.model.written, self.model.file.offset)
-        self._pair = replace(
-            self._pair,
-            digest=digest,
-            number=int(number[1]),
-            had_model=os.path.lexists(self._pair.model),
-        )
-        with naming(self._path):
-            self._write(len(self._pair.names()), self._pair.completion())
-        self._record.is_there = False  # it stays until the old files or the new ones are in place
+        self._pair = replace(self._pair, digest=digest, number=int(number[1]))
         try:
             self.data.commit(before_rename=self._rename_model)
         except BaseException as error:
@@ -266,12 +260,34 @@ class PairReplacement(Closing):
         self._remove_old()
 
     def _rename_model(self) -> None:
+        self._lock_folder()
         new = self.model.commit_open(before_rename=self._set_aside)
         if os.name == "nt":  # Windows replaces no open file
             new.close()
         self._resources.callback(new.close)  # locked, so that another export waits for the data
 
+    def _lock_folder(self) -> None:
+        """Lets exports to the folder of the model take turns, if it can be locked.
+
+        The locks of the old files do not separate two exports where there are none.
+        """
+        if os.name == "nt":  # which opens no folder
+            return
+        try:
+            descriptor = os.open(os.path.dirname(self._pair.model), os.O_RDONLY)
+            self._resources.callback(os.close, descriptor)
+            self._resources.enter_context(locking.exclusive(descriptor, self._timeout))
+        except LockedError as error:
+            problem = "another process exports to its folder; try again, or with a longer timeout"
+            raise LockedError(problem, path=self._path) from error
+        except OSError:  # it is unreadable, or without locks
+            pass
+
     def _set_aside(self) -> None:
+        self._record.is_there = False  # it stays until the old files or the new ones are in place
+        self._pair = replace(self._pair, had_model=os.path.lexists(self._pair.model))
+        with naming(self._path):
+            self._write(len(self._pair.names()), self._pair.completion())
         self.data.set_aside(self._pair.old_data)
         if os.path.lexists(self._pair.model):
             try:

@@ -340,6 +340,42 @@ def test_a_living_export_is_not_recovered(pair: tuple[Path, Path]) -> None:
     assert onnx.load(target).doc_string == "new"
 
 
+def test_exports_take_turns_where_there_are_no_old_files(pair: tuple[Path, Path]) -> None:
+    target, archive = pair
+    for path in (target, target.with_name(DATA)):
+        path.unlink()
+    move = os.replace
+    statuses: list[int] = []
+
+    def replace(source: str, name: str) -> None:
+        if os.path.basename(name) == MODEL:
+            process = os.fork()
+            if not process:
+                statuses.append(export_beside(archive.with_name("old.onnxa"), target))
+                os._exit(statuses[0])
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        move(source, name)
+
+    with patch.object(os, "replace", replace):
+        onnxarchive.export(archive, target, external_data=DATA)
+    assert statuses == [LOCKED]
+    assert sorted(os.listdir(target.parent)) == [DATA, MODEL]
+    assert onnx.load(target).doc_string == "new"
+
+
+LOCKED = 3
+
+
+def export_beside(archive: Path, target: Path) -> int:
+    """Exports in a fork, while another export replaces the files; returns LOCKED if it waits."""
+    with patch.object(os, "replace", os.rename):
+        try:
+            onnxarchive.export(archive, target, external_data=DATA, timeout=0)
+        except onnxarchive.LockedError:
+            return LOCKED
+    return 0
+
+
 def test_what_is_linked_stays_a_link_and_is_recovered(pair: tuple[Path, Path]) -> None:
     target, archive = pair
     for name in (MODEL, DATA):
