@@ -25,6 +25,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.beneath import HAS_DIR_FD
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
+from onnxarchive.files.hidden_files import TEMPORARY, listed
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
 from onnxarchive.files.replacement import NOT_RENAMED, Temporary
@@ -326,9 +327,9 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
     with naming(path):
         target = os.path.realpath(path)
         is_there = os.path.exists(target)
-        if is_there and os.listdir(target):
-            raise FileExistsError(errno.EEXIST, "the directory is not empty")
         beside = os.path.join(target, CONTENT) if is_there else target
+        if is_there and os.listdir(target):
+            raise FileExistsError(errno.EEXIST, f"the directory is not empty{_reason_of(beside)}")
         made = NewDirectory(os.path.dirname(beside), path)
         temporary = Temporary(beside, made.make, made.remove)
     try:
@@ -345,6 +346,17 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
         temporary.remove()
         made.close()
     sync_directory(os.path.dirname(beside))
+
+
+def _reason_of(beside: str) -> str:
+    """Why a directory seems to be empty, and is not."""
+    unfinished = ", ".join(map(os.path.basename, listed(beside, TEMPORARY)))
+    if not unfinished:
+        return ""
+    return (
+        f": another process fills it, or was killed when it did, and left {unfinished}; if it was "
+        "killed, 'onnxarchive recover', with the name of the directory, removes this"
+    )
 
 
 @contextlib.contextmanager

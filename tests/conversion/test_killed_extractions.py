@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,9 @@ def test_what_a_killed_extraction_leaves_is_removed(
         target.mkdir()
     killed(lambda: onnxarchive.extract(archive, target, progress=die))
     (left,) = left_below(folder)
+    if is_there:
+        with pytest.raises(FileExistsError, match=f"left {re.escape(left)}.*onnxarchive recover"):
+            onnxarchive.extract(archive, target)
     recovery = onnxarchive.recover(target)
     assert [os.path.basename(path) for path in recovery.removed] == [left]
     assert left_below(folder) == []
