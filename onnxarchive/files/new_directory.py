@@ -435,15 +435,17 @@ def _remove_content(root: int) -> None:
     Folders are moved to `root` before they are removed, so that two more descriptors are enough,
     and each name is looked up in an open directory.
     """
-    numbers = itertools.count()
     folders = _remove_files(root)
+    taken = set(folders)  # a process that was killed here has left such names
+    names = (f".removed-{number}" for number in itertools.count())
+    free_names = (name for name in names if name not in taken)
     while folders:
         name = folders.pop()
         with contextlib.suppress(OSError):
             folder = os.open(name, _FOLDER, dir_fd=root)
             try:
                 for inner in _remove_files(folder):
-                    moved = f".removed-{next(numbers)}"
+                    moved = next(free_names)
                     os.rename(inner, moved, src_dir_fd=folder, dst_dir_fd=root)
                     folders.append(moved)
             finally:

@@ -517,6 +517,16 @@ def test_what_a_killed_process_left_is_removed_without_following_links(
 
 
 @posix
+def test_a_leftover_that_was_being_removed_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    for number in range(9):
+        (left / f".removed-{number}" / "folder").mkdir(parents=True)
+        (left / f".removed-{number}" / "folder" / "file").touch()
+    assert remove_leftover(str(left))
+    assert names(tmp_path) == []
+
+
+@posix
 def test_a_deep_leftover_is_removed_with_few_descriptors(tmp_path: Path) -> None:
     left = tmp_path / "left"
     (left / Path(*"d" * 500)).mkdir(parents=True)
