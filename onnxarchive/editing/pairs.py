@@ -39,6 +39,7 @@ from onnxarchive.files.hidden_files import (
     TEMPORARY,
     TemporaryFile,
     is_left_here,
+    listed,
     numbered_path,
     remove_abandoned,
     targets_of,
@@ -370,6 +371,8 @@ def _recover(
             for member, kind in itertools.product((pair.model, pair.data), (TEMPORARY, NEW)):
                 recovery.removed += remove_abandoned(member, kind, is_recoverable)
             pair.sync()  # before the record is removed, without which nobody finds them
+            if any(listed(pair.data, NEW)):  # it could not be removed, or a process writes it
+                return
         if os.name == "nt":  # Windows removes no open file
             record.close()
         os.unlink(path)

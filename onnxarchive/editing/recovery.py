@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from onnxarchive.editing.pairs import NEW, recover_pairs
+from onnxarchive.editing.pairs import recover_pairs
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.file import File
@@ -91,7 +91,7 @@ def recover(
     locking.require_timeout(timeout)
     path = Location.of(path).require_local()
     pair = recover_pairs(path)
-    removed = [*pair.removed, *remove_abandoned(path), *remove_abandoned(path, NEW)]
+    removed = [*pair.removed, *remove_abandoned(path)]
     removed += _remove_directories(path)
     kept = []
     for partial in partial_downloads(path):

@@ -389,6 +389,23 @@ def test_what_is_linked_stays_a_link_and_is_recovered(pair: tuple[Path, Path]) -
     assert not [name for name in os.listdir(target.parent.parent) if name.startswith(".")]
 
 
+@pytest.mark.parametrize("at", [OLD_DATA, "real"])
+def test_the_data_beside_a_link_to_a_model_elsewhere_stay_until_the_model_is_recovered(
+    pair: tuple[Path, Path], tmp_path: Path, at: str
+) -> None:
+    target, archive = pair
+    real = tmp_path / "elsewhere" / "real"
+    real.parent.mkdir()
+    target.rename(real)
+    target.symlink_to(real)
+    killed(target, archive, at)
+    with contextlib.suppress(ArchiveError, FileNotFoundError):  # the record is beside the model
+        onnxarchive.recover(target.with_name(DATA))
+    assert onnxarchive.recover(target).export == ("completed" if at == "real" else "undone")
+    assert sorted(os.listdir(target.parent)) == [DATA, MODEL]
+    assert os.listdir(real.parent) == ["real"]
+
+
 def test_the_record_of_another_user_is_not_followed(pair: tuple[Path, Path]) -> None:
     if os.geteuid():
         pytest.skip("only root gives files away")
