@@ -17,7 +17,6 @@ from onnxarchive.files.filesystem import is_below, require_file_names, require_n
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location
-from onnxarchive.remote.urls import local_path
 from onnxarchive.sources.models import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -128,7 +127,7 @@ def convert_many(
     tasks = [task for source in sources for task in _tasks(folder.at(source), folder, met)]
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
-        follow_links = os.path.abspath(local_path(follow_links))
+        follow_links = os.path.abspath(Location.of(follow_links).require_local())
     convert = partial(
         convert_one,
         options=options,
@@ -317,7 +316,7 @@ def find_models(
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
     """Assets that can be sent to workers: each an absolute path or `bytes`."""
     return {
-        name: os.path.abspath(local_path(asset))
+        name: os.path.abspath(Location.of(asset).require_local())
         if isinstance(asset, str | os.PathLike)
         else bytes(asset)
         for name, asset in (assets or {}).items()

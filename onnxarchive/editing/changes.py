@@ -27,7 +27,7 @@ from onnxarchive.model.tensors import LazyData, TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
 from onnxarchive.reading.contents import Contents, EntryData
 from onnxarchive.reading.views import require_model
-from onnxarchive.remote.urls import local_path
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
@@ -208,7 +208,7 @@ class Changes:
         return self._of_source(source)
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
-        path = local_path(path)
+        path = Location.of(path).require_local()
         require_no_input(self.file.absolute_path, [path])
         elsewhere = None if is_new else partial(referred_data, self.archive)
         reader = SourceReader(elsewhere=elsewhere)

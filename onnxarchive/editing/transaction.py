@@ -26,7 +26,6 @@ from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.views import array_in_model
 from onnxarchive.remote.location import Location
-from onnxarchive.remote.urls import local_path
 from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, require_size_threshold
 from onnxarchive.writing.plan import open_assets, require_model_ids
@@ -364,7 +363,7 @@ class EditedAssets(_EditedMapping[bytes]):
     def __setitem__(self, path: str, data: Asset) -> None:
         changes = self._changes
         if isinstance(data, str | os.PathLike):
-            require_no_input(changes.file.absolute_path, [local_path(data)])
+            require_no_input(changes.file.absolute_path, [Location.of(data).require_local()])
         changes.assets |= open_assets({path: data})
         changes.watch(changes.assets[path])
 

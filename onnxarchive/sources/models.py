@@ -27,7 +27,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.remote.urls import local_path
+from onnxarchive.remote.location import Location
 from onnxarchive.sources import compiled
 from onnxarchive.sources.finder import DataFile, Finder
 from onnxarchive.sources.recognition import (
@@ -214,7 +214,7 @@ class SourceReader:
         if follow_links is True:
             root.linked = cached
         elif follow_links is not False:
-            root.linked = Root(local_path(follow_links)).path
+            root.linked = Root(Location.of(follow_links).require_local()).path
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
         return root
 

@@ -11,7 +11,7 @@ from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Buffer
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.remote.urls import local_path
+from onnxarchive.remote.location import Location
 from onnxarchive.zipformat import layout
 
 # An asset is given as its bytes, or as the path of a file.
@@ -66,4 +66,5 @@ class WriteOptions:
     def asset_files(self) -> list[str]:
         """The paths of the files among `assets`."""
         assets = (self.assets or {}).values()
-        return [local_path(asset) for asset in assets if isinstance(asset, str | os.PathLike)]
+        files = [asset for asset in assets if isinstance(asset, str | os.PathLike)]
+        return [Location.of(file).require_local() for file in files]

@@ -23,7 +23,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.remote.urls import local_path
+from onnxarchive.remote.location import Location
 from onnxarchive.sources.source import (
     Source,
     require_entry_count,
@@ -168,6 +168,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
         TypeError: A path is no string, or an asset neither bytes nor a path.
         ValueError: A path is not allowed (rule ASSET-1).
         ArchiveFormatError: A file is not a regular file.
+        UnsupportedFeatureError: An asset is a URL.
         OSError: A file cannot be opened.
     """
     opened: dict[str, Data] = {}
@@ -176,7 +177,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
         if isinstance(asset, bytes | bytearray | memoryview):
             opened[path] = Stored(as_bytes(asset))
         elif isinstance(asset, str | os.PathLike):
-            opened[path] = FileData.of(local_path(asset))
+            opened[path] = FileData.of(Location.of(asset).require_local())
         else:
             raise TypeError(
                 f"expected bytes or the path of a file for the asset {shown(path)}, found "

@@ -16,8 +16,7 @@ from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
-from onnxarchive.remote.location import require_local_target
-from onnxarchive.remote.urls import local_path
+from onnxarchive.remote.location import Location, require_local_target
 from onnxarchive.sources.safetensors import read_safetensors
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.elements import elements_of
@@ -131,7 +130,7 @@ class Writer(Closing):
             ArchiveFormatError: The file is not a safetensors file, or changes while it is read.
             TensorNotFoundError: The file lacks a tensor.
             TypeError: `names` is a string.
-            UnsupportedFeatureError: ONNX lacks the data type of a tensor.
+            UnsupportedFeatureError: ONNX lacks the data type of a tensor, or `path` is a URL.
             ValueError: A name is empty, given twice or was added before, or the writer is closed.
             OSError: The file cannot be read, or the archive cannot be written.
 
@@ -142,7 +141,7 @@ class Writer(Closing):
         """
         if isinstance(names, str):
             raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
-        path = local_path(path)
+        path = Location.of(path).require_local()
         with with_path(path):
             stored_names = None if names is None else [*names]
             new_names = [*names.values()] if isinstance(names, Mapping) else stored_names

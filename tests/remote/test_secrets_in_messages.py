@@ -42,6 +42,17 @@ def convert_many(source: str, target: str) -> None:
     raise OSError(repr(conversion))
 
 
+def assign(kind: str, path: str) -> None:
+    """Assigns a path in an edit: as an asset or as a model."""
+    with onnxarchive.edit("m.onnxa") as edit:
+        getattr(edit, kind)["new"] = path
+
+
+def add_from(path: str) -> None:
+    with onnxarchive.Writer("out.onnxa") as writer:
+        writer.add_from(path)
+
+
 FUNCTIONS: dict[str, Callable[[str], object]] = {
     "open": lambda it: onnxarchive.open(it, **ONCE),
     "open a path": lambda it: onnxarchive.open(Path(it), **ONCE),
@@ -67,6 +78,19 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "extract to": lambda it: onnxarchive.extract("m.onnxa", it),
     "link": lambda it: onnxarchive.link(it, "out.onnx", **ONCE),
     "link to": lambda it: onnxarchive.link("m.onnxa", it),
+    "an asset of save": lambda it: onnxarchive.save(
+        weight_model(seed=1), "out.onnxa", assets={"new": it}
+    ),
+    "an asset of convert": lambda it: onnxarchive.convert(
+        "m.onnxa", "out.onnxa", assets={"new": it}
+    ),
+    "an asset of convert_many": lambda it: onnxarchive.convert_many(
+        ["m.onnxa"], "out", assets={"new": it}
+    ),
+    "an asset of edit": lambda it: assign("assets", it),
+    "a model of edit": lambda it: assign("models", it),
+    "Writer.add_from": add_from,
+    "follow_links": lambda it: onnxarchive.convert("m.onnx", "out.onnxa", follow_links=it),
     "infer_shapes": onnxarchive.infer_shapes,
     "transform": lambda it: onnxarchive.transform(it, "out.onnxa", lambda model: model),
 }
@@ -104,6 +128,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with an archive, in which no file gets a name with a password."""
     monkeypatch.chdir(tmp_path)
     onnxarchive.save(weight_model(seed=1), "m.onnxa")
+    onnxarchive.export("m.onnxa", "m.onnx")
     yield tmp_path
     names = [name for _, folders, files in os.walk(tmp_path) for name in (*folders, *files)]
     assert not [name for name in names if "SECRET" in name or "http" in name]
