@@ -216,8 +216,10 @@ def lift_constants(model: onnx.ModelProto) -> None:
         path = (*MAIN_GRAPH, ("node", index), ("attribute", 0), ("t", None))
         is_constant = len(node.attribute) == 1 and is_constant_value(model, path)
         is_external = is_constant and node.attribute[0].t.data_location == tensors.EXTERNAL
-        are_lifted.append(is_external)
-        if is_external:
+        # ONNX Runtime says what is wrong with another number of outputs or another name.
+        has_name = len(node.output) == 1 and isinstance(node.output[0], str)
+        are_lifted.append(is_external and has_name)
+        if are_lifted[-1]:
             tensor = model.graph.initializer.add()
             tensor.CopyFrom(node.attribute[0].t)
             tensor.name = node.output[0]

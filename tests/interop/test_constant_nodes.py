@@ -236,6 +236,29 @@ def test_constants_of_the_main_graph_are_packed(
 
 
 @needs_comparing
+@pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["none", "two"])
+def test_a_constant_without_one_output_is_refused_by_onnxruntime(
+    path: Path, names: list[str]
+) -> None:
+    model = in_graph()
+    model.graph.node.append(helper.make_node("Constant", [], names, value=weight(9)))
+    onnxarchive.save(model, path, convert_attribute=True)
+    with pytest.raises(UnsupportedFeatureError, match="cannot load"):
+        onnxarchive.prepack(path)
+
+
+@needs_comparing
+def test_a_constant_whose_name_is_not_in_utf_8_is_not_packed(path: Path) -> None:
+    model = in_graph()
+    serialized = helper.make_node("Constant", [], [], value=weight(9)).SerializeToString()
+    # protobuf parses a string that is not UTF-8, but cannot set it.
+    model.graph.node.add().ParseFromString(serialized + bytes([2 << 3 | 2, 1, 0xFF]))
+    onnxarchive.save(model, path, convert_attribute=True)
+    onnxarchive.prepack(path)
+    assert onnxarchive.session(path, providers=CPU).packed_weights == 2
+
+
+@needs_comparing
 def test_an_edit_keeps_packed_constants_whose_bytes_stay(path: Path) -> None:
     onnxarchive.save(in_graph(), path, convert_attribute=True)
     onnxarchive.prepack(path)
