@@ -29,6 +29,8 @@ import onnx
 from onnx import serialization
 
 EXTENSION = ".onnxa"
+# What runs in a call of `onnx.save`, also if another package puts a function around it later.
+_CODE_OF_SAVE = getattr(onnx.save_model, "__code__", None)
 
 
 class ArchiveSerializer:
@@ -103,7 +105,7 @@ def _path_of_save() -> str | None:
     """
     frame = inspect.currentframe()  # None for other Pythons than CPython
     while frame is not None:
-        if frame.f_code is onnx.save_model.__code__:
+        if frame.f_code is _CODE_OF_SAVE:
             path = frame.f_locals.get("f")
             return os.fspath(path) if isinstance(path, str | os.PathLike) else None
         frame = frame.f_back

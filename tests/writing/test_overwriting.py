@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import re
@@ -184,6 +185,22 @@ def test_after_an_interrupted_edit_the_old_archive_counts(path: Path, phase: str
         onnxarchive.save(of(b=B), path)
     onnxarchive.recover(path)
     assert path.read_bytes() == edit.old
+
+
+def test_a_function_around_that_of_onnx_hides_no_loss(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = onnx.save_model
+
+    @functools.wraps(save)
+    def logged(*arguments: Any) -> None:
+        save(*arguments)
+
+    onnxarchive.save(of(a=A), path, assets=ASSETS)
+    for changed in (logged, functools.partial(save)):
+        monkeypatch.setattr(onnx, "save_model", changed)
+        with edits.untouched(path), edits.refused(path, ValueError):
+            onnx.save_model(runnable_model(), path)
 
 
 def test_files_that_are_written_in_order_are_not_looked_at(path: Path) -> None:
