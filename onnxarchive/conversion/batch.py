@@ -102,6 +102,7 @@ def convert_many(
         an `error`. An unreadable source and a directory without models are failures, too.
 
     Raises:
+        TypeError: `sources` is a single path or URL instead of a list.
         ValueError: An option or the path of an asset is not allowed, or `out_dir` begins with `~`.
         OSError: `out_dir` cannot be created, or an asset cannot be opened.
 
@@ -109,6 +110,8 @@ def convert_many(
         for outcome in onnxarchive.convert_many(["model.onnx", "decoder.onnx"], "archives"):
             print(outcome.target, outcome.error)
     """
+    if isinstance(sources, str | bytes | os.PathLike):
+        raise TypeError("expected a list of sources, found a single source; pass [source]")
     open_assets(assets)  # raises a fault of an asset once, not for each model
     options = WriteOptions(
         size_threshold=size_threshold,

@@ -185,11 +185,14 @@ class Archive(Closing):
 
         Raises:
             TensorNotFoundError: A name belongs to no initializer, or to several.
+            TypeError: `names` is a string.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:
                 weights = archive.fetch(["layer.0/weight"])
         """
+        if isinstance(names, str):
+            raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
         names = list(self.tensors if names is None else dict.fromkeys(names))
         key_of = {name: self.tensors.key(name) for name in names}
         keys = sorted({*filter(None, key_of.values())}, key=self.entries.index_of.__getitem__)

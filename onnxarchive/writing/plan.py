@@ -249,8 +249,14 @@ def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -
     """All models of an archive by id.
 
     Raises:
+        TypeError: `further` is no mapping.
         ValueError: The id of a further model is empty.
     """
+    if further is not None and not isinstance(further, Mapping):
+        raise TypeError(
+            "models: expected a mapping of ids, such as {'decoder': model}, got "
+            f'{type(further).__name__}; "all" is for a directory that is converted'
+        )
     if further and "" in further:
         raise ValueError("models: expected an id such as 'decoder', got '', the default model's id")
     return {"": default, **(further or {})}

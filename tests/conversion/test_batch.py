@@ -113,6 +113,16 @@ def test_the_working_directory_may_be_the_tree(
     assert [place for _, place in _found(".")] == ["model.dir"]
 
 
+@pytest.mark.parametrize("kind", [str, Path, os.fsencode], ids=["str", "Path", "bytes"])
+def test_a_path_in_place_of_a_list_is_refused_and_not_taken_apart(
+    tmp_path: Path, kind: Callable[[Path], Any]
+) -> None:
+    source = _write(tmp_path / "m.onnx")
+    with pytest.raises(TypeError, match=r"a list of sources.*pass \[source\]"):
+        convert_many(kind(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_empty_tree_and_a_missing_source_are_failures_and_stop_nothing(tmp_path: Path) -> None:
     empty, missing = tmp_path / "empty", tmp_path / "missing.onnx"
     empty.mkdir()

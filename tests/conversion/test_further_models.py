@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -59,6 +60,16 @@ def test_models_of_every_kind_of_tensor_are_taken_apart_again(
         path = tmp_path / "m.onnx"
         onnxarchive.export(tmp_path / "m.onnxa", path, model=model, external_data=external_data)
         assert normalised(onnx.load(path)) == normalised(expected)
+
+
+def test_a_path_in_place_of_a_mapping_of_models_is_refused(archive: Path, tmp_path: Path) -> None:
+    further: Any = str(archive)
+    target = tmp_path / "new.onnxa"
+    with pytest.raises(TypeError, match=r"models: expected a mapping.*got str"):
+        onnxarchive.convert(archive, target, models=further)
+    with pytest.raises(TypeError, match=r"models: expected a mapping.*got str"):
+        onnxarchive.save(onnxarchive.load(archive), target, models=further)
+    assert not target.exists()
 
 
 def test_external_data_holds_the_tensors_of_the_exported_model_alone(

@@ -154,6 +154,14 @@ def test_what_lies_between_the_models_of_a_hostile_archive_is_not_read(
     assert web.nbytes < 1_000_000
 
 
+def test_a_name_in_place_of_a_list_of_names_is_refused() -> None:
+    with (
+        onnxarchive.open(saved(MODEL)) as archive,
+        pytest.raises(TypeError, match=r"write \['c'\]"),
+    ):
+        archive.fetch("c")
+
+
 def test_many_tensors_are_fetched_by_a_few_requests(web: WebServer, access: dict[str, Any]) -> None:
     model = many_tensors()
     web.files[PATH] = saved(model)
