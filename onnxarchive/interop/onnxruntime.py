@@ -409,11 +409,15 @@ def _session_class() -> Any:
             finally:
                 inputs.require_current()
 
+        def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
+            """Makes the session again; it stays as it is if the archive cannot be read again."""
+            if self._read_again is not None:
+                self._model_bytes = self._read_again()
+            super().set_providers(*arguments, **kwargs)
+
         def _create_inference_session(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session, also again for other providers."""
             self._model_path = None
-            if self._model_bytes is None and self._read_again is not None:
-                self._model_bytes = self._read_again()
             options, entries = self._lent
             with _lending:
                 before = {key: _entry(options, key) for key in entries}
