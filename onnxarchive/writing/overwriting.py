@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, shown_names, with_path
 from onnxarchive.files import local_file, locking
-from onnxarchive.model.keys import ASSET_PREFIX, FURTHER_MODEL_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, FURTHER_MODEL_PREFIX, MODEL_PROTO, PACKED_PREFIX
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_entries
 from onnxarchive.remote.location import Location
@@ -45,7 +45,9 @@ def require_no_loss(
     if not any(entry.name == MODEL_PROTO for entry in entries):
         return
     same = {(entry.name, entry.nbytes, entry.crc32) for entry in kept}
-    names = [e.name for e in entries if (e.name, e.nbytes, e.crc32) not in same]
+    lost = [e.name for e in entries if (e.name, e.nbytes, e.crc32) not in same]
+    # A folder for the packed weights: they are many files with long names.
+    names = dict.fromkeys(PACKED_PREFIX if it.startswith(PACKED_PREFIX) else it for it in lost)
     losses, remedies = [], []
     for what, prefix, argument, is_named in (
         ("assets", ASSET_PREFIX, "assets={}", names_assets),

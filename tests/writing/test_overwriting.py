@@ -150,10 +150,11 @@ def test_a_model_of_onnx_ir_keeps_what_its_own_archive_has_and_nothing_else(path
             assert list(archive.models) == ["", "decoder"]
 
 
-def test_packed_weights_are_assets_too(path: Path) -> None:
-    packed = "onnxruntime/prepacked/index.json"
-    onnxarchive.save(of(a=A), path, assets={packed: b"{}"})
-    with edits.refused(path, ValueError, re.escape(packed)):
+def test_packed_weights_are_assets_too_which_are_named_by_their_folder(path: Path) -> None:
+    packed = {f"onnxruntime/prepacked/{name}": b"{}" for name in ("index.json", "a.0", "b.0")}
+    onnxarchive.save(of(a=A), path, assets={**packed, **ASSETS})
+    named = re.escape("('folder/vocabulary', 'labels.txt', 'onnxruntime/prepacked/')")
+    with edits.refused(path, ValueError, f"has assets {named}, which"):
         onnxarchive.save(of(a=A), path)
 
 
