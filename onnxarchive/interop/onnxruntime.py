@@ -175,6 +175,8 @@ def session(
             )
         try:
             return _session_class()(inputs, providers, **given)
+        except MemoryError:
+            raise
         except Exception as error:
             if not inputs.packed:
                 raise
@@ -493,7 +495,7 @@ def run_errors(action: str, model: str = "") -> Iterator[None]:
     """Converts ONNX Runtime's exceptions, which have no common base class, to an `ArchiveError`."""
     try:
         yield
-    except (ArchiveError, ImportError, OSError):
+    except (ArchiveError, ImportError, MemoryError, OSError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__

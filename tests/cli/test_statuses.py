@@ -73,6 +73,17 @@ def test_check_goes_on_after_an_archive_that_lacks_memory(
     assert error == "onnxarchive: out of memory\n"
 
 
+def test_onnxruntime_is_not_blamed_for_a_lack_of_memory(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    failing = Mock(side_effect=MemoryError("std::bad_alloc"))
+    monkeypatch.setattr(onnxruntime.InferenceSession, "_create_inference_session", failing)
+    for command in ("run", "prepack"):
+        error = error_of(capsys, command, archive, status=2)
+        assert error == "onnxarchive: out of memory: std::bad_alloc\n"
+
+
 def test_a_conversion_of_many_that_lacks_memory_fails_alone(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
