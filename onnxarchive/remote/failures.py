@@ -164,7 +164,12 @@ def _reason(error: BaseException) -> tuple[int, str]:
 def _converted(
     error: BaseException, name: str, convert: Callable[[BaseException, str], Exception] = failure
 ) -> BaseException:
-    """The error to raise instead of a library's error or panic; Ctrl-C and the like stay."""
+    """The error to raise instead of a library's error or panic.
+
+    A lack of memory stays, and so do Ctrl-C and the like.
+    """
+    if isinstance(error, MemoryError):
+        return error
     is_of_library = isinstance(error, Exception) or type(error).__name__ == "PanicException"
     return convert(error, name) if is_of_library else error
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -294,6 +295,15 @@ def test_ctrl_c_ends_a_request_that_hangs(server: WebServer) -> None:
         server.change = lambda _, answer: answer
         released.set()
         assert file.read(0, 10) == CONTENT[:10]
+
+
+def test_a_lack_of_memory_is_no_failure_of_the_server(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        monkeypatch.setattr("obstore.get_async", Mock(side_effect=MemoryError("no room")))
+        with pytest.raises(MemoryError, match="no room"):
+            file.read(0, 10)
 
 
 def test_a_user_and_a_password_are_sent_as_a_header(server: WebServer) -> None:
