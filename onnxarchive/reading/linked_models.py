@@ -342,5 +342,5 @@ def as_location(path: str) -> str:
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
         hint = "" if encoding == "utf-8" else f"; the locale's encoding is {encoding}"
-        raise ValueError(f"expected a path in UTF-8, found {path!r}{hint}") from None
+        raise ValueError(f"expected a path in UTF-8, found {path!r}{hint}; rename it") from None
     return location
