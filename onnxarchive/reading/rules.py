@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import tomllib
 from collections.abc import Mapping
@@ -53,6 +54,13 @@ def rules() -> Mapping[str, Rule]:
     file = package / "rules.toml"  # of an installed package, perhaps in a zip
     if not file.is_file():
         file = package / os.pardir / "spec" / "rules.toml"  # of a clone
+    if not file.is_file():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "this program was packed without the table of rules of onnxarchive; pack its data, too "
+            "(PyInstaller: --collect-data onnxarchive)",
+            str(file),
+        )
     table = tomllib.loads(file.read_text(encoding="utf-8"))
     return MappingProxyType({id: Rule(id, **fields) for id, fields in table.items()})
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipapp
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_a_zip_of_the_package_converts_and_checks(program: Path, source: Path) -
     assert "1 tensor" in output_of(program, "convert", "m.onnx", "m.onnxa", cwd=folder)
     assert onnxarchive.load(folder / "m.onnxa") == runnable_model()
     assert "valid (" in output_of(program, "check", "--full", "m.onnxa", cwd=folder)
+
+
+def test_a_zip_without_the_table_of_rules_says_what_it_lacks(program: Path, source: Path) -> None:
+    onnxarchive.convert(source, source.with_name("m.onnxa"))
+    bare = source.with_name("bare.pyz")
+    with zipfile.ZipFile(program) as whole, zipfile.ZipFile(bare, "w") as rest:
+        for name in whole.namelist():
+            if name != "onnxarchive/rules.toml":
+                rest.writestr(name, whole.read(name))
+    done = completed([sys.executable, bare, "check", "m.onnxa"], status=2, cwd=source.parent)
+    assert "packed without the table of rules of onnxarchive; pack its data" in done.stderr
 
 
 def test_a_zip_of_the_package_has_the_help_of_all_commands(program: Path, tmp_path: Path) -> None:
