@@ -79,9 +79,9 @@ def transform(
 
     Never hidden are: tensors that shape inference needs, tensors other than initializers,
     initializers that are outputs of a subgraph, and initializers whose name is empty, not UTF-8 or
-    not unique. In the main graph, a name must be
-    unique among the initializers; in a subgraph, among the values of all graphs. Hidden
-    initializers of subgraphs become initializers of the main graph.
+    not unique. In the main graph, a name must be unique among the initializers; in a subgraph,
+    among the values of all graphs. Hidden initializers of subgraphs become initializers of the main
+    graph.
 
     Args:
         path: The archive.

@@ -107,7 +107,7 @@ def test_convert_and_info_tell_of_weights_in_constant_nodes(
         model.graph.node.add(op_type="Constant", output=[f"c{index}"], attribute=[constant])
     onnx.save(model, tmp_path / "m.onnx")
     target = tmp_path / "m.onnxa"
-    stay = "2 tensors in Constant nodes and other attributes, 2,224 bytes (2.2 KiB), in the model; "
+    stay = "2 tensors in Constant nodes and other attributes, 2,224 bytes (2.2 KiB), stay inside; "
     text = output_of(capsys, "convert", tmp_path / "m.onnx", target)
     assert f"{stay}--convert-attribute stores them outside\n" in text
     text = output_of(capsys, "info", target)

@@ -186,10 +186,9 @@ def _in_attributes(*conversions: Conversion) -> list[str]:
     if not tensors:
         return []
     nbytes = sum(conversion.attribute_nbytes for conversion in conversions)
-    models = "the model" if len(conversions) == 1 else "the models"
     return [
-        f"{count(tensors, 'tensor')} in Constant nodes and other attributes, {size(nbytes)}, "
-        f"in {models}; --convert-attribute stores them outside"
+        f"{count(tensors, 'tensor')} in Constant nodes and other attributes, {size(nbytes)}, stay "
+        "inside; --convert-attribute stores them outside"
     ]
 
 
