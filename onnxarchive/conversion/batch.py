@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, as_completed
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, replace as with_changes
 from functools import partial
 from typing import Unpack
@@ -45,6 +46,22 @@ class _Task:
     tree: str | None = None
 
 
+class _Cancellation:
+    """The progress callback of conversions in an executor: once it is set, it ends them.
+
+    In another process it is a copy, which stays as it was sent.
+
+    Attributes:
+        is_set: True if the conversions are to end.
+    """
+
+    is_set = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.is_set:
+            raise CancelledError(f"cancelled after {done} of {total} bytes")
+
+
 def convert_many(
     sources: Iterable[str | os.PathLike[str]],
     out_dir: str | os.PathLike[str],
@@ -74,9 +91,12 @@ def convert_many(
             skipped.
         out_dir: Directory for the archives (created if missing), or a URL. Each archive keeps the
             model's path relative to the source, with the suffix `.onnxa`.
-        executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
-            machines need the same files at the same paths, and receive `access`. None runs one
-            conversion after another.
+        executor: Any `concurrent.futures.Executor` to run the conversions, such as a
+            `ThreadPoolExecutor`, or one of Dask for many machines. Workers on other machines need
+            the same files at the same paths, and receive `access`. None runs one conversion after
+            another. If this function is interrupted, or `on_done` raises an error, conversions that
+            have not begun are cancelled, and those in threads of this process soon end, with their
+            targets complete or as they were; those in other processes are completed.
         replace: Whether to replace archives that exist. If False, a conversion fails if its archive
             exists, unless `skip_existing` is True.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
@@ -113,11 +133,13 @@ def convert_many(
     if isinstance(sources, str | bytes | os.PathLike):
         raise TypeError("expected a list of sources, found a single source; pass [source]")
     open_assets(assets)  # raises a fault of an asset once, not for each model
+    cancellation = _Cancellation()
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,
         convert_attribute=convert_attribute,
         assets=_absolute(assets),
+        progress=None if executor is None else cancellation,
         jobs=1 if jobs is None and executor is not None else jobs,
     )
     folder = Location.of(out_dir, **access)
@@ -139,10 +161,11 @@ def convert_many(
         reader=SourceReader(verify_checksum, other_files, follow_links, size_threshold),
         dry_run=dry_run,
     )
-    for index, conversion in _outcomes(tasks, convert, executor):
-        outcomes[index] = conversion
-        if on_done is not None:
-            on_done(conversion, len(outcomes), len(tasks))
+    with contextlib.closing(_outcomes(tasks, convert, executor, cancellation)) as found:
+        for index, conversion in found:
+            outcomes[index] = conversion
+            if on_done is not None:
+                on_done(conversion, len(outcomes), len(tasks))
     return [outcomes[index] for index in range(len(tasks))]
 
 
@@ -150,34 +173,43 @@ def _outcomes(
     tasks: Iterable[_Task],
     convert: Callable[[Location, Location, str | None], Conversion],
     executor: Executor | None,
-) -> Iterator[tuple[int, Conversion]]:
-    """Runs conversions, and yields each outcome with its index."""
+    cancellation: _Cancellation,
+) -> Generator[tuple[int, Conversion], None, None]:
+    """Runs conversions, and yields each outcome with its index.
+
+    Closing the iterator cancels the conversions that are not done; so does an interrupt.
+    """
     sources: dict[str, Location] = {}  # by target
     futures: dict[Future[Conversion], tuple[int, Location, Location]] = {}
-    for index, task in enumerate(tasks):
-        source, target, error = task.source, task.target, task.error
-        if error is None:
-            other = sources.setdefault(os.path.normcase(target.address), source)
-            if other.address != source.address:
-                same = f"{other.name} has the same target {target.name}"
-                error = f"{same}; convert one of them to another directory"
-        if error is not None:
-            yield index, _failure(source, target, error)
-        elif executor is None:
-            yield index, convert(source, target, task.tree)
-        else:
-            try:
-                future = executor.submit(convert, source, target, task.tree)
-                futures[future] = index, source, target
-            except RuntimeError as refusal:  # its workers are dead, or it was shut down
-                error = f"the executor accepts no more work: {refusal}"
+    try:
+        for index, task in enumerate(tasks):
+            source, target, error = task.source, task.target, task.error
+            if error is None:
+                other = sources.setdefault(os.path.normcase(target.address), source)
+                if other.address != source.address:
+                    same = f"{other.name} has the same target {target.name}"
+                    error = f"{same}; convert one of them to another directory"
+            if error is not None:
                 yield index, _failure(source, target, error)
-    for future in as_completed(futures):
-        index, source, target = futures[future]
-        try:
-            yield index, future.result()
-        except Exception as failure:  # an error of the executor; conversions return their errors
-            yield index, _failure(source, target, f"the worker failed: {failure!r}")
+            elif executor is None:
+                yield index, convert(source, target, task.tree)
+            else:
+                try:
+                    future = executor.submit(convert, source, target, task.tree)
+                    futures[future] = index, source, target
+                except RuntimeError as refusal:  # its workers are dead, or it was shut down
+                    error = f"the executor accepts no more work: {refusal}"
+                    yield index, _failure(source, target, error)
+        for future in as_completed(futures):
+            index, source, target = futures[future]
+            try:
+                yield index, future.result()
+            except Exception as failure:  # an error of the executor; conversions return theirs
+                yield index, _failure(source, target, f"the worker failed: {failure!r}")
+    finally:
+        cancellation.is_set = True
+        for future in futures:
+            future.cancel()  # does nothing to one that is done
 
 
 def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]:

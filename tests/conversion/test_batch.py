@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -418,6 +420,51 @@ def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
     for executor in (None, _Backwards(4)):
         with pytest.raises(KeyboardInterrupt):
             convert_many(paths, tmp_path / "out", executor, on_done=interrupt)
+
+
+class _Interrupted(Executor):
+    """Makes the first call, has begun the second one, and keeps the others waiting.
+
+    `call_begun` makes the second call; `is_remote` makes it with copies, as another process does.
+    """
+
+    def __init__(self, *, is_remote: bool) -> None:
+        self.futures: list[Future[Any]] = []
+        self.call_begun: Callable[[], Any] = Mock()
+        self._is_remote = is_remote
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.futures.append(future)
+        if len(self.futures) == 1:
+            future.set_result(fn(*args, **kwargs))
+        if len(self.futures) == 2:
+            future.set_running_or_notify_cancel()
+            call = partial(fn, *args, **kwargs)
+            self.call_begun = pickle.loads(pickle.dumps(call)) if self._is_remote else call
+        return future
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_after_an_interrupt_conversions_of_this_process_end_and_no_others_begin(
+    tmp_path: Path, error: type[BaseException], is_remote: bool
+) -> None:
+    paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(4)]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "1.onnxa").write_bytes(b"old")
+    executor = _Interrupted(is_remote=is_remote)
+    with pytest.raises(error):
+        convert_many(paths, tmp_path / "out", executor, on_done=Mock(side_effect=error))
+    assert [future.cancelled() for future in executor.futures] == [False, False, True, True]
+    outcome = executor.call_begun()
+    assert files_below(tmp_path / "out") == {"0.onnxa", "1.onnxa"}
+    if is_remote:
+        assert outcome.error is None
+        assert onnxarchive.load(tmp_path / "out" / "1.onnxa") == weight_model(1)
+    else:
+        assert outcome.error is not None
+        assert (tmp_path / "out" / "1.onnxa").read_bytes() == b"old"
 
 
 def test_a_model_whose_name_does_not_say_so_is_found_while_it_is_edited(tmp_path: Path) -> None:
