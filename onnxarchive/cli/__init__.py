@@ -13,6 +13,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from types import FrameType
@@ -71,7 +72,7 @@ def _call(arguments: argparse.Namespace) -> int:
 
 def run() -> None:
     """Runs the command of this process and ends the process."""
-    if getattr(sys, "frozen", False):  # a worker of `convert` starts the same program again
+    if getattr(sys, "frozen", False):  # for tqdm's lock, multiprocessing may start it anew
         import multiprocessing
 
         multiprocessing.freeze_support()
@@ -94,10 +95,24 @@ def run() -> None:
         output.drop(sys.stdout)
         status = _READER_ENDED
     output.drop_unwritten()
+    if status == _SIGNALLED + _interrupted_by:
+        _end_without_threads(status)
     # Without this, Python searches all imported modules for cycles of references when it ends: a
     # tenth of the time of a short command.
     gc.freeze()
     sys.exit(status)
+
+
+def _end_without_threads(status: int) -> None:
+    """Ends the process if threads are at work, as after a second interrupt; else does nothing.
+
+    The first interrupt waits until the threads have ended their work. Python would wait, too.
+    """
+    if any(it is not threading.main_thread() and not it.daemon for it in threading.enumerate()):
+        from onnxarchive.files.replacement import remove_temporaries
+
+        remove_temporaries()
+        os._exit(status)
 
 
 def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:

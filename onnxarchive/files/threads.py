@@ -45,7 +45,7 @@ def for_each(
     """
     total, count = sum(sizes), min(jobs, len(items))
     is_worthwhile = count > 1 and total >= _LEAST_SIZE * len(items)
-    executor = _executor(count) if is_worthwhile else None
+    executor = thread_pool(count) if is_worthwhile else None
     if executor is None:
         for item in items:
             work(item)
@@ -84,7 +84,7 @@ def in_order(
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
     # Starts no thread that would be idle: the allocator keeps memory for every thread.
     most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
-    executor = _executor(min(jobs - 1, len(coming), most))
+    executor = thread_pool(min(jobs - 1, len(coming), most))
     if executor is None:
         yield from map(work, items)
         return
@@ -109,7 +109,7 @@ def in_order(
         executor.shutdown(cancel_futures=True)
 
 
-def _executor(count: int) -> ThreadPoolExecutor | None:
+def thread_pool(count: int) -> ThreadPoolExecutor | None:
     """An executor with `count` started threads, or as many as the system permits.
 
     None if it permits none, as when Python exits.
@@ -135,4 +135,4 @@ def _executor(count: int) -> ThreadPoolExecutor | None:
     if started == count:
         return executor
     executor.shutdown()
-    return _executor(started)
+    return thread_pool(started)

@@ -71,7 +71,7 @@ def test_a_zip_of_the_package_has_the_help_of_all_commands(program: Path, tmp_pa
     assert all(name in help for name in ("convert", "link", "models", "diff", "recover", "view"))
 
 
-def test_a_zip_of_the_package_converts_in_several_processes(program: Path, source: Path) -> None:
+def test_a_zip_of_the_package_converts_in_several_threads(program: Path, source: Path) -> None:
     folder = source.parent
     shutil.copy(source, folder / "n.onnx")
     output_of(program, "convert", ".", "--output-dir", "out", "--jobs", 2, cwd=folder)
@@ -99,13 +99,13 @@ def test_the_imports_of_all_modules_are_seen_without_running_the_command() -> No
     assert modules <= finder.modules.keys()
 
 
-def test_a_frozen_program_becomes_a_worker_when_it_is_started_as_one() -> None:
+def test_a_frozen_program_becomes_a_process_of_multiprocessing_when_it_is_started_as_one() -> None:
     code = """
 import multiprocessing, sys
 sys.frozen = True
-multiprocessing.freeze_support = lambda: sys.exit("worker")
+multiprocessing.freeze_support = lambda: sys.exit("process")
 from onnxarchive import cli
 cli.run()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
-    assert (done.returncode, done.stderr) == (1, "worker\n")
+    assert (done.returncode, done.stderr) == (1, "process\n")

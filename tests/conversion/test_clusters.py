@@ -254,7 +254,7 @@ def test_skipped_models_are_not_read(server: S3Server) -> None:
     assert [json.loads(line)["method"] for line in lines] == ["HEAD", "HEAD"]
 
 
-def test_the_command_converts_a_bucket_in_two_processes(server: S3Server, tmp_path: Path) -> None:
+def test_the_command_converts_a_bucket_in_two_threads(server: S3Server, tmp_path: Path) -> None:
     names = {"endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION", "allow_http": "AWS_ALLOW_HTTP"}
     names |= {"access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY"}
     environment = {names[key]: str(value).lower() for key, value in server.options.items()}

@@ -1,15 +1,9 @@
-"""The command that converts models: one, or many in several processes."""
+"""The command that converts models: one, or many in several threads."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +13,7 @@ from onnxarchive.cli import output
 from onnxarchive.cli.commands.editing import ASSET, ASSET_HELP, named_assets
 from onnxarchive.cli.parser import access, add_command, pairs, path_name, require_free
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
-from onnxarchive.files.replacement import remove_temporaries
+from onnxarchive.files.threads import thread_pool
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
@@ -211,7 +205,9 @@ def _shared(*conversions: Conversion) -> str:
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     with contextlib.ExitStack() as stack:
         jobs = arguments.jobs
-        executor = None if jobs in (None, 1) else stack.enter_context(_executor(jobs))
+        executor = None if jobs in (None, 1) else thread_pool(jobs)
+        if executor is not None:
+            stack.enter_context(executor)  # waits for its threads
         advance = stack.enter_context(count_bar("convert", "model"))
         conversions = onnxarchive.convert_many(
             arguments.paths,
@@ -248,73 +244,3 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     output.say(arguments, [_as_json(item) for item in conversions], lines)
     statuses = [output.status_of(getattr(errors, item.error_type or "", None)) for item in failed]
     return max(statuses, default=output.DONE)
-
-
-@contextlib.contextmanager
-def _executor(jobs: int) -> Iterator[Executor]:
-    """Starts worker processes; terminates them if the block raises.
-
-    Except on Windows, terminated workers first remove their temporary files.
-    """
-    context = multiprocessing.get_context("spawn")
-    with _signals_held():  # the resource tracker of multiprocessing starts here
-        executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
-    with executor:
-        try:
-            # Signals are held again, since starting the resource tracker unblocks SIGINT.
-            with _signals_held():
-                for _ in range(jobs):
-                    executor.submit(os.getpid)  # starts a worker, since no worker is idle yet
-            yield executor
-        except BaseException:
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Delays the terminal's signals until the block ends.
-
-    Except on Windows, new processes start with these signals blocked.
-    """
-    held: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # only it can set handlers
-        for number in output.TERMINAL_SIGNALS:
-            handlers[number] = signal.signal(number, lambda number, _: held.append(number))
-    mask = None
-    if hasattr(signal, "pthread_sigmask"):  # Windows lacks it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, output.TERMINAL_SIGNALS)
-    try:
-        yield
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for caught in held:
-        signal.raise_signal(caught)
-
-
-def _start_worker() -> None:
-    """In a worker: ignores the terminal's signals, since the parent terminates the worker."""
-    for number in output.TERMINAL_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_worker)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """In a worker: ends the worker when the parent ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end_worker(*_: object) -> None:
-    """In a worker: ends the worker at once; an exception would become the result of a task."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool may send a second SIGTERM
-    remove_temporaries()
-    os._exit(output.WRONG_USE)
