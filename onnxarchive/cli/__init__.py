@@ -109,7 +109,7 @@ def _end_without_threads(status: int) -> None:
     The first interrupt waits until the threads have ended their work. Python would wait, too.
     """
     if any(it is not threading.main_thread() and not it.daemon for it in threading.enumerate()):
-        from onnxarchive.files.replacement import remove_temporaries
+        from onnxarchive.files.hidden_files import remove_temporaries
 
         remove_temporaries()
         os._exit(status)

@@ -13,7 +13,9 @@ A process that has just made a file may find it removed before it has locked it,
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -33,7 +35,16 @@ _NUMBERED = re.compile(r"[0-9]+(-[0-9]+)?")
 
 TEMPORARY = "tmp"  # end of a hidden name
 
-temporary_files: WeakSet[TemporaryFile] = WeakSet()
+_serial_numbers = itertools.count()
+
+_temporaries: WeakSet[TemporaryFile | TemporaryDirectory] = WeakSet()
+
+
+@atexit.register
+def remove_temporaries() -> None:
+    """Removes the temporary files and directories of this process; needed before `os._exit`."""
+    for temporary in list(_temporaries):
+        temporary.remove()
 
 
 def hidden_path(target: str, ending: str) -> str:
@@ -75,7 +86,7 @@ class TemporaryFile(Work):
     def __init__(self, target: str, mode: int = 0o666, kind: str = TEMPORARY) -> None:
         """Creates a file; `mode` is that before the umask, `kind` the end of the name."""
         super().__init__()
-        temporary_files.add(self)
+        _temporaries.add(self)
         number = 0
         while True:
             self.path = numbered_path(target, number, kind)
@@ -133,6 +144,50 @@ class TemporaryFile(Work):
 
     def __del__(self) -> None:
         self.remove()
+
+
+class TemporaryDirectory(Work):
+    """A new directory beside a target, removed with this object unless it was renamed.
+
+    The path is registered for removal before creation, so no interrupt leaves a directory there.
+    Since no writer removes what another one has left, no process uses a name twice.
+
+    Attributes:
+        path: Path of the new directory.
+        is_there: True if the directory may be at the path, and is to be removed.
+    """
+
+    is_there = False
+
+    def __init__(
+        self, target: str, make: Callable[[str], object], remove: Callable[[], None]
+    ) -> None:
+        """Makes the directory; `make` takes its path, and `remove` removes it."""
+        super().__init__()
+        self._remove = remove
+        _temporaries.add(self)
+        while True:
+            self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
+            self.is_there = True
+            try:
+                make(self.path)
+                return
+            except FileExistsError:
+                # A killed process, or a process on another machine, had the same id.
+                self.is_there = False
+            except OSError:
+                self.remove()  # what may have been created
+                raise
+
+    def remove(self) -> None:
+        """Removes the directory, if it is there."""
+        if self.is_there and self.is_own:
+            self._remove()
+            self.is_there = False  # after an interrupt, `__del__` tries again
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.remove()
 
 
 def _remove_own(path: str) -> bool:

@@ -25,10 +25,10 @@ from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.beneath import HAS_DIR_FD
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
-from onnxarchive.files.hidden_files import TEMPORARY, listed
+from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
-from onnxarchive.files.replacement import NOT_RENAMED, Temporary
+from onnxarchive.files.replacement import NOT_RENAMED
 from onnxarchive.files.threads import for_each
 
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
@@ -274,7 +274,7 @@ class NewDirectory(Work):
         path = None if self._descriptor is None else path_in_process(self._descriptor)
         return self.path if path is None else path
 
-    def remove(self, _: str = "") -> None:
+    def remove(self) -> None:
         """Removes the directory and all in it, if a name still leads to it; else all in it."""
         self._close_spares()
         if self._descriptor is not None:
@@ -331,7 +331,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
         if is_there and os.listdir(target):
             raise FileExistsError(errno.EEXIST, f"the directory is not empty{_reason_of(beside)}")
         made = NewDirectory(os.path.dirname(beside), path)
-        temporary = Temporary(beside, made.make, made.remove)
+        temporary = TemporaryDirectory(beside, made.make, made.remove)
     try:
         yield made
         temporary.require_own()
@@ -378,7 +378,7 @@ def temporary_directory(beside: str) -> Iterator[NewDirectory]:
     with naming(parent):
         parent = _safe_parent(parent)
         made = NewDirectory(parent, parent, _OWN_MODE)
-        temporary = Temporary(os.path.join(parent, name), made.make, made.remove)
+        temporary = TemporaryDirectory(os.path.join(parent, name), made.make, made.remove)
     path = made.lasting_path()
     try:
         yield made

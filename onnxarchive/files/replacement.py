@@ -1,29 +1,20 @@
-"""Replaces a file in one step: the target is complete or unchanged; names of what is temporary."""
+"""Replaces a file in one step: the target is complete or unchanged."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Callable
 from typing import TypeAlias
-from weakref import WeakSet
 
 from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
-from onnxarchive.files.hidden_files import (
-    TEMPORARY,
-    TemporaryFile,
-    numbered_path,
-    partial_path,
-    temporary_files,
-)
+from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_path
 from onnxarchive.files.local_file import (
     MappedFile,
     PositionalWriter,
@@ -31,7 +22,6 @@ from onnxarchive.files.local_file import (
     replace_file,
     require_unused,
 )
-from onnxarchive.files.locking import Work
 
 NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",
@@ -47,62 +37,6 @@ _NO_LOCK = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EBADF, *locking.NO_LO
 # Checks the file to be replaced. The argument is this file, locked, or None if the file is missing
 # or cannot be opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
-
-_serial_numbers = itertools.count()
-
-_temporaries: WeakSet[Temporary] = WeakSet()
-
-
-@atexit.register
-def remove_temporaries() -> None:
-    """Removes the temporary files of this process; needed before `os._exit`."""
-    for temporary in list(_temporaries):
-        temporary.remove()
-    for temporary_file in list(temporary_files):
-        temporary_file.remove()
-
-
-class Temporary(Work):
-    """A new directory beside a target, removed with this object unless it was renamed.
-
-    The path is registered for removal before creation, so no interrupt leaves a directory there.
-    Since no writer removes what another one has left, no process uses a name twice.
-
-    Attributes:
-        path: Path of the new directory.
-        is_there: True if the directory may be at the path, and is to be removed.
-    """
-
-    is_there = False
-
-    def __init__(
-        self, target: str, make: Callable[[str], object], remove: Callable[[str], None]
-    ) -> None:
-        super().__init__()
-        self._remove = remove
-        _temporaries.add(self)
-        while True:
-            self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
-            self.is_there = True
-            try:
-                make(self.path)
-                return
-            except FileExistsError:
-                # A killed process, or a process on another machine, had the same id.
-                self.is_there = False
-            except OSError:
-                self.remove()  # what may have been created
-                raise
-
-    def remove(self) -> None:
-        """Removes the directory, if it is there."""
-        if self.is_there and self.is_own:
-            self._remove(self.path)
-            self.is_there = False  # after an interrupt, `__del__` tries again
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.remove()
 
 
 class Replacement(Closing):
