@@ -276,7 +276,7 @@ class PairReplacement(Closing):
             return
         try:
             descriptor = os.open(os.path.dirname(self._pair.model), os.O_RDONLY)
-            self._resources.callback(os.close, descriptor)
+            self._resources.callback(_close, descriptor)
             self._resources.enter_context(locking.exclusive(descriptor, self._timeout))
         except LockedError as error:
             problem = "another process exports to its folder; try again, or with a longer timeout"
@@ -305,6 +305,11 @@ class PairReplacement(Closing):
     def close(self) -> None:
         """Discards the new files unless they were committed."""
         self._resources.close()
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # nothing is written through it
+        os.close(descriptor)
 
 
 @dataclass

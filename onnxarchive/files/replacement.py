@@ -165,7 +165,8 @@ class Replacement(Closing):
 
     def set_mode(self, mode: int) -> None:
         """Sets the permission bits of the new file; see `attributes.set_mode`."""
-        attributes.set_mode(self.written.fileno(), self._new_path, mode)
+        with naming(self._path):
+            attributes.set_mode(self.written.fileno(), self._new_path, mode)
 
     def complete(self, size: int) -> None:
         """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
