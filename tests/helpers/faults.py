@@ -118,7 +118,7 @@ def _tensor(path: Path) -> None:
 
 
 def _saved(path: Path) -> None:
-    onnxarchive.save(_generation(2), path)
+    onnxarchive.save(_generation(2), path, assets={})
 
 
 def _assets(path: Path, removed: Collection[str] = ()) -> None:
