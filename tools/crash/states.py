@@ -137,7 +137,7 @@ class State(NamedTuple):
 
     def write(self, target: Any) -> None:
         """Saves an archive with this content."""
-        assets = {ASSET: asset()} if self.has_asset else None
+        assets = {ASSET: asset()} if self.has_asset else {}
         model = model_of(self.model, self.tensor)
         onnxarchive.save(model, target, models={DECODER: decoder()}, assets=assets)
 
