@@ -45,6 +45,7 @@ from onnxarchive.files.hidden_files import (
     targets_of,
 )
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.locking import Work
 from onnxarchive.files.replacement import Replacement
 
 NEW, OLD, RECORD = "new", "old", "pair"  # ends of hidden names
@@ -196,7 +197,7 @@ def _digest(file: File, size: int) -> str:
     return digest.hexdigest()
 
 
-class PairReplacement(Closing):
+class PairReplacement(Closing, Work):
     """A new model and its new data, which replace the old ones together; see the module.
 
     Closing it before `commit` discards the new files. What killed processes of this user have left
@@ -209,6 +210,7 @@ class PairReplacement(Closing):
 
     def __init__(self, model: str | os.PathLike[str], data: str, *, timeout: float | None) -> None:
         """Creates the record, and both new files; for arguments and errors see `Replacement`."""
+        super().__init__()
         for path in (data, model):
             recover_pairs(path, is_left_here)
         self._path = os.fspath(model)
@@ -248,6 +250,8 @@ class PairReplacement(Closing):
         try:
             self.data.commit(before_rename=self._rename_model)
         except BaseException as error:
+            if not self.is_own:  # a fork leaves the files to its parent
+                raise
             try:
                 self._pair.undo()
             except OSError as second:

@@ -112,7 +112,7 @@ def own_model(name: str) -> onnx.ModelProto:
 
 
 def save(path: Path, name: str, model: onnx.ModelProto) -> None:
-    onnxarchive.save(own_model(name), path)
+    onnxarchive.save(own_model(name), path, assets={})
 
 
 def saved_state(state: State, name: str) -> State:

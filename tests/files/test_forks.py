@@ -56,6 +56,10 @@ def model(doc_string: str, *more: TensorProto) -> onnx.ModelProto:
 # The writes
 
 
+def save(path: Path, progress: Any, jobs: int) -> None:
+    onnxarchive.save(model("new"), path, assets={}, progress=progress, jobs=jobs)
+
+
 def write(path: Path, chance: Chance) -> None:
     with onnxarchive.Writer(path) as writer:
         chance()
@@ -113,8 +117,8 @@ def recover(path: Path, chance: Chance) -> None:
 
 
 WRITES: dict[str, Write] = {
-    "save": lambda path, it: onnxarchive.save(model("new"), path, progress=it, jobs=1),
-    "save with threads": lambda path, it: onnxarchive.save(model("new"), path, progress=it, jobs=3),
+    "save": lambda path, it: save(path, it, jobs=1),
+    "save with threads": lambda path, it: save(path, it, jobs=3),
     "Writer": write,
     "convert": convert,
     "export": lambda path, it: onnxarchive.export(path, path.with_name("new.onnx"), progress=it),

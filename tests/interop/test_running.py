@@ -384,7 +384,7 @@ def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     ("error", "message"),
     [
         (RuntimeError("one\n  two\n"), "the model: one two"),
-        (MemoryError(), "the model: MemoryError"),
+        (AssertionError(), "the model: AssertionError"),
     ],
 )
 def test_errors_of_several_lines_and_of_none_become_one(

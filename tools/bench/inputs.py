@@ -72,7 +72,7 @@ class Group(NamedTuple):
         width = int((self.nbytes * scale / count / ITEM_NBYTES) ** 0.5)
         if count > MIN_COUNT:
             width = self.width
-        length = round(self.length * scale)
+        length = max(round(self.length * scale), min(self.length, 1))
         return self._replace(count=count, width=max(width, MIN_WIDTH), length=length)
 
 
@@ -225,10 +225,12 @@ class Place(NamedTuple):
         graph = helper.make_graph(
             nodes,
             "measured",
-            [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, self.group.width])],
+            [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, "width"])],
             [helper.make_tensor_value_info(nodes[-1].output[-1], TensorProto.FLOAT, None)],
         )
-        opsets = {"": 17, lists.CLASSICAL: 3, lists.LOCAL: 1}
+        opsets = {"": 17, lists.CLASSICAL: 3}
+        if functions:
+            opsets[lists.LOCAL] = 1
         return helper.make_model(
             graph,
             functions=functions,

@@ -18,7 +18,7 @@ CLASSICAL: Final = "ai.onnx.ml"  # domain of scikit-learn's operators
 LOCAL: Final = "local"  # domain of the functions
 LABELED: Final = 1000  # classes of the support vectors
 CONSTANT_NBYTES: Final = 16 << 20
-CONSTANT_ROWS: Final = 32  # the width of the group's tensors, and of `x0`
+CONSTANT_ROWS: Final = 32
 
 
 def forest(length: int) -> Contents:
