@@ -145,7 +145,9 @@ def shown_of(error: BaseException | None) -> Iterator[str]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_function_shows_the_password_of_a_malformed_address(name: str) -> None:
     for address in ADDRESSES:
-        with pytest.raises((onnxarchive.ArchiveError, OSError, ValueError)) as caught:
+        # ImportError: a chained address needs aiohttp, which fsspec does not bring along.
+        errors = (onnxarchive.ArchiveError, OSError, ValueError, ImportError)
+        with pytest.raises(errors) as caught:
             FUNCTIONS[name](address)
         assert "SECRET" not in "\n".join(shown_of(caught.value)), address
 
