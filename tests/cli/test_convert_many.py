@@ -249,6 +249,7 @@ def test_an_interrupt_leaves_no_temporary_file(
     assert len(os.listdir(out)) < COUNT
 
 
+@pytest.mark.sweep
 @needs_signals
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_written(

@@ -72,6 +72,7 @@ in_one_directory = settings(
 )
 
 
+@pytest.mark.sweep
 @in_one_directory
 @given(
     model=model_protos(),
@@ -129,6 +130,7 @@ _STRUCTURE = [
 ]
 
 
+@pytest.mark.sweep
 @requires(accepted=20, refused=20)
 @settings(in_one_directory, max_examples=600)
 @given(

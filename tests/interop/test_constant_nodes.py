@@ -174,6 +174,7 @@ def test_links_and_exports_of_constants_are_read_by_onnx(
         assert bool(outside(onnx.load(file, load_external_data=False))) == expected
 
 
+@pytest.mark.sweep
 def test_a_session_of_constants_outside_keeps_no_copy_and_one_of_tensors_inside_a_single_one(
     tmp_path: Path,
 ) -> None:

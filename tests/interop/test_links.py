@@ -145,6 +145,7 @@ def test_a_link_is_read_by_its_path_through_linked_directories(link: Path, tmp_p
     assert run_model(path, x=X)
 
 
+@pytest.mark.sweep
 @settings(deadline=None, max_examples=50)
 @given(model=model_protos(), size_threshold=st.sampled_from([0, 64, 1024]), attribute=st.booleans())
 def test_any_model_is_linked(
@@ -507,6 +508,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "m.onnx"
 
 
+@pytest.mark.sweep
 @requires(refused=30, fitting=5, misfits=10)
 @settings(deadline=None, max_examples=500)
 @given(

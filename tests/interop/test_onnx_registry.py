@@ -264,6 +264,7 @@ def test_onnx_ir_loads_archives_through_onnx(archive: Path, tmp_path: Path) -> N
 # Memory
 
 
+@pytest.mark.sweep
 @needs_smaps
 def test_loading_and_saving_hold_the_file_and_the_model_once_each(tmp_path: Path) -> None:
     tensors = [raw_tensor(f"w{index}", TensorProto.UINT8, (8 * MIB,), index) for index in range(12)]

@@ -346,6 +346,7 @@ def test_every_model_of_the_onnx_backend_tests_is_seen_as_protobuf_sees_it() -> 
             assert comparable(seen_through_wire(data, size_threshold)) == expected, path
 
 
+@pytest.mark.sweep
 @given(models, thresholds)
 def test_the_stripped_model_and_spans_are_the_model_that_protobuf_reads(
     data: bytes, threshold: int
@@ -355,6 +356,7 @@ def test_the_stripped_model_and_spans_are_the_model_that_protobuf_reads(
     assert comparable(seen_through_wire(data, threshold)) == comparable(expected)
 
 
+@pytest.mark.sweep
 @requires(read=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models(), thresholds)
@@ -375,6 +377,7 @@ def is_well_formed(data: bytes) -> bool:
     return True
 
 
+@pytest.mark.sweep
 @requires(read=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models())
@@ -838,6 +841,7 @@ def test_external_data_is_filled_byte_for_byte(case: str) -> None:
     assert b"".join(fill(model_of(tensor), {"w.bin": b"new"}.get)) == model_of(expected)
 
 
+@pytest.mark.sweep
 @given(models, thresholds)
 def test_filling_gives_back_the_bytes_that_were_stripped(data: bytes, threshold: int) -> None:
     result = strip_weights(data, size_threshold=threshold)
@@ -855,6 +859,7 @@ def test_filling_gives_typed_data_back_as_raw_data() -> None:
         assert raw_bytes(filled, name) == raw_bytes(TensorProto.FromString(tensor), name)
 
 
+@pytest.mark.sweep
 @given(models, st.binary(max_size=20))
 def test_external_data_is_filled_as_through_protobuf(data: bytes, contents: bytes) -> None:
     model = ModelProto.FromString(data)
@@ -869,6 +874,7 @@ def test_external_data_is_filled_as_through_protobuf(data: bytes, contents: byte
     assert comparable(parsed(b"".join(filled))) == comparable(model)
 
 
+@pytest.mark.sweep
 @requires(filled=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models())

@@ -377,6 +377,7 @@ any_bytes = settings(
 )
 
 
+@pytest.mark.sweep
 @requires(accepted=20, refused=200)
 @any_bytes
 @given(data=_damaged())
@@ -394,6 +395,7 @@ def test_any_damage_is_found_and_never_a_surprise(tmp_path: Path, data: bytes) -
         onnxarchive.load(path)
 
 
+@pytest.mark.sweep
 @settings(any_bytes, max_examples=200)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, data: bytes) -> None:
@@ -407,6 +409,7 @@ def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, dat
         assert _found(path)
 
 
+@pytest.mark.sweep
 @requires(accepted=20, refused=200)
 @any_bytes
 @given(

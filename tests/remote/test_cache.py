@@ -499,6 +499,7 @@ print(rounds)
 """
 
 
+@pytest.mark.sweep
 def test_processes_share_a_cache(directory: Path) -> None:
     with running(READER, directory) as first, running(READER, directory) as second:
         for process in (first, second):

@@ -383,6 +383,7 @@ def test_other_schemes_are_read_by_fsspec() -> None:
 SPAWN = "start processes with multiprocessing's method 'spawn'"
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize(
     ("use", "printed"),

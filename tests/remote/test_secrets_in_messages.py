@@ -142,6 +142,7 @@ def shown_of(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or error.__context__
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_function_shows_the_password_of_a_malformed_address(name: str) -> None:
     for address in ADDRESSES:

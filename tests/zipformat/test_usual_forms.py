@@ -120,6 +120,7 @@ def rules_of(headers: list[bytes], found: Directory) -> list[str]:
     return rules
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("alignment", [64, 128])
 def test_a_changed_byte_of_a_local_header_breaks_a_rule(alignment: int) -> None:
     image = image_of(alignment)
