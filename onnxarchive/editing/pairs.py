@@ -34,7 +34,7 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, na
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.file import Closing, File, closing_on_error
-from onnxarchive.files.filesystem import sync, sync_directory
+from onnxarchive.files.filesystem import close_unwritten, sync, sync_directory
 from onnxarchive.files.hidden_files import (
     TEMPORARY,
     TemporaryFile,
@@ -280,7 +280,7 @@ class PairReplacement(Closing, Work):
             return
         try:
             descriptor = os.open(os.path.dirname(self._pair.model), os.O_RDONLY)
-            self._resources.callback(_close, descriptor)
+            self._resources.callback(close_unwritten, descriptor)
             self._resources.enter_context(locking.exclusive(descriptor, self._timeout))
         except LockedError as error:
             problem = "another process exports to its folder; try again, or with a longer timeout"
@@ -309,11 +309,6 @@ class PairReplacement(Closing, Work):
     def close(self) -> None:
         """Discards the new files unless they were committed."""
         self._resources.close()
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # nothing is written through it
-        os.close(descriptor)
 
 
 @dataclass

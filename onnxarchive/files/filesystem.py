@@ -153,6 +153,12 @@ def sync_directory(directory: str) -> None:
             os.close(descriptor)
 
 
+def close_unwritten(descriptor: int) -> None:
+    """Closes a descriptor through which nothing was written, so that no error can lose anything."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 def is_below(path: str, directory: str) -> bool:
     """True if `path` is `directory` or inside it; both must be absolute, with links resolved."""
     try:

@@ -24,7 +24,7 @@ from onnxarchive.errors import ArchiveError, LockedError, naming
 from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.beneath import HAS_DIR_FD
-from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
+from onnxarchive.files.filesystem import close_unwritten, require_no_tilde, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
@@ -110,7 +110,7 @@ class NewDirectory(Work):
         try:
             self._begin(descriptor)
         except BaseException:
-            _close(descriptor)
+            close_unwritten(descriptor)
             raise
 
     def _name_of(self, path: str) -> str:
@@ -174,11 +174,11 @@ class NewDirectory(Work):
                         os.mkdir(name, dir_fd=folder)
                     self._folders[above] = None
                 inner = os.open(name, _FOLDER, dir_fd=folder)
-                _close(folder)
+                close_unwritten(folder)
                 folder = inner
             yield folder
         finally:
-            _close(folder)
+            close_unwritten(folder)
 
     def sync(self) -> None:
         """Syncs all files, then the folders, inner ones first, and then the directory.
@@ -290,7 +290,7 @@ class NewDirectory(Work):
 
     def _close_spares(self) -> None:
         while self._spares:
-            _close(self._spares.pop())
+            close_unwritten(self._spares.pop())
 
     def close(self) -> None:
         """Closes the descriptors, and so releases the lock."""
@@ -301,7 +301,7 @@ class NewDirectory(Work):
         self._descriptor = self._parent = None
         for descriptor in descriptors:
             if descriptor is not None:
-                _close(descriptor)
+                close_unwritten(descriptor)
 
     def __del__(self) -> None:
         self.close()
@@ -405,14 +405,14 @@ def remove_leftover(path: str) -> bool:
     name = os.path.basename(path)
     with naming(path), contextlib.ExitStack() as opened:
         parent = os.open(os.path.dirname(path) or os.curdir, _PARENT)
-        opened.callback(_close, parent)
+        opened.callback(close_unwritten, parent)
         try:
             descriptor = os.open(name, _FOLDER, dir_fd=parent)
         except OSError as error:
             if error.errno in _NO_DIRECTORY:
                 return False
             raise
-        opened.callback(_close, descriptor)
+        opened.callback(close_unwritten, descriptor)
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return False
@@ -449,7 +449,7 @@ def _remove_content(root: int) -> None:
                     os.rename(inner, moved, src_dir_fd=folder, dst_dir_fd=root)
                     folders.append(moved)
             finally:
-                _close(folder)
+                close_unwritten(folder)
             os.rmdir(name, dir_fd=root)
 
 
@@ -464,11 +464,6 @@ def _remove_files(folder: int) -> list[str]:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.name, dir_fd=folder)
     return folders
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # nothing is written through these descriptors
-        os.close(descriptor)
 
 
 def _is_at(name: str, parent: int | None, status: os.stat_result) -> bool:
@@ -493,7 +488,7 @@ def _is_of_this_user(descriptor: int, status: os.stat_result) -> bool:
     try:
         return os.fstat(probe).st_uid == status.st_uid
     finally:
-        _close(probe)
+        close_unwritten(probe)
         os.unlink(_PROBE, dir_fd=descriptor)
 
 
