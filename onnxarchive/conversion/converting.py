@@ -19,9 +19,8 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.data import Data, SupportsWrite
-from onnxarchive.files.file import File
-from onnxarchive.files.file_data import RandomAccessData, spool
+from onnxarchive.files.data import Data, File, SupportsWrite
+from onnxarchive.files.data_files import DataFiles, spool
 from onnxarchive.files.filesystem import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
@@ -265,20 +264,21 @@ def convert_silently(
     # What is found when the models are planned and written may be a fault of any of them.
     together = ", ".join(names.values()) if repository is None else repository.path
     with contextlib.ExitStack() as resources, with_path(together):
+        data_files = resources.enter_context(DataFiles())
         models: dict[str, Source] = {}
         for identifier, location in sources.items():
             if location.url is not None:
                 options = replace(options, jobs=1)
             with with_path(names[identifier]):
                 models[identifier] = open_source(
-                    location, resources, without_others if identifier else reader
+                    location, resources, without_others if identifier else reader, data_files
                 )
         default = models[""]
         models = {**default.further, **models}
         files = [file for model in models.values() for file in model.files]
         directory = default.directory if repository is None else repository.directory
         if reader.other_files and directory is not None:
-            reader.add_others(default, directory, files, models.values())
+            reader.add_others(default, directory, files, models.values(), data_files)
             files += default.files
         if target.path is not None:
             require_no_input(target.path, [*files, *options.asset_files])
@@ -317,7 +317,10 @@ def convert_silently(
 
 
 def open_source(
-    location: Location, resources: contextlib.ExitStack, reader: SourceReader
+    location: Location,
+    resources: contextlib.ExitStack,
+    reader: SourceReader,
+    data_files: DataFiles | None = None,
 ) -> Source:
     """Opens the source of a conversion.
 
@@ -326,17 +329,20 @@ def open_source(
         resources: Closes what is opened, when all data was read.
         reader: Reads sources of other tools. Its temporary files hold the inflated files of a zip,
             a remote file other than an archive, and one large remote tensor at a time.
+        data_files: Opens the data files, once for several sources; None for this one alone.
     """
+    if data_files is None:
+        data_files = resources.enter_context(DataFiles())
     path = location.path
     if path is not None and os.path.isdir(path):
-        return reader.read_directory(path, resources)
+        return reader.read_directory(path, data_files)
     file = resources.enter_context(location.open())
     if isinstance(file, MappedFile):
         reader.require_in_tree(file)
     with recognised(path, expected="a model"):
         # A file that is no archive needs no lock.
         if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
-            return reader.read_onnx(file)
+            return reader.read_onnx(file, data_files)
         archive = _open_archive(location, file, reader)
         if archive is not None:
             # Closing it ends the stream of a remote file.
@@ -347,10 +353,9 @@ def open_source(
             source.files = () if path is None else (path,)
             return source
 
-        def open_beside(path: str) -> RandomAccessData | None:
+        def open_beside(path: str) -> File | None:
             with contextlib.suppress(FileNotFoundError):
-                beside = resources.enter_context(location.open_beside(path))
-                return RandomAccessData(beside, 0, beside.size, temporary=reader.temporary)
+                return resources.enter_context(location.open_beside(path))
             return None
 
         return reader.read_remote(view, open_beside)

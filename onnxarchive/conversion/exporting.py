@@ -11,7 +11,7 @@ from onnxarchive.editing.pairs import PairReplacement
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
-from onnxarchive.files.file_data import spool_all
+from onnxarchive.files.data_files import spool_all
 from onnxarchive.files.filesystem import (
     directory_of,
     from_utf8,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.files.data import Data
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.data import Data, File, Made
+from onnxarchive.files.data_files import DataFiles
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
-from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, open, owner_of
-from onnxarchive.reading.contents import Contents, EntryData
+from onnxarchive.reading.contents import Contents
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceReader
@@ -33,6 +33,7 @@ from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.saving import split
 from onnxarchive.writing.stored_entries import assets_of, referred_data, sources_of
+from onnxarchive.zipformat.directory import Entry
 
 if TYPE_CHECKING:
     from onnxarchive.writing.saving import Model
@@ -91,6 +92,7 @@ class Changes:
         drafts: Every model, by id.
         assets: The data of every asset, by path.
         old_assets: Those of the archive as it was.
+        files: Opens the files of assigned models and assets.
         is_open: False after the block.
     """
 
@@ -104,11 +106,12 @@ class Changes:
         self.drafts = {id: Draft(old.model, id) for id, old in archive.contents.models.items()}
         self.old_assets: Mapping[str, Data] = assets_of(archive)
         self.assets = dict(self.old_assets)
+        self.files = resources.enter_context(DataFiles())
         self.is_open = True
         self._resources = resources  # closes files that assigned models are read from
         self._data: dict[str, Data] = {}  # by placeholder
         self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
-        self._states: dict[tuple[int, int], tuple[FileData, tuple[int, int]]] = {}  # by identity
+        self._states: dict[File, Hashable] = {}
 
     def current(self) -> Changes:
         """These changes; a ValueError if the block has ended."""
@@ -141,17 +144,20 @@ class Changes:
 
     def watch(self, data: Data) -> None:
         """Remembers the state of data that is in a file, for `require_unchanged_files`."""
-        if isinstance(data, FileData) and data.identity not in self._states:
-            self._states[data.identity] = data, data.state()
+        if data.position is None or data.crc32 is not None:  # the latter is compared when read
+            return
+        file = data.position.file
+        if file not in self._states:
+            self._states[file] = file.state()
 
     def require_unchanged_files(self) -> None:
         """Refuses files that were written to since they were assigned."""
-        for data, state in self._states.values():
-            if data.state() != state:
+        for file, state in self._states.items():
+            if file.state() != state:
                 raise ArchiveFormatError(
                     "expected a file that stays as it was assigned until the edit ends, found it "
                     "changed; assign it again",
-                    path=data.path if data.root is None else data.root.joined(data.path),
+                    path=file.path,
                 )
 
     # Assigned models
@@ -214,10 +220,10 @@ class Changes:
         reader = SourceReader(elsewhere=elsewhere)
         with with_path(path):
             if os.path.isdir(path):
-                return self._of_source(reader.read_directory(path, self._resources))
+                return self._of_source(reader.read_directory(path, self.files))
             file = self._resources.enter_context(MappedFile(path))
             if not is_zip(file.read(0, 4)):
-                return self._of_source(reader.read_onnx(file))
+                return self._of_source(reader.read_onnx(file, self.files))
         # Another process may edit that archive, and wait for this one.
         archive = open(path, timeout=self.options.timeout)
         return self._of_archive(self._resources.enter_context(archive))
@@ -228,37 +234,53 @@ class Changes:
         A `.onnx` written by `link`, for example, has such data.
         """
         entries, count = [*self.archive.entries.values()], self.archive.contents.first_model
-        name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries[:count]}
+        entry_at = {(entry.data_offset, entry.nbytes): entry for entry in entries[:count]}
         end = entries[count].header_offset
         for ref, data in zip(tensors.external(source.model), source.data, strict=True):
-            key = None
             self.watch(data)
-            if isinstance(data, EntryData):
-                if self._has_entry(data.contents, data.name):
-                    key = data.name
-                else:
-                    data = LazyData(data.nbytes, partial(_of_open, data))
-            if isinstance(data, FileData) and data.identity == self.file.identity:
-                key = name_of.get((data.offset, data.nbytes))
-                if key is None and data.nbytes and data.offset + data.nbytes > end:
-                    raise ArchiveFormatError(
-                        f"{ref}: expected external data in a tensor of the archive, found "
-                        f"{data.nbytes} bytes at offset {data.offset}, in a model or the directory"
-                    )
+            key = self._own_key(ref, data, entry_at, end)
             if key is None:
+                if data.crc32 is not None and data.position is not None:
+                    data = Made(data.nbytes, _of_open, (data, data.position.file))
                 key = f"{self._prefix}/{len(self._data)}"
                 self._data[key] = data
             tensors.set_location(ref.tensor, key)
         return source.model
 
+    def _own_key(
+        self, ref: TensorRef, data: Data, entry_at: Mapping[tuple[int, int], Entry], end: int
+    ) -> str | None:
+        """The key of the archive's entry that has this data; None if none has.
 
-def _of_open(data: EntryData) -> EntryData:
-    """The data of an assigned archive's entry; a ValueError if that archive is closed."""
+        Args:
+            ref: The tensor of the data.
+            data: The data.
+            entry_at: The entries but the models, by offset and size of their data in bytes.
+            end: The offset where they end.
+        """
+        position = data.position
+        if position is None or not position.file.has_path(self.file.absolute_path):
+            return None
+        entry = entry_at.get((position.offset, data.nbytes))
+        if data.crc32 is not None:  # an entry of this archive, perhaps as it was before an edit
+            return None if entry is None or entry.crc32 != data.crc32 else entry.name
+        if position.file.identity != self.file.identity:
+            return None
+        if entry is None and data.nbytes and position.offset + data.nbytes > end:
+            raise ArchiveFormatError(
+                f"{ref}: expected external data in a tensor of the archive, found "
+                f"{data.nbytes} bytes at offset {position.offset}, in a model or the directory"
+            )
+        return None if entry is None else entry.name
+
+
+def _of_open(data: Data, file: File) -> Data:
+    """The data of an entry of an assigned archive; a ValueError if that archive is closed."""
     try:
-        data.contents.file.read(0, 0)
+        file.read(0, 0)
     except ValueError as error:
         raise ValueError(
-            f"{data.contents.file.path}: expected the archive that was assigned to an edit to stay "
+            f"{file.path}: expected the archive that was assigned to an edit to stay "
             "open until the edit ends, found it closed"
         ) from error
     return data

@@ -25,7 +25,7 @@ from onnxarchive.editing.changes import Changes
 from onnxarchive.editing.models import EditedModel, has_bytes, in_memory, packed_changes
 from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, undo
-from onnxarchive.files.data import Crc32, Data, Stored
+from onnxarchive.files.data import Bytes, Crc32, Data, pieces
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
 from onnxarchive.files.progress import ProgressCounter
@@ -70,11 +70,11 @@ class _EditPlan(Plan):
 
     Attributes:
         stay: The number of leading entries of the archive that keep their place before the others.
-        replaced: New bytes of some of these entries, by name.
+        replaced: Items with new bytes and their CRC-32 for some of these entries, by name.
     """
 
     stay: int = 0
-    replaced: Mapping[str, Stored] = field(default_factory=dict)
+    replaced: Mapping[str, Item] = field(default_factory=dict)
 
     def is_end(self, archive: Archive) -> bool:
         """True if every entry of the archive but the models stays as it is."""
@@ -135,7 +135,7 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
         if not name.startswith(ASSET_PREFIX):
             sizes[name] = data.nbytes
     models = sorted(plan.models, key=attrgetter("name"))  # the default one is first
-    serialized = {item.name: b"".join(item.data) for item in models}
+    serialized = {item.name: b"".join(item.data.pieces()) for item in models}
     check_models(serialized, sizes, archive.contents.strict)
 
 
@@ -176,7 +176,7 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         order += sorted(name for name in remaining if name.startswith(ASSET_PREFIX))
         pairs = zip(names, order, strict=False)
         stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
-    new |= {name: Item(name, replaced.pop(name)) for name in order[stay:] if name in replaced}
+    new |= {name: replaced.pop(name) for name in order[stay:] if name in replaced}
     items = [
         new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
     ]
@@ -186,13 +186,13 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     return _EditPlan(items, model_items(serialized), stay=stay, replaced=replaced)
 
 
-def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Stored]:
-    """The new bytes of entries whose tensor has other elements, by key.
+def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Item]:
+    """The items of entries whose tensor has other elements, by key.
 
     An entry that several models use stays; the tensor with other elements, or with another data
     type or shape than in other models (DATA-8), gets an entry of its own, and `uses` is updated.
     """
-    replaced: dict[str, Stored] = {}
+    replaced: dict[str, Item] = {}
     kinds: dict[str, object] = {}  # of shared entries, by key
     for model in sorted(models.values(), key=lambda model: model.has_other_tensors):
         if not model.has_other_tensors and len(uses) < uses.total():
@@ -209,9 +209,9 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
             elif is_shared:
                 model.set_apart(ref, data, uses)
             else:
-                stored = in_memory(data)
-                checked = tensors.checked(ref, stored, archive.contents.strict, entry=key)
-                replaced[key] = Stored(stored.view, Crc32.of(checked).value)
+                view = in_memory(data)
+                checked = tensors.checked(ref, pieces(view), archive.contents.strict, entry=key)
+                replaced[key] = Item(key, Bytes(view), crc32=Crc32.of(checked).value)
     return replaced
 
 
@@ -285,7 +285,7 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     staying = directory.entries[: plan.stay]
     names = [entry.name for entry in staying]
     file.require_own()
-    headers = {name: _headers(archive, name, data) for name, data in plan.replaced.items()}
+    headers = {name: _headers(archive, item) for name, item in plan.replaced.items()}
     records = [
         headers[name][1] if name in headers else record
         for name, record in zip(names, directory.records, strict=False)
@@ -293,12 +293,12 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     existing = Directory(staying, records)
 
     def write(target: PositionalWriter) -> None:
-        nbytes = sum(data.nbytes for data in plan.replaced.values()) + plan.nbytes
+        nbytes = sum(item.data.nbytes for item in plan.replaced.values()) + plan.nbytes
         counter = ProgressCounter(options.progress, nbytes)
-        for name, data in plan.replaced.items():
+        for name, item in plan.replaced.items():
             target.offset = archive.entries[name].header_offset
             target.write(headers[name][0])
-            _write_data(archive, name, data, target, counter)
+            _write_data(archive, item, target, counter)
         target.offset = offset
         zip_writer = ZipWriter(
             target,
@@ -322,34 +322,36 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         undo.change_end(file, offset, new_size, write)
         return
     items = [
-        Item(name, plan.replaced.get(name) or EntryData(archive.contents, name)) for name in names
+        plan.replaced.get(name) or Item(name, EntryData(archive.contents, name)) for name in names
     ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
     write_file(plan, file.absolute_path, write_options, locked=file).close()
 
 
-def _headers(archive: Archive, name: str, data: Stored) -> tuple[bytes, bytes]:
+def _headers(archive: Archive, item: Item) -> tuple[bytes, bytes]:
     """The local header and the directory record of an entry that gets these bytes."""
-    contents, entry = archive.contents, archive.entries[name]
-    alignment = contents.check_header(contents.entries.index_of[name], contents.strict)
+    contents, entry = archive.contents, archive.entries[item.name]
+    alignment = contents.check_header(contents.entries.index_of[item.name], contents.strict)
     assert alignment is not None  # else `strict` has raised an error
-    assert data.crc32 is not None
-    placement = Placement(name.encode(), entry.nbytes, data.crc32, entry.header_offset, alignment)
+    assert item.crc32 is not None
+    placement = Placement(
+        item.name.encode(), entry.nbytes, item.crc32, entry.header_offset, alignment
+    )
     return placement.pack()
 
 
 def _write_data(
-    archive: Archive, name: str, data: Stored, target: PositionalWriter, counter: ProgressCounter
+    archive: Archive, item: Item, target: PositionalWriter, counter: ProgressCounter
 ) -> None:
     """Writes the new bytes of an entry, and compares them with the CRC-32 in its headers."""
     checksum = Crc32()
-    for piece in checksum(counter(data)):
+    for piece in checksum(counter(item.data.pieces())):
         target.write(piece)
-    if checksum.value != data.crc32:
+    if checksum.value != item.crc32:
         raise ChecksumError(
-            f"{archive.path}: entry {shown(name)}: the array changed while it was written: "
-            f"expected CRC-32 {data.crc32:#010x}, found {checksum.value:#010x}"
+            f"{archive.path}: entry {shown(item.name)}: the array changed while it was written: "
+            f"expected CRC-32 {item.crc32:#010x}, found {checksum.value:#010x}"
         )
 
 

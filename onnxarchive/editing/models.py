@@ -11,7 +11,8 @@ import onnx
 
 from onnxarchive.editing.changes import Changes, Draft, is_placeholder
 from onnxarchive.errors import ArchiveFormatError, shown
-from onnxarchive.files.data import Crc32, Data, Stored, are_equal
+from onnxarchive.files.data import Bytes, Crc32, Data, are_equal, copy_of
+from onnxarchive.files.data_files import spool
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.prepacked import INDEX, PackedWeight
@@ -113,11 +114,11 @@ class EditedModel:
         tensor, data = ref.tensor, elements.data
         location = tensors.location(tensor)
         if location is None:
-            if are_equal(Stored(tensors.raw_data(ref)), data):
+            if are_equal(Bytes(tensors.raw_data(ref)).pieces(), data.pieces()):
                 return
             for name in tensors.DATA_FIELDS:
                 tensor.ClearField(name)
-            tensors.set_raw_data(tensor, b"".join(data))
+            tensors.set_raw_data(tensor, b"".join(data.pieces()))
         elif ref.path in self.stored and has_bytes(self._archive, location, data):
             return
         else:
@@ -170,8 +171,8 @@ class EditedModel:
                 entry = self._archive.entries[self.stored[path]]
                 self._contents[name] = entry.nbytes, entry.crc32
             else:  # an external tensor without new elements is not read for this
-                data = self.elements.get(path, Stored(memoryview(ref.tensor.raw_data)))
-                self._contents[name] = data.nbytes, Crc32.of(data).value
+                data = self.elements.get(path, Bytes(ref.tensor.raw_data))
+                self._contents[name] = data.nbytes, Crc32.of(data.pieces()).value
         return self._contents[name]
 
     @cached_property
@@ -229,7 +230,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
             removed = packed.files.keys() - remaining.files.keys()
             assets |= dict.fromkeys(packed.folder + name for name in removed)
             index = packed.folder + INDEX
-            data = Stored(memoryview(remaining.to_json()))
+            data = Bytes(remaining.to_json())
             assets[index] = data if remaining.files else None
     warn_of_sets(archive, faults)
     return assets
@@ -248,13 +249,13 @@ def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:
 def has_bytes(archive: Archive, name: str, data: Data) -> bool:
     """True if the archive has an entry of this name with these bytes."""
     entry = archive.entries.get(name)
-    if entry is None or entry.nbytes != data.nbytes or Crc32.of(data).value != entry.crc32:
+    if entry is None or entry.nbytes != data.nbytes or Crc32.of(data.pieces()).value != entry.crc32:
         return False
     stored = archive.contents.file.pieces(entry.data_offset, entry.nbytes)
-    return are_equal(map(memoryview, stored), data)
+    return are_equal(map(memoryview, stored), data.pieces())
 
 
-def in_memory(data: Data) -> Stored:
-    """Data in memory; data that is in memory already is not copied."""
-    data = tensors.resolved(data)
-    return data if isinstance(data, Stored) else Stored(memoryview(b"".join(data)))
+def in_memory(data: Data) -> memoryview:
+    """The bytes of data in memory; bytes that are in memory already are not copied."""
+    data = data.fetch(0, spool)
+    return data.view() if data.position is None else copy_of(data).view()

@@ -33,7 +33,7 @@ from hashlib import sha256
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
-from onnxarchive.files.file import Closing, File, closing_on_error
+from onnxarchive.files.data import Closing, File, closing_on_error
 from onnxarchive.files.filesystem import close_unwritten, sync, sync_directory
 from onnxarchive.files.hidden_files import (
     TEMPORARY,

@@ -15,7 +15,7 @@ from typing import Literal
 from onnxarchive.editing.pairs import recover_pairs
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.files.hidden_files import (
     TEMPORARY,
     listed,

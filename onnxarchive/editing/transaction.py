@@ -358,13 +358,13 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def __getitem__(self, path: str) -> bytes:
         self._require(path)
-        return b"".join(self._changes.assets[path])
+        return b"".join(self._changes.assets[path].pieces())
 
     def __setitem__(self, path: str, data: Asset) -> None:
         changes = self._changes
         if isinstance(data, str | os.PathLike):
             require_no_input(changes.file.absolute_path, [Location.of(data).require_local()])
-        changes.assets |= open_assets({path: data})
+        changes.assets |= open_assets({path: data}, changes.files)
         changes.watch(changes.assets[path])
 
     def __delitem__(self, path: str) -> None:
@@ -394,12 +394,12 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         changes, ref = self._changes, self._ref(name)
         elements = self._draft.elements.get(name)
         if elements is not None:
-            view = in_memory(elements.data).view.toreadonly()
+            view = in_memory(elements.data).toreadonly()
             return dtypes.as_array(view, elements.data_type, elements.dims)
         with with_path(changes.archive.path):
             if tensors.location(ref.tensor) is None:
                 return array_in_model(ref)
-            view = in_memory(changes.data(ref)).view
+            view = in_memory(changes.data(ref))
             return dtypes.as_array(view, tensors.external_type(ref), ref.tensor.dims)
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:

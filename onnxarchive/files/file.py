@@ -1,102 +1,14 @@
-"""`File`: bytes that are read by position, of a file object or in memory."""
+"""Bytes that are read by position, of a file object or in memory."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
-from onnxarchive.files.data import add_name, name_of
-
-READ_SIZE = 1 << 19  # bytes of a piece in `File.pieces`: it stays in a core's cache
-
-
-class Closing:
-    """Base of classes that have `close`: the end of a `with` block closes the object."""
-
-    def close(self) -> None:
-        """Closes the object."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@contextlib.contextmanager
-def closing_on_error(resource: Closing) -> Iterator[None]:
-    """Closes an object if the block raises an error."""
-    try:
-        yield
-    except BaseException:
-        resource.close()
-        raise
-
-
-class File(Closing):
-    """Bytes that are read by position. Several threads may read at once.
-
-    Attributes:
-        path: The name for messages: a path as given, or a URL without credentials.
-        size: The size in bytes.
-        identity: Equal for two objects of this class only if they read the same file.
-    """
-
-    path: str
-    size: int
-    identity: Hashable
-
-    @property
-    def is_mapped(self) -> bool:
-        """True if `view` gives views of the file, not copies."""
-        return False
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
-
-        Raises:
-            OSError: The read failed; the error names the file.
-        """
-        raise NotImplementedError
-
-    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """The bytes of a range, read-only: a view of a file that `is_mapped`, else a copy.
-
-        `nbytes` is None for all bytes from `offset`.
-
-        Raises:
-            ArchiveFormatError: The file was truncated after it was opened.
-            OSError: The read failed; the error names the file.
-        """
-        return memoryview(self.read(offset, self.size - offset if nbytes is None else nbytes))
-
-    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-        """Reads ranges, each an offset and a size; a remote file reads several at a time.
-
-        Yields:
-            The bytes of each range, in the order of `ranges`.
-        """
-        return (memoryview(self.read(offset, size)) for offset, size in ranges)
-
-    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Reads `size` bytes from `offset`; yields copies of a few MiB at most.
-
-        If the file is truncated meanwhile, fewer bytes are yielded. Access to a map would crash
-        instead.
-        """
-        while size > 0:
-            piece = self.read(offset, min(size, READ_SIZE))
-            if not piece:
-                return
-            yield piece
-            offset += len(piece)
-            size -= len(piece)
+from onnxarchive.files.data import File, add_name, name_of
 
 
 class SupportsSeek(Protocol):

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.files.locking import Work
 
 # How the system reads a mapped file ahead.
@@ -128,6 +128,20 @@ class MappedFile(File, Work):
         except OSError as error:
             error.filename = self.path
             raise
+
+    def state(self) -> tuple[int, int]:
+        """Present size in bytes and time of the last write (ns)."""
+        status = self.status()
+        return status.st_size, status.st_mtime_ns
+
+    def present_size(self) -> int:
+        """See `File.present_size`."""
+        return self.status().st_size
+
+    @property
+    def is_held(self) -> bool:
+        """See `File.is_held`."""
+        return locking.is_held(self.identity)
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
         """Sets the paths, as `Replacement` does, so that errors name the target."""
@@ -356,6 +370,11 @@ class MappedFile(File, Work):
         except (OSError, ValueError):  # ValueError: a path with a NUL
             return False
         return (status.st_dev, status.st_ino) == self.identity
+
+    def has_path(self, path: str | os.PathLike[str]) -> bool:
+        """See `File.has_path`."""
+        own = os.path.realpath(self.absolute_path)
+        return os.path.realpath(path) == own or self.is_at(path)
 
     def fileno(self) -> int:
         """The descriptor, valid as long as the file is open."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
-from onnxarchive.files.file import Closing
+from onnxarchive.files.data import Closing
 from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_path
 from onnxarchive.files.local_file import (

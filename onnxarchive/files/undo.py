@@ -25,8 +25,7 @@ from typing import Final
 import numpy as np
 
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.files.data import Buffer
-from onnxarchive.files.file import File
+from onnxarchive.files.data import Buffer, File
 from onnxarchive.files.filesystem import require_space, sync
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
-from onnxarchive.files.data import Data, Stored
+from onnxarchive.files.data import Bytes, Made
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.walking import MAIN_GRAPH, Path, below
@@ -182,52 +182,28 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     return data
 
 
-@dataclass(slots=True, eq=False)
-class LazyData:
-    """Data that is made when it is read.
-
-    Attributes:
-        nbytes: Its size in bytes; of a tensor, as shape and data type need.
-        resolve: Makes the data; called in any thread, or repeatedly. A copy in memory holds only
-            this data: the writer frees the copy after writing it.
-    """
-
-    crc32: ClassVar[None] = None
-    nbytes: int
-    resolve: Callable[[], Data]
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.resolve())
+def data_in_model(ref: TensorRef, nbytes: int) -> Made:
+    """The `nbytes` bytes of a tensor in the model, copied out of it when they are read."""
+    return Made(nbytes, _copied_out, (ref, nbytes))
 
 
-@dataclass(slots=True, eq=False)
-class InitializerData:
-    """The bytes of an initializer of the main graph, copied out of the model; see `raw_data`.
+def initializer_data(initializers: Sequence[onnx.TensorProto], index: int, nbytes: int) -> Made:
+    """As `data_in_model`, for an initializer of the main graph.
 
     It refers to the initializer by its index: protobuf's Python object of a message, once one of
     its absent fields was asked for, takes 300 bytes.
     """
-
-    crc32: ClassVar[None] = None
-    nbytes: int
-    initializers: Sequence[onnx.TensorProto]
-    index: int
-
-    def resolve(self) -> Data:
-        """The bytes; see `LazyData`."""
-        ref = main_initializer(self.initializers[self.index], self.index)
-        return Stored(raw_data(ref, self.nbytes))
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.resolve())
+    return Made(nbytes, _initializer_copied_out, (initializers, index, nbytes))
 
 
-MadeData: TypeAlias = LazyData | InitializerData
+def _copied_out(ref: TensorRef, nbytes: int) -> Bytes:
+    return Bytes(raw_data(ref, nbytes))
 
 
-def resolved(data: Data) -> Data:
-    """The data that `MadeData` makes; other data is returned."""
-    return data.resolve() if isinstance(data, MadeData) else data
+def _initializer_copied_out(
+    initializers: Sequence[onnx.TensorProto], index: int, nbytes: int
+) -> Bytes:
+    return _copied_out(main_initializer(initializers[index], index), nbytes)
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:

@@ -19,7 +19,7 @@ import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown, with_path
 from onnxarchive.files import locking, threads
-from onnxarchive.files.file import Closing, File, closing_on_error
+from onnxarchive.files.data import Closing, File, closing_on_error
 from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors

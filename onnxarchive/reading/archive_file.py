@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     without_traceback,
 )
 from onnxarchive.files import local_file, locking
-from onnxarchive.files.file import File, closing_on_error
+from onnxarchive.files.data import File, closing_on_error
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Location

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import onnx
 
@@ -26,8 +26,16 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.files import local_file
-from onnxarchive.files.data import Crc32, crc32, pieces
-from onnxarchive.files.file import File
+from onnxarchive.files.data import (
+    Crc32,
+    Data,
+    File,
+    Position,
+    Spool,
+    copy_of,
+    crc32,
+    pieces,
+)
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.model import keys, proto, tensors
@@ -92,10 +100,7 @@ class Contents:
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """True if `path` is the path of the archive's local file, or leads to the same file."""
-        if not isinstance(self.file, MappedFile):
-            return False
-        own = os.path.realpath(self.file.absolute_path)
-        return os.path.realpath(path) == own or self.file.is_at(path)
+        return self.file.has_path(os.fsdecode(path))
 
     def require_current(self, path: str | os.PathLike[str], file: MappedFile | None = None) -> None:
         """Refuses to replace the archive if another object or process has edited it since `open`.
@@ -283,18 +288,34 @@ class EntryData:
     """
 
     __slots__ = ("contents", "crc32", "name", "nbytes")
+    is_constant: ClassVar[bool] = False
 
     def __init__(self, contents: Contents, name: str) -> None:
         entry = contents.entries[name]
         self.contents, self.name = contents, name
         self.nbytes, self.crc32 = entry.nbytes, entry.crc32
 
-    def __iter__(self) -> Iterator[memoryview]:
+    @property
+    def position(self) -> Position:
+        """See `Data.position`."""
+        return Position(self.contents.file, self.contents.entries[self.name].data_offset)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """See `Data.pieces`; the local header is compared first."""
         contents = self.contents
         if not contents.file.is_mapped:
             return contents.pieces(self.name)
         view = contents.view(self.name)  # of a large entry, nothing is copied
         return checked_pieces(contents.entries[self.name], pieces(view), contents.strict)
+
+    def view(self) -> memoryview:
+        """See `Data.view`."""
+        (view,) = self.contents.verified([self.name])
+        return view
+
+    def fetch(self, most_copied: int, spool: Spool) -> Data:
+        """See `Data.fetch`; the bytes are read once, since their CRC-32 is known."""
+        return copy_of(self) if self.nbytes <= most_copied else self
 
 
 class NamedMapping(Mapping[str, _Value]):

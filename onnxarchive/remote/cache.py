@@ -28,7 +28,7 @@ from typing import Final
 from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
 from onnxarchive.files import attributes
 from onnxarchive.files.beneath import open_own
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.files.filesystem import require_no_tilde, sync
 from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile

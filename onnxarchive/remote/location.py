@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError, shown
-from onnxarchive.files.data import Buffer, as_bytes
-from onnxarchive.files.file import BinaryFile, File, MemoryFile, SupportsSeek
+from onnxarchive.files.data import Buffer, File, as_bytes
+from onnxarchive.files.file import BinaryFile, MemoryFile, SupportsSeek
 from onnxarchive.files.filesystem import require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress

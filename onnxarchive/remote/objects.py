@@ -14,7 +14,7 @@ from time import monotonic
 from typing import ClassVar
 from weakref import ref
 
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, as_arriving, in_order, run
 from onnxarchive.remote.failures import StalledError
 from onnxarchive.remote.origins import Origin, Version
@@ -52,6 +52,7 @@ class RemoteFile(File):
         version: The version of the object that is read.
     """
 
+    is_remote = True
     _streaming: ClassVar[list[ref[RemoteFile]]] = []  # the files that began to read ahead last
 
     def __init__(

@@ -25,7 +25,7 @@ from onnxarchive.errors import (
     without_traceback,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile

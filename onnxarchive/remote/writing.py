@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 from weakref import ref
 
 from onnxarchive.errors import UnsupportedFeatureError
-from onnxarchive.files.data import Buffer, as_bytes, pieces
-from onnxarchive.files.file import Closing
+from onnxarchive.files.data import Buffer, Closing, as_bytes, pieces
 from onnxarchive.files.locking import Work
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
 from onnxarchive.remote.failures import attempt, failure

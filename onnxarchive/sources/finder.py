@@ -14,13 +14,11 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown, without_traceback
-from onnxarchive.files import locking
 from onnxarchive.files.beneath import OutsideError
-from onnxarchive.files.data import Data, Stored
-from onnxarchive.files.file_data import FileData, RandomAccessData
+from onnxarchive.files.data import Data, File, Range, Streamed
 from onnxarchive.model import proto, serialization, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
-from onnxarchive.model.tensors import LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, decode, strip_weights
 from onnxarchive.sources import compiled
 from onnxarchive.sources.recognition import (
@@ -40,7 +38,6 @@ from onnxarchive.sources.source import (
     sha1,
     with_cleared_tail,
 )
-from onnxarchive.sources.zip_file import ZippedFile
 
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
@@ -63,10 +60,6 @@ _OR_GIVEN = (
     "add_external_initializers_from_files_in_memory for files"
 )
 _MAX_DECODED = 8  # bytes of a number that takes one byte in a packed field
-
-
-# A file that contains the bytes of tensors, or a model; also the data of the whole file.
-DataFile: TypeAlias = FileData | RandomAccessData | Stored | ZippedFile
 
 
 def _plain(location: str) -> str:
@@ -93,19 +86,19 @@ class _Stripped:
     """
 
     data: bytes
-    file: DataFile
+    file: File
     view: memoryview
     spans: Mapping[str, Span]
 
 
-def _strip(file: DataFile) -> _Stripped:
-    if file.nbytes >= proto.SIZE_LIMIT:  # before `file.view` inflates an entry of a zip
+def _strip(file: File) -> _Stripped:
+    if file.size >= proto.SIZE_LIMIT:  # before `view` inflates an entry of a zip
         raise ArchiveFormatError(
-            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
+            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.size}; store "
             "its tensors as external data",
             rule="MODEL-2",
         )
-    view = file.view
+    view = Range.whole(file).view()
     with recognised(view, expected="a model"):
         data, spans = strip_weights(view)
     by_location = {f"{SPAN_LOCATION}{number}": span for number, span in enumerate(spans)}
@@ -128,14 +121,13 @@ def _parse(stripped: _Stripped) -> onnx.ModelProto:
             ) from None
         if not model.HasField("graph"):
             raise ArchiveFormatError(
-                f"expected a model with a graph, found none in {stripped.file.nbytes} bytes; the "
+                f"expected a model with a graph, found none in {stripped.file.size} bytes; the "
                 "file is not a .onnx"
             )
     proto.take_link_fingerprint(model)  # a link has one, a model in an archive has none
     return model
 
 
-_Range: TypeAlias = tuple[DataFile, int, int]  # a file, offset and size in bytes
 # The error of one of several tensors with the same fault, for a missing file that of the last
 # tensor in the file; and the tensors.
 _Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
@@ -157,20 +149,20 @@ class Finder:
         opened: The files that were found so far, by plain path.
     """
 
-    open_file: Callable[[str], DataFile | None]
+    open_file: Callable[[str], File | None]
     verify_checksum: bool
     size_threshold: int | None
     elsewhere: Callable[[TensorRef], Data] | None
-    opened: dict[str, DataFile] = field(default_factory=dict)
-    _by_location: dict[str, DataFile | None] = field(default_factory=dict)
-    _checksums: dict[DataFile, str] = field(default_factory=dict)
+    opened: dict[str, File] = field(default_factory=dict)
+    _by_location: dict[str, File | None] = field(default_factory=dict)
+    _checksums: dict[File, str] = field(default_factory=dict)
     # Of small or too short files, by location.
     _kinds: dict[str, Kind | None] = field(default_factory=dict)
     # For each model, those of its tensors; and the size of all together.
-    _ranges: list[list[_Range]] = field(default_factory=list)
+    _ranges: list[list[Range]] = field(default_factory=list)
     _nbytes: int = 0
 
-    def find(self, location: str) -> DataFile | None:
+    def find(self, location: str) -> File | None:
         """The file of a location, or None."""
         if location not in self._by_location:
             path = _plain(location)
@@ -180,7 +172,7 @@ class Finder:
                 self.opened[path] = file
         return self._by_location[location]
 
-    def listed(self, path: str) -> DataFile:
+    def listed(self, path: str) -> File:
         """The file at a path that was listed."""
         file = self.find(path)
         if file is None:
@@ -206,7 +198,7 @@ class Finder:
             paths[path] = None if is_there else compiled.MISSING
         return tuple([CompiledBinary(path, fault) for path, fault in paths.items()])
 
-    def sources(self, models: Sequence[DataFile]) -> list[Source]:
+    def sources(self, models: Sequence[File]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors.
 
         The messages of all models together are counted before a model is parsed (MODEL-3).
@@ -325,29 +317,30 @@ class Finder:
                 f"{list(ref.tensor.dims)}, found {reference.length} in external_data"
             )
         self._require_data(file, location, offset, nbytes)
-        if is_alone and file.nbytes != nbytes:
+        if is_alone and file.size != nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes in {location!r}, which torch.onnx wrote for this tensor "
-                f"alone, found {file.nbytes}"
+                f"alone, found {file.size}"
             )
         if self.verify_checksum and reference.checksum is not None:
             self._verify(file, location, reference.checksum)
-        self._ranges[-1].append((file, offset, nbytes))
+        data = Range(file, offset, nbytes)
+        self._ranges[-1].append(data)
         self._nbytes += nbytes
-        return file.part(offset, nbytes)
+        return data
 
     def _limit_sharing(self) -> None:
         """Refuses tensors that need far more bytes than the files have."""
-        files = {file for ranges in self._ranges for file, _, _ in ranges}
-        nbytes_in_files = sum(file.nbytes for file in files)
+        files = {data.file for ranges in self._ranges for data in ranges}
+        nbytes_in_files = sum(file.size for file in files)
         limit = _SHARED_NBYTES + _MAX_SHARING * nbytes_in_files
         if self._nbytes <= limit:
             return
         # Models share equal tensors with each other, but a model needs each of its own.
-        counts: Counter[_Range] = Counter()
+        counts: Counter[Range] = Counter()
         for ranges in self._ranges:
             counts |= Counter(ranges)
-        needed = sum(nbytes * count for (_, _, nbytes), count in counts.items())
+        needed = sum(data.nbytes * count for data, count in counts.items())
         if needed > limit:
             raise ArchiveFormatError(
                 f"expected external tensors of at most {limit} bytes in files of "
@@ -356,7 +349,7 @@ class Finder:
                 "DeduplicateHashedInitializersPass merges equal ones; then use onnxarchive.save"
             )
 
-    def _require_data(self, file: DataFile, location: str, offset: int, nbytes: int) -> None:
+    def _require_data(self, file: File, location: str, offset: int, nbytes: int) -> None:
         """Refuses a file that ends before a tensor's data does, or that only stands for the data.
 
         The first bytes of a file are read only if it is too short, as small as a Git LFS pointer,
@@ -364,14 +357,13 @@ class Finder:
         that this thread is editing.
         """
         end = offset + nbytes
-        is_short = end > file.nbytes
+        is_short = end > file.size
         if location not in self._kinds:
-            is_small = file.nbytes <= _MAX_PAGE_SIZE and len(self._kinds) < _MAX_RECOGNISED
-            if not (is_short or is_small or file.nbytes <= _MAX_POINTER_SIZE):
+            is_small = file.size <= _MAX_PAGE_SIZE and len(self._kinds) < _MAX_RECOGNISED
+            if not (is_short or is_small or file.size <= _MAX_POINTER_SIZE):
                 return
-            is_edited = isinstance(file, FileData) and locking.is_held(file.identity)
             self._kinds[location] = (
-                None if is_edited else kind_of_head(file.head(HEAD_SIZE), file.nbytes)
+                None if file.is_held else kind_of_head(file.head(HEAD_SIZE), file.size)
             )
         kind = self._kinds[location]
         if kind in (LFS_POINTER, HTML_PAGE) or (is_short and kind is not None):
@@ -379,14 +371,14 @@ class Finder:
         if is_short:
             raise _FileError(
                 f"expected {nbytes} bytes from offset {offset} of {location!r}, found a file "
-                f"of {file.nbytes} bytes, which {ends_early(end - file.nbytes)}",
+                f"of {file.size} bytes, which {ends_early(end - file.size)}",
                 location,
                 end,
             )
 
-    def _verify(self, file: DataFile, location: str, expected: str) -> None:
+    def _verify(self, file: File, location: str, expected: str) -> None:
         if file not in self._checksums:
-            self._checksums[file] = sha1(file)
+            self._checksums[file] = sha1(Range.whole(file))
         if self._checksums[file] != expected.lower():
             raise ChecksumError(
                 f"expected SHA-1 {expected} of {location!r}, found {self._checksums[file]}",
@@ -411,21 +403,21 @@ def _inside(stripped: _Stripped, ref: TensorRef, span: Span) -> Data | None:
             f"expected {nbytes} bytes, as its shape and data type need, found {span.nbytes}"
         )
     if is_raw:
-        return stripped.file.part(span.offset, nbytes)
-    return LazyData(nbytes, partial(_Decoded, stripped.view, span, nbytes))
+        return Range(stripped.file, span.offset, nbytes)
+    return Streamed(nbytes, partial(_decoded, ref, nbytes, stripped.view, span))
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """The numbers of a tensor in a serialized model, decoded to bytes while they are read."""
-
-    model: memoryview
-    span: Span
-    nbytes: int
-    crc32: None = None
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return decode(self.model, self.span)
+def _decoded(ref: TensorRef, nbytes: int, model: memoryview, span: Span) -> Iterator[memoryview]:
+    """Yields the numbers of a tensor in a serialized model as bytes, which must be `nbytes`."""
+    decoded_nbytes = 0
+    for piece in decode(model, span):
+        decoded_nbytes += len(piece)
+        yield piece
+    if decoded_nbytes != nbytes:
+        raise ArchiveFormatError(
+            f"{ref}: expected {nbytes} bytes, as its shape and data type need, found "
+            f"{decoded_nbytes}"
+        )
 
 
 class _FileError(ArchiveFormatError):

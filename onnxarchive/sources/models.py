@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -20,8 +20,9 @@ from typing import Final, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
 from onnxarchive.files.beneath import OutsideError, Root, final_path
-from onnxarchive.files.data import Data, Stored
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.data import Data, File, Range
+from onnxarchive.files.data_files import DataFiles
+from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.filesystem import from_utf8, in_utf8
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import keys
@@ -29,7 +30,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.remote.location import Location
 from onnxarchive.sources import compiled
-from onnxarchive.sources.finder import DataFile, Finder
+from onnxarchive.sources.finder import Finder
 from onnxarchive.sources.recognition import (
     MODEL_SUFFIX,
     is_hidden,
@@ -116,26 +117,28 @@ class SourceReader:
         tree.linked, tree.remedy = beside.linked, beside.remedy
         tree.require_inside(target, os.path.relpath(path, self.tree))
 
-    def read_onnx(self, file: MappedFile) -> Source:
-        """The source in a `.onnx` with external data in its directory or below."""
+    def read_onnx(self, file: MappedFile, data_files: DataFiles) -> Source:
+        """The source in a `.onnx` with external data in its directory or below.
+
+        `data_files` opens its data files, which the caller closes.
+        """
         directory, name = os.path.split(file.path)
-        root, files = self._directory(directory or os.curdir)
+        root, files = self._directory(directory or os.curdir, data_files)
         if not file.is_at(os.path.join(root.path, name)):
             raise ArchiveFormatError(
                 "expected the model in its directory, found another file there; its directory was "
                 "replaced while the model was opened"
             )
-        model = FileData(file.path, file.identity, 0, file.size, file)
-        (source,) = files.sources([model])
+        (source,) = files.sources([file])
         source.compiled = files.look_for(source.compiled)
         source.directory = root.path
         source.files = (file.path, *_paths(root, files))
         return source
 
-    def read_remote(self, model: memoryview, open_file: Callable[[str], DataFile | None]) -> Source:
+    def read_remote(self, model: memoryview, open_file: Callable[[str], File | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
         files = self._finder(open_file)
-        (source,) = files.sources([Stored(model)])
+        (source,) = files.sources([MemoryFile(model)])
         if self.other_files:
             source.warnings += (_NOT_SEARCHED,)
         source.compiled = tuple(
@@ -143,22 +146,16 @@ class SourceReader:
         )
         return source
 
-    def read_directory(self, path: str, resources: contextlib.ExitStack) -> Source:
+    def read_directory(self, path: str, data_files: DataFiles) -> Source:
         """The source in a directory: the files of one model or of an unpacked archive.
 
-        The models stay open until `resources` is closed.
+        `data_files` opens its files, which the caller closes.
         """
-        root, files = self._directory(path)
+        root, files = self._directory(path, data_files)
         self._require_in_tree(path, root.path)
         names = [name for name in _models_and_assets(root) if not is_litter(name)]
         model = _only([name for name in names if is_model_name(name)], root)
-
-        def kept_open(name: str) -> DataFile:
-            file = files.listed(name)
-            assert isinstance(file, FileData)  # as of `_open_beneath`
-            return replace(file, file=resources.enter_context(file.opened()))
-
-        source = self._whole(files, kept_open, model, names)
+        source = self._whole(files, model, names)
         source.directory = root.path
         source.files = _paths(root, files)
         return source
@@ -172,7 +169,7 @@ class SourceReader:
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
         files = self._finder(found.get)
-        source = self._whole(files, files.listed, model.removeprefix(folder), sorted(found))
+        source = self._whole(files, model.removeprefix(folder), sorted(found))
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
             binaries = {binary.path for binary in source.compiled if binary.fault is None}
@@ -184,15 +181,21 @@ class SourceReader:
         return source
 
     def add_others(
-        self, source: Source, directory: str, used: Iterable[str], models: Iterable[Source]
+        self,
+        source: Source,
+        directory: str,
+        used: Iterable[str],
+        models: Iterable[Source],
+        data_files: DataFiles,
     ) -> None:
         """Adds the other files of a directory to a source: all but the files at the paths `used`.
 
         They are not added under other names either, such as those of hard links. The compiled
-        binaries of the models in the directory are added whatever their names.
+        binaries of the models in the directory are added whatever their names. `data_files` opens
+        the files.
         """
         with with_path(directory):
-            root, files = self._directory(directory)
+            root, files = self._directory(directory, data_files)
             identities = {_identity(path) for path in used}
             others = [
                 name
@@ -202,10 +205,10 @@ class SourceReader:
             _add_others(source, files, others, compiled.paths_below(root.path, models))
             source.files += _paths(root, files)
 
-    def _directory(self, path: str) -> tuple[Root, Finder]:
+    def _directory(self, path: str, data_files: DataFiles) -> tuple[Root, Finder]:
         """A directory with the links that are allowed, and the finder of its files."""
         root = self._root(path)
-        return root, self._finder(partial(_open_beneath, root))
+        return root, self._finder(partial(_open_beneath, data_files, root))
 
     def _root(self, path: str) -> Root:
         """A directory with the links that are allowed."""
@@ -218,21 +221,21 @@ class SourceReader:
         root.remedy = _FOLLOW_CACHE if cached and follow_links is False else _FOLLOW_DIRECTORY
         return root
 
-    def _finder(self, open_file: Callable[[str], DataFile | None]) -> Finder:
+    def _finder(self, open_file: Callable[[str], File | None]) -> Finder:
         return Finder(open_file, self.verify_checksum, self.size_threshold, self.elsewhere)
 
-    def _whole(
-        self, files: Finder, open_model: Callable[[str], DataFile], name: str, names: list[str]
-    ) -> Source:
+    def _whole(self, files: Finder, name: str, names: list[str]) -> Source:
         """The source of the model `name`; further models and assets are found in `names`."""
         further_names = _further_models(names, name)
-        source, *further = files.sources([*map(open_model, (name, *further_names))])
+        source, *further = files.sources([*map(files.listed, (name, *further_names))])
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         binaries = [binary for model in (source, *further) for binary in model.compiled]
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.opened]
         keys.check_names([*assets, MODEL_PROTO], Strict())
-        source.assets = {path.removeprefix(ASSET_PREFIX): files.listed(path) for path in assets}
+        source.assets = {
+            path.removeprefix(ASSET_PREFIX): Range.whole(files.listed(path)) for path in assets
+        }
         # Looked for after the assets were listed, of which some may be these files. Those of the
         # further models are in the same folder.
         source.compiled = files.look_for(binaries)
@@ -302,10 +305,10 @@ def _leads_to(is_kind: Callable[[], bool]) -> bool:
         return False
 
 
-def _open_beneath(root: Root, path: str) -> FileData | None:
+def _open_beneath(data_files: DataFiles, root: Root, path: str) -> File | None:
     """Opens a file of a directory for `Finder`; links are followed if `root` allows it."""
     try:
-        return FileData.of(path, root)
+        return data_files.open(path, root)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OutsideError:
@@ -368,7 +371,7 @@ def _add_others(
                 f"expected one file for the asset {path!r}, found {path!r} and "
                 f"{ASSET_PREFIX + path!r}; remove one of them"
             )
-        source.assets[path] = files.listed(name)
+        source.assets[path] = Range.whole(files.listed(name))
         source.others += (path,)
     source.left_out = tuple(left_out)
     asset_names = [ASSET_PREFIX + path for path in source.assets]

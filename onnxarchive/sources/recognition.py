@@ -17,7 +17,7 @@ from onnxarchive.errors import (
     LockedError,
     without_traceback,
 )
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.files.local_file import MappedFile, opened
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model

@@ -20,7 +20,8 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.data import Range
+from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
 from onnxarchive.sources.source import Elements
@@ -66,9 +67,9 @@ def read_safetensors(
         The tensors by name, with data that is not yet read.
     """
     with with_path(path):
-        whole = FileData.of(path)
-        start = _SIZE_NBYTES + _header_nbytes(whole)
-        header = _parsed(whole.part(_SIZE_NBYTES, start - _SIZE_NBYTES).read())
+        file = MappedFile(path)
+        start = _SIZE_NBYTES + _header_nbytes(file)
+        header = _parsed(Range(file, _SIZE_NBYTES, start - _SIZE_NBYTES).read())
         metadata = header.pop(_METADATA, {})
         if not (isinstance(metadata, dict) and {str}.issuperset(map(type, metadata.values()))):
             raise ArchiveFormatError(f"{_METADATA}: expected an object whose values are strings")
@@ -82,11 +83,11 @@ def read_safetensors(
                     f"overlap, found {ranges[name][0]}"
                 )
             end = ranges[name][1]
-        if start + end != whole.nbytes:
-            missing = start + end - whole.nbytes
+        if start + end != file.size:
+            missing = start + end - file.size
             remedy = f": it {ends_early(missing)}" if missing > 0 else ""
             raise ArchiveFormatError(
-                f"expected a file of {start + end} bytes, as its header says, found {whole.nbytes}"
+                f"expected a file of {start + end} bytes, as its header says, found {file.size}"
                 f"{remedy}"
             )
         elements: dict[str, Elements] = {}
@@ -102,17 +103,17 @@ def read_safetensors(
                     f"bytes, found {shown(fields['dtype'])}"
                 )
             data_type = dtypes.BY_NAME[_NAMES[fields["dtype"]]]
-            data = whole.part(start + begin, end - begin)
+            data = Range(file, start + begin, end - begin)
             elements[name] = Elements(data_type, tuple(fields["shape"]), data)
         return elements
 
 
-def _header_nbytes(whole: FileData) -> int:
-    rest = whole.nbytes - _SIZE_NBYTES
-    nbytes = int.from_bytes(whole.head(_SIZE_NBYTES), "little") if rest >= 0 else 0
+def _header_nbytes(file: MappedFile) -> int:
+    rest = file.size - _SIZE_NBYTES
+    nbytes = int.from_bytes(file.head(_SIZE_NBYTES), "little") if rest >= 0 else 0
     if not 2 <= nbytes <= min(rest, MAX_HEADER_NBYTES):
-        kind = kind_of_head(whole.head(HEAD_SIZE), whole.nbytes)
-        found = kind or f"{nbytes} in a file of {whole.nbytes} bytes"
+        kind = kind_of_head(file.head(HEAD_SIZE), file.size)
+        found = kind or f"{nbytes} in a file of {file.size} bytes"
         raise ArchiveFormatError(
             "expected a safetensors file, whose first 8 bytes are the size of its header, found "
             f"{found}"

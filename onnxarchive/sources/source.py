@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import onnx
 
 from onnxarchive.errors import UnsupportedFeatureError, shown_names
-from onnxarchive.files.data import Data
+from onnxarchive.files.data import Data, Streamed
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
@@ -91,42 +92,33 @@ class Elements:
 
 
 def with_cleared_tail(data: Data, ref: TensorRef, cleared: dict[str, str]) -> Data:
-    """Data of a tensor with zeros in the unused bits of the last byte; see `_WithClearedTail`."""
+    """Data of a tensor with zeros in the unused bits of the last byte.
+
+    Args:
+        data: The bytes as stored.
+        ref: The tensor.
+        cleared: Receives path and name of the tensor if an unused bit is set, when it is read.
+    """
     data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
     if data_type.is_packed and data_type.tail_bits(ref.tensor.dims):
         used = tensors.last_byte_mask(ref.tensor.dims, data_type)
-        return _WithClearedTail(data, data.nbytes, ref, used, cleared)
+        return Streamed(data.nbytes, partial(_clearing_tail, data, ref, used, cleared))
     return data
 
 
-@dataclass(frozen=True, slots=True)
-class _WithClearedTail:
-    """The bytes of a tensor, with zeros in the unused bits of the last byte.
-
-    Attributes:
-        data: The bytes as stored.
-        ref: The tensor.
-        used: The used bits of the last byte.
-        cleared: Receives path and name of the tensor if an unused bit is set.
-    """
-
-    data: Data
-    nbytes: int
-    ref: TensorRef
-    used: int
-    cleared: dict[str, str]
-    crc32: None = None
-
-    def __iter__(self) -> Iterator[memoryview]:
-        nbytes = 0
-        for piece in self.data:  # which compares the CRC-32 that it knows, after its last piece
-            nbytes += len(piece)
-            if nbytes != self.nbytes or not piece or not piece[-1] & ~self.used:
-                yield piece
-            else:
-                self.cleared[self.ref.where] = self.ref.name
-                yield piece[:-1]
-                yield memoryview(bytes([piece[-1] & self.used]))
+def _clearing_tail(
+    data: Data, ref: TensorRef, used: int, cleared: dict[str, str]
+) -> Iterator[memoryview]:
+    """Yields the pieces of data; `used` has the used bits of the last byte."""
+    nbytes = 0
+    for piece in data.pieces():  # which compares the CRC-32 that it knows, after its last piece
+        nbytes += len(piece)
+        if nbytes != data.nbytes or not piece or not piece[-1] & ~used:
+            yield piece
+        else:
+            cleared[ref.where] = ref.name
+            yield piece[:-1]
+            yield memoryview(bytes([piece[-1] & used]))
 
 
 def require_initializer_count(model: onnx.ModelProto, size_threshold: int) -> None:
@@ -178,6 +170,6 @@ def require_entry_count(tensor_nbytes: Collection[int], other_entries: int) -> N
 def sha1(data: Data) -> str:
     """The SHA-1 of data in the form of the external data's `checksum`: hexadecimal digits."""
     digest = hashlib.sha1(usedforsecurity=False)
-    for piece in data:
+    for piece in data.pieces():
         digest.update(piece)
     return digest.hexdigest()

@@ -20,7 +20,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
 
@@ -31,10 +30,9 @@ from onnxarchive.errors import (
     ChecksumError,
     UnsupportedFeatureError,
 )
-from onnxarchive.files.data import Crc32, Data, Stored, pieces
-from onnxarchive.files.file_data import spool
+from onnxarchive.files.data import Crc32, File, pieces
+from onnxarchive.files.data_files import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
-from onnxarchive.model.tensors import LazyData
 from onnxarchive.sources.source import MAX_PATH_SIZE
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
@@ -139,10 +137,7 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
         if not name.endswith("/"):
             crc32, compressed = entry.CRC, view[data_offset:end]
             del entry.CRC  # so that zipfile does not compare it, too
-            step = _STEPS.get(entry.compress_type)
-            files[name] = ZippedFile(
-                entry.file_size, crc32, name, compressed, step, reader, entry, temporary
-            )
+            files[name] = ZippedFile(reader, entry, name, crc32, compressed, temporary)
     if nbytes >= _MAX_NBYTES:
         raise ArchiveFormatError(
             f"expected less than {_MAX_NBYTES} bytes in all entries, found more"
@@ -311,69 +306,85 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
     return entry.header_offset + header.packed_size
 
 
-@dataclass(slots=True, eq=False)
-class ZippedFile:
-    """An entry of a zip: a file, and the data of the whole file.
+class ZippedFile(File):
+    """A file in a zip, inflated when it is read.
+
+    A compressed file is inflated in pieces if all of it is read; if a part of it is read, it is
+    inflated to a temporary file once, which then gives all parts.
 
     Attributes:
-        nbytes: Size of the inflated data in bytes, as the directory states.
+        path: The name of the entry.
+        size: Size of the inflated data in bytes, as the directory states.
         crc32: CRC-32 of the inflated data, as the directory states.
     """
 
-    nbytes: int
     crc32: int
-    _name: str
-    _compressed: memoryview
-    _step: int | None  # bytes to inflate at a time; None for a stored entry
-    _reader: zipfile.ZipFile
-    _entry: zipfile.ZipInfo
-    _temporary: str | None
-    _whole: memoryview | None = None
-    _lock: Lock = field(default_factory=Lock)
 
-    def __iter__(self) -> Iterator[memoryview]:
-        """Yields the inflated data in pieces; size and CRC-32 are compared after the last piece."""
+    def __init__(
+        self,
+        reader: zipfile.ZipFile,
+        entry: zipfile.ZipInfo,
+        name: str,
+        crc32: int,
+        compressed: memoryview,
+        temporary: str | None,
+    ) -> None:
+        self.path, self.size, self.crc32 = name, entry.file_size, crc32
+        self.identity = id(self)
+        self._reader, self._entry, self._compressed = reader, entry, compressed
+        self._step = _STEPS.get(entry.compress_type)  # None for a stored entry
+        self._temporary = temporary
+        self._whole: memoryview | None = None
+        self._lock = Lock()
+
+    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
+        """Yields a range in pieces; of the whole, size and CRC-32 are compared after the last."""
+        if (offset, size) == (0, self.size):
+            return self._compared()
+        return pieces(self.view(offset, size))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `File.read`; the whole is inflated without a temporary file."""
+        if (offset, size) == (0, self.size):
+            return b"".join(self._compared())
+        return bytes(self.view(offset, size))
+
+    def head(self, nbytes: int) -> bytes:
+        """The first bytes of the file; `nbytes` is less than that of a piece."""
+        return bytes(next(self._compared(), b"")[:nbytes])
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """A view of the stored bytes, or of the temporary file; they have been compared."""
+        with self._lock:
+            if self._whole is None and self._step is None:
+                Crc32.of(self._compared())
+                self._whole = self._compressed
+            elif self._whole is None:
+                self._whole = spool(self._compared(), self.size, self._temporary)
+            return self._whole[offset:][:nbytes]
+
+    def close(self) -> None:
+        """Does nothing: the zip is read as long as there are views of it."""
+
+    def _compared(self) -> Iterator[memoryview]:
         checksum = Crc32()
-        with _naming(self._name):
+        with _naming(self.path):
             contents = (
                 pieces(self._compressed) if self._step is None else self._inflated(self._step)
             )
             for piece in checksum(contents):
-                if checksum.nbytes > self.nbytes:
-                    raise ArchiveFormatError(f"expected {self.nbytes} bytes inflated, found more")
+                if checksum.nbytes > self.size:
+                    raise ArchiveFormatError(f"expected {self.size} bytes inflated, found more")
                 yield piece
-            if checksum.nbytes != self.nbytes:
+            if checksum.nbytes != self.size:
                 raise ArchiveFormatError(
-                    f"expected {self.nbytes} bytes inflated, found {checksum.nbytes}"
+                    f"expected {self.size} bytes inflated, found {checksum.nbytes}"
                 )
             if checksum.value != self.crc32:
                 raise ChecksumError(
-                    f"expected {self.nbytes} bytes with CRC-32 {self.crc32:#010x}, found "
+                    f"expected {self.size} bytes with CRC-32 {self.crc32:#010x}, found "
                     f"{checksum.value:#010x}; the zip is damaged"
                 )
-
-    def part(self, offset: int, nbytes: int) -> Data:
-        """A range of the file; nothing is inflated before the part is read."""
-        if (offset, nbytes) == (0, self.nbytes):
-            return self
-        if self._step is None or self._whole is not None:
-            return Stored(self.view[offset : offset + nbytes])
-        return LazyData(nbytes, lambda: Stored(self.view[offset : offset + nbytes]))
-
-    def head(self, nbytes: int) -> bytes:
-        """The first bytes of the file; `nbytes` is less than that of a piece."""
-        return bytes(next(iter(self), b"")[:nbytes])
-
-    @property
-    def view(self) -> memoryview:
-        """All bytes of the file; a compressed entry is inflated to a temporary file."""
-        with self._lock:
-            if self._whole is None and self._step is None:
-                Crc32.of(self)  # compares the CRC-32
-                self._whole = self._compressed
-            elif self._whole is None:
-                self._whole = spool(self, self.nbytes, self._temporary)
-            return self._whole
 
     def _inflated(self, step: int) -> Iterator[memoryview]:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, is_instance, shown
-from onnxarchive.files.data import Stored
+from onnxarchive.files.data import Bytes
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.source import Elements
@@ -74,7 +74,7 @@ def elements_of(name: str, tensor: Tensor) -> Elements:
         if is_instance(tensor, "torch", "Tensor"):
             return _of_torch(tensor)
         array = np.asarray(tensor)
-        return Elements(dtypes.of_array(array), array.shape, Stored(dtypes.as_raw_data(array)))
+        return Elements(dtypes.of_array(array), array.shape, Bytes(dtypes.as_raw_data(array)))
     except ArchiveError as error:
         error.args = (f"tensor {shown(name)}: {error.message}",)
         raise
@@ -87,7 +87,7 @@ def _of_proto(tensor: onnx.TensorProto) -> Elements:
     data_type = tensors.stored_type(tensor)
     if data_type is None:
         raise _unsupported(f"{dtypes.name_of(tensor.data_type)} of shape {shown(tensor.dims)}")
-    return Elements(data_type, tuple(tensor.dims), Stored(tensors.raw_data(ref)))
+    return Elements(data_type, tuple(tensor.dims), Bytes(tensors.raw_data(ref)))
 
 
 def _of_onnx_ir(tensor: Any) -> Elements:
@@ -120,11 +120,11 @@ def _of_torch(tensor: Any) -> Elements:
                 "a float4_e2m1fn_x2 tensor without dimensions, which holds two numbers"
             )
         dims = (*dims[:-1], 2 * dims[-1])
-        return Elements(data_type, dims, Stored(codes.data))
+        return Elements(data_type, dims, Bytes(codes.data))
     native = data_type.dtype
     if not dtypes.is_extension(native):  # extension types have no byte order
         native = native.newbyteorder("=")
-    return Elements(data_type, dims, Stored(dtypes.as_raw_data(codes.view(native))))
+    return Elements(data_type, dims, Bytes(dtypes.as_raw_data(codes.view(native))))
 
 
 def _unsupported(found: str) -> UnsupportedFeatureError:

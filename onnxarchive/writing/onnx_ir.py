@@ -12,19 +12,17 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnx_ir
 
-from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
-from onnxarchive.files.data import Data, Stored, SupportsWrite, pieces
-from onnxarchive.files.file import closing_on_error
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.files.data import Bytes, Data, Made, SupportsWrite, closing_on_error, pieces
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import LazyData
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
@@ -229,7 +227,7 @@ class SplitModel:
                 data.append(data_of(tensor))
             else:
                 nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
-                data.append(LazyData(nbytes, partial(data_of, tensor)))
+                data.append(Made(nbytes, _data_of_size, (ref, tensor, nbytes)))
         return Source(self.proto, data, is_own=True)
 
     @property
@@ -323,8 +321,18 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
                 f"{advice}",
                 str(tensor.path),
             ) from error
-        return Stored(copy.getbuffer())
-    return Stored(memoryview(tensor.tobytes()))
+        return Bytes(copy.getbuffer())
+    return Bytes(tensor.tobytes())
+
+
+def _data_of_size(ref: TensorRef, tensor: onnx_ir.TensorProtocol, nbytes: int) -> Data:
+    """As `data_of`; refuses a tensor that makes other than `nbytes` bytes."""
+    data = data_of(tensor)
+    if data.nbytes != nbytes:
+        raise ArchiveFormatError(
+            f"{ref}: expected {nbytes} bytes, as its shape and data type need, found {data.nbytes}"
+        )
+    return data
 
 
 # Tensors of a model

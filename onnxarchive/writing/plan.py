@@ -10,18 +10,18 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown
-from onnxarchive.files.data import Data, Pieces, Stored, as_bytes
-from onnxarchive.files.file_data import FileData, read_all, spool_all
+from onnxarchive.files.data import Bytes, Data, Range, read_together
+from onnxarchive.files.data_files import DataFiles, spool_all
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
-from onnxarchive.model.tensors import InitializerData, LazyData, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.source import (
@@ -48,7 +48,7 @@ class Item(NamedTuple):
     Attributes:
         name: Name of the entry.
         data: Its data.
-        ref: The tensor whose elements it holds, if these are checked or `LazyData`; else None.
+        ref: The tensor whose elements it holds, if these are checked; else None.
         crc32: CRC-32 that the data had when it was read before, with which the writer compares it.
     """
 
@@ -68,12 +68,14 @@ class Plan:
         shared_nbytes: Number of bytes saved by sharing tensors between models.
         attributes: Sizes in bytes of tensors that stay in the models, though `convert_attribute`
             would store them outside.
+        temporary: Directory for temporary copies of remote data; None for the system's.
     """
 
     items: list[Item]
     models: tuple[Item, ...]
     shared_nbytes: int = 0
     attributes: Sequence[int] = ()
+    temporary: str | None = None
 
     @cached_property
     def entries(self) -> list[Item]:
@@ -142,7 +144,7 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
     if len(models) > 1:
         proto.check_messages_together([data for data, _ in models.values()], Strict())
     return tuple(
-        Item(keys.model_entry(id), Pieces(proto.filled(*models[id])))
+        Item(keys.model_entry(id), Bytes(*proto.filled(*models[id])))
         for id in (*sorted(models.keys() - {""}), "")
     )
 
@@ -161,8 +163,14 @@ def refuse_external(ref: TensorRef) -> NoReturn:
     )
 
 
-def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
+def open_assets(
+    assets: Mapping[str, Asset] | None, files: DataFiles | None = None
+) -> dict[str, Data]:
     """The data of assets by path.
+
+    Args:
+        assets: Bytes, or the path of a file, by path.
+        files: Opens the files, and is closed by the caller; None closes them with the last data.
 
     Raises:
         TypeError: A path is no string, or an asset neither bytes nor a path.
@@ -171,13 +179,14 @@ def open_assets(assets: Mapping[str, Asset] | None) -> dict[str, Data]:
         UnsupportedFeatureError: An asset is a URL.
         OSError: A file cannot be opened.
     """
+    files = DataFiles() if files is None else files
     opened: dict[str, Data] = {}
     for path, asset in (assets or {}).items():
         _require_asset_path(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            opened[path] = Stored(as_bytes(asset))
+            opened[path] = Bytes(asset)
         elif isinstance(asset, str | os.PathLike):
-            opened[path] = FileData.of(Location.of(asset).require_local())
+            opened[path] = Range.whole(files.open(Location.of(asset).require_local()))
         else:
             raise TypeError(
                 f"expected bytes or the path of a file for the asset {shown(path)}, found "
@@ -213,8 +222,8 @@ def plan_archive(
     Args:
         models: The models by id; `""` is the id of the default model.
         options: The options of the archive; their assets override those of the default model.
-        temporary: Directory for a temporary copy of large external tensors that go into a model;
-            None for the system's temporary directory.
+        temporary: Directory for temporary copies of remote data, and of large external tensors that
+            go into a model; None for the system's temporary directory.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or a model is too large even without the
@@ -229,7 +238,7 @@ def plan_archive(
     attributes: list[int] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
-    shared = SharedEntries() if len(models) > 1 else None
+    shared = SharedEntries(temporary) if len(models) > 1 else None
     for identifier, source in sorted(models.items()):
         require_initializer_count(source.model, options.size_threshold)
         planned = plan_model(source, options, assigned=assigned, shared=shared, temporary=temporary)
@@ -242,7 +251,7 @@ def plan_archive(
     require_entry_count(tensor_nbytes, other_entries=len(assets) + len(serialized))
     items.extend(Item(ASSET_PREFIX + path, assets[path]) for path in sorted(assets))
     shared_nbytes = shared.saved_nbytes if shared else 0
-    return Plan(items, model_items(serialized), shared_nbytes, attributes)
+    return Plan(items, model_items(serialized), shared_nbytes, attributes, temporary)
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -364,9 +373,9 @@ def _with_data(
         else:
             nbytes = tensors.stored_nbytes(ref.tensor)
             if nbytes is not None and index is not None:
-                data = InitializerData(nbytes, initializers, index)
+                data = tensors.initializer_data(initializers, index, nbytes)
             elif nbytes is not None:
-                data = LazyData(nbytes, partial(_raw_data, ref))
+                data = tensors.data_in_model(ref, nbytes)
         yield index, ref, data
 
 
@@ -393,8 +402,8 @@ class _NewEntries:
             self.shared_keys.add(key)
             return key
         key = self._assigned.assign(ref.name)
-        is_named = isinstance(data, LazyData) or ref.tensor.data_type in tensors.CHECKED_TYPES
-        self.items.append(Item(key, data, ref if is_named else None))
+        is_checked = ref.tensor.data_type in tensors.CHECKED_TYPES
+        self.items.append(Item(key, data, ref if is_checked else None))
         if self._shared:
             self.unshared.append((key, ref, data))
         return key
@@ -424,10 +433,6 @@ def _with_locations(
     return model
 
 
-def _raw_data(ref: TensorRef) -> Data:
-    return Stored(tensors.raw_data(ref))
-
-
 def _staying(
     staying: Iterable[tuple[TensorRef, Data]], temporary: str | None
 ) -> tuple[dict[Path, bytes], dict[Path, memoryview]]:
@@ -437,20 +442,18 @@ def _staying(
         Copies of the bytes of tensors below `MAPPED_SIZE`, and views of a temporary file that holds
         the others, by path.
     """
-    small: dict[Path, bytes] = {}
+    small: dict[Path, Data] = {}
     large: dict[Path, Data] = {}
-    files: list[tuple[Path, FileData]] = []
     for ref, data in staying:
-        if data.nbytes >= MAPPED_SIZE:
-            large[ref.path] = data  # may be made in memory, so one at a time
-        elif isinstance(data, FileData):
-            files.append((ref.path, data))
-        else:
-            small[ref.path] = b"".join(data)
-    for start in range(0, len(files), _READ_COUNT):
-        paths, parts = zip(*files[start : start + _READ_COUNT], strict=True)
-        small.update(zip(paths, read_all(parts), strict=True))
-    return small, spool_all(large, temporary) if large else {}
+        (small if data.nbytes < MAPPED_SIZE else large)[ref.path] = data
+    copies: dict[Path, bytes] = {}
+    paths = [*small]
+    for start in range(0, len(paths), _READ_COUNT):
+        together = paths[start : start + _READ_COUNT]
+        parts = read_together([small[path] for path in together])
+        for path, part in zip(together, parts, strict=True):
+            copies[path] = b"".join(part.pieces())
+    return copies, spool_all(large, temporary) if large else {}
 
 
 def require_names(names: Iterable[str]) -> None:

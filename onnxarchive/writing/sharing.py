@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-
-from onnxarchive.files.data import Crc32, Data, Stored, are_equal
-from onnxarchive.files.file_data import FileData, RandomAccessData
-from onnxarchive.model.tensors import TensorRef, resolved
-from onnxarchive.reading.contents import EntryData
+from onnxarchive.files.data import Crc32, Data, Spool, are_equal
+from onnxarchive.files.data_files import spool
+from onnxarchive.model.tensors import TensorRef
 
 # Different data rarely has the same CRC-32, but an attacker can give any number of different
 # tensors the same CRC-32. To avoid comparing all pairs, data is compared with at most this many
@@ -37,7 +35,8 @@ class _SharedContent:
 class _Alike:
     """Entries with equal data type and dims; no data is read before `find` is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
         self._unread: list[tuple[str, Data]] = []
         self._by_crc32: defaultdict[int, list[_SharedContent]] = defaultdict(list)
 
@@ -58,10 +57,14 @@ class _Alike:
 
     def _find(self, data: Data) -> tuple[int, _SharedContent | None]:
         """The CRC-32 of this data, and the `_SharedContent` of equal data or None."""
-        data = resolved(data)
-        crc32 = Crc32.of(data).value if data.crc32 is None else data.crc32
-        equal = (one for one in self._by_crc32[crc32] if _are_same(resolved(one.data), data))
-        return crc32, next(equal, None)
+        fetched = data.fetch(0, self._spool)
+        crc32 = fetched.crc32
+        if crc32 is None:
+            crc32 = Crc32.of(fetched.pieces()).value
+        for content in self._by_crc32[crc32]:
+            if _are_same(content.data, data, fetched, self._spool):
+                return crc32, content
+        return crc32, None
 
 
 class SharedEntries:
@@ -75,8 +78,13 @@ class SharedEntries:
         saved_nbytes: Number of bytes saved by sharing.
     """
 
-    def __init__(self) -> None:
-        self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
+    def __init__(self, temporary: str | None = None) -> None:
+        """Shares nothing yet; `temporary` is the directory for copies of remote data.
+
+        None is the system's temporary directory.
+        """
+        of_remote = partial(spool, directory=temporary)
+        self._alike: defaultdict[object, _Alike] = defaultdict(partial(_Alike, of_remote))
         self._known: set[str] = set()
         self._used: set[str] = set()
         # By `id()` of a `_SharedContent`: number of its keys that `find` has tried for this model.
@@ -131,22 +139,13 @@ def type_and_dims(ref: TensorRef) -> object:
     return ref.tensor.data_type, tuple(ref.tensor.dims)
 
 
-def _are_same(first: Data, second: Data) -> bool:
-    """True if the data is equal; data at the same position is not read."""
+def _are_same(first: Data, second: Data, fetched: Data, spool: Spool) -> bool:
+    """True if the data is equal; data at the same position is not read.
+
+    `fetched` are the bytes of `second`, to be read repeatedly.
+    """
     if first.nbytes != second.nbytes:
         return False
-    position = _position(first)
-    return (position is not None and position == _position(second)) or are_equal(first, second)
-
-
-def _position(data: Data) -> object:
-    """Identity of the data's file and offset in the file, or address in memory; None if unknown."""
-    if isinstance(data, FileData):
-        return data.identity, data.offset
-    if isinstance(data, RandomAccessData):
-        return data.file.identity, data.offset
-    if isinstance(data, EntryData):
-        return data.contents.file.identity, data.contents.entries[data.name].data_offset
-    if isinstance(data, Stored):
-        return np.frombuffer(data.view, np.uint8).ctypes.data
-    return None
+    if first.position is not None and first.position == second.position:
+        return True
+    return are_equal(first.fetch(0, spool).pieces(), fetched.pieces())

@@ -10,17 +10,21 @@ from typing import Final, TypeAlias, cast
 
 from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import threads
-from onnxarchive.files.data import Data, Pieces, Stored, SupportsWrite, copied, crc32
-from onnxarchive.files.file import READ_SIZE
-from onnxarchive.files.file_data import FileData, RandomAccessData, read_all
+from onnxarchive.files.data import (
+    READ_SIZE,
+    Crc32,
+    Data,
+    Spool,
+    SupportsWrite,
+    read_together,
+)
+from onnxarchive.files.data_files import spool
 from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
-from onnxarchive.model.tensors import MadeData
-from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Location
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, Plan
@@ -34,7 +38,6 @@ SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched w
 _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
 
-_InMemory: TypeAlias = Stored | Pieces
 # Size and CRC-32 of an entry, its data in pieces, and True if the CRC-32 need not be compared:
 # the arguments of `ZipWriter.add_stream`.
 Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
@@ -89,18 +92,26 @@ def write_file(
 def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
     zip_writer = ZipWriter(target, alignment=options.alignment)
     counter = ProgressCounter(options.progress, plan.nbytes)
-    write_entries(plan.entries, zip_writer, counter, threads.require_jobs(options.jobs))
+    jobs = threads.require_jobs(options.jobs)
+    write_entries(plan.entries, zip_writer, counter, jobs, plan.temporary)
     return zip_writer.finish()
 
 
 def write_entries(
-    items: Iterable[Item], target: ZipWriter, counter: ProgressCounter, jobs: int = 1
+    items: Iterable[Item],
+    target: ZipWriter,
+    counter: ProgressCounter,
+    jobs: int = 1,
+    temporary: str | None = None,
 ) -> None:
-    """Writes entries in order; up to `jobs` threads fetch data, and the caller's writes it."""
+    """Writes entries in order; up to `jobs` threads fetch data, and the caller's writes it.
+
+    Large remote data is copied to the directory `temporary` first, None for the system's.
+    """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
-    get = partial(fetch, copied_size=copied_size)
+    get = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))
     with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
             parts = next(fetched)
@@ -133,60 +144,54 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def fetch(batch: Sequence[Item], copied_size: int = READ_SIZE) -> list[Fetched]:
+def fetch(
+    batch: Sequence[Item], copied_size: int = READ_SIZE, spool: Spool = spool
+) -> list[Fetched]:
     """Gets the data and CRC-32 of one entry, or of several small ones.
 
-    Successive parts of a file are read together. Data of at most `copied_size` bytes is copied
+    Successive ranges of a file are read together. Data of at most `copied_size` bytes is copied
     before its CRC-32 is computed, unless it cannot change.
 
     Raises:
         ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
             element of a tensor breaks a rule.
     """
-    resolved = [data.resolve() if isinstance(data, MadeData) else data for _, data, *_ in batch]
-    parts = [data for data in resolved if isinstance(data, FileData)]
-    if parts and len(batch) > 1:
-        contents = iter(read_all(parts))
-        resolved = [
-            Stored(memoryview(next(contents)), data.crc32) if isinstance(data, FileData) else data
-            for data in resolved
-        ]
-    return [_fetch_one(item, data, copied_size) for item, data in zip(batch, resolved, strict=True)]
+    data = [item.data for item in batch]
+    if len(batch) > 1:
+        data = read_together(data)
+    return [
+        _fetch_one(item, one, copied_size, spool) for item, one in zip(batch, data, strict=True)
+    ]
 
 
-def _fetch_one(item: Item, data: Data, copied_size: int) -> Fetched:
-    """Computes the CRC-32 unless the data states it.
+def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetched:
+    """Computes the CRC-32 unless it is known.
 
-    Data of more than `copied_size` bytes that states no CRC-32 is read twice, on purpose: here, to
+    Data of more than `copied_size` bytes without a CRC-32 is read twice, on purpose: here, to
     compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
     may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
-    have changed in between, the writer compares the CRC-32; entries of an archive compare it
-    themselves. If the data is remote, it is first copied to a temporary file.
+    have changed in between, the writer compares the CRC-32. If the data is remote, it is first
+    copied to a temporary file.
     """
-    nbytes, ref, is_entry = item.data.nbytes, item.ref, isinstance(data, EntryData)
-    stated = item.crc32 if data.crc32 is None else data.crc32
-    is_constant = isinstance(data, _InMemory) and data.is_constant
-    if not is_constant and data.nbytes <= copied_size:
-        copy = data.read() if isinstance(data, FileData) else copied(data)
-        if copy is not None:  # else the data has more bytes than it states
-            data, is_constant = Stored(memoryview(copy)), True
-    elif stated is None and isinstance(data, RandomAccessData):
-        data = data.local()
-    pieces = [*data] if isinstance(data, _InMemory) else data
-    checked: Iterable[memoryview] = pieces
-    if ref is not None and ref.tensor.data_type in tensors.CHECKED_TYPES:
-        checked = tensors.checked(ref, pieces, Strict(), entry=item.name)
-    if stated is not None and (is_entry or not is_constant):  # compared while it is written
-        return nbytes, stated, checked, is_entry
-    found_crc32 = found_nbytes = 0
-    for piece in checked:
-        found_crc32 = crc32(piece, found_crc32)
-        found_nbytes += len(piece)
-    if stated is not None:  # if the CRC-32s differ, the writer raises
-        return nbytes, stated, pieces, found_crc32 == stated
-    if found_nbytes != nbytes:
+    nbytes = item.data.nbytes
+    is_known = data.crc32 is not None or item.crc32 is not None
+    if nbytes <= copied_size or not is_known:
+        data = data.fetch(copied_size, spool)
+    if data.crc32 is not None:  # `pieces` compares it
+        return nbytes, data.crc32, _checked(item, data), True
+    if item.crc32 is not None:  # the writer compares it
+        return nbytes, item.crc32, _checked(item, data), False
+    checksum = Crc32.of(_checked(item, data))
+    if checksum.nbytes != nbytes:
         raise ArchiveFormatError(
-            f"{ref or item.name}: expected {nbytes} bytes, as its shape and data type need, found "
-            f"{found_nbytes}"
+            f"{item.ref or item.name}: expected {nbytes} bytes, as its shape and data type need, "
+            f"found {checksum.nbytes}"
         )
-    return nbytes, found_crc32, pieces, is_constant
+    return nbytes, checksum.value, data.pieces(), data.is_constant
+
+
+def _checked(item: Item, data: Data) -> Iterable[memoryview]:
+    """The pieces of an entry's data; the elements of a tensor are checked while they are read."""
+    if item.ref is None or item.ref.tensor.data_type not in tensors.CHECKED_TYPES:
+        return data.pieces()
+    return tensors.checked(item.ref, data.pieces(), Strict(), entry=item.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, with_path
-from onnxarchive.files.file import Closing, closing_on_error
+from onnxarchive.files.data import Closing, closing_on_error
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors

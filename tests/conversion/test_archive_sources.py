@@ -16,7 +16,7 @@ from written import converted, saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.errors import Report
-from onnxarchive.files.data import Stored, crc32
+from onnxarchive.files.data import crc32
 from onnxarchive.model.wire import LEN, tag_of, varint
 from onnxarchive.reading.contents import Contents
 from onnxarchive.zipformat.writer import ZipWriter
@@ -68,8 +68,7 @@ def _write(path: Path, entries: Mapping[str, bytes]) -> Path:
     with open(path, "wb") as file:
         writer = ZipWriter(file, alignment=64)
         for name, content in entries.items():
-            data = Stored(memoryview(content))
-            writer.add_stream(name, len(content), crc32(content), data)
+            writer.add_stream(name, len(content), crc32(content), [content])
         writer.finish()
     return path
 

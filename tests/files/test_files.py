@@ -21,9 +21,9 @@ from models import open_below
 from processes import at_once
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.files import file as file_module, filesystem, locking
+from onnxarchive.files import data as data_module, filesystem, locking
+from onnxarchive.files.data_files import spool
 from onnxarchive.files.file import MemoryFile
-from onnxarchive.files.file_data import spool
 from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
 from onnxarchive.files.replacement import Replacement
@@ -119,7 +119,7 @@ def test_a_read_in_several_parts_holds_one_copy(
 def test_pieces_are_no_larger_than_they_should_be(
     source: Path, reading: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_module, "READ_SIZE", 100)
+    monkeypatch.setattr(data_module, "READ_SIZE", 100)
     with MappedFile(source) as file:
         pieces = list(file.pieces(10, 250))
         assert [len(piece) for piece in pieces] == [100, 100, 50]

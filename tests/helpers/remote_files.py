@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files.file import File
+from onnxarchive.files.data import File
 from onnxarchive.remote import cache, stores, writing
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile

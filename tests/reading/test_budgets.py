@@ -26,7 +26,7 @@ from steps import steps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.model.tensors import LazyData
+from onnxarchive.files.data import Made
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import plan_archive
@@ -234,7 +234,7 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
     model.graph.node.append(node(attribute("t", tensors=[external(tensor, "w")] * 2)))
     read = Mock(side_effect=AssertionError("it is read"))
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
-        plan_archive({"": Source(model, [LazyData(GIB, read)] * 2)}, WriteOptions())
+        plan_archive({"": Source(model, [Made(GIB, read)] * 2)}, WriteOptions())
 
 
 # How the time grows

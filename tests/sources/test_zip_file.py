@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from outcomes import came, requires
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.files.data import Range
 from onnxarchive.sources.zip_file import ZippedFile, read_zip
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.layout import MAX_ENTRIES
@@ -204,7 +205,7 @@ def streamed(
 
 
 def contents(file: bytes) -> dict[str, bytes]:
-    return {name: b"".join(data) for name, data in read(file)[0].items()}
+    return {name: b"".join(Range.whole(data).pieces()) for name, data in read(file)[0].items()}
 
 
 def read(file: bytes) -> tuple[dict[str, ZippedFile], list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError
+from onnxarchive.files.data import Range
 from onnxarchive.sources.zip_file import ZippedFile, read_zip
 from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord
 
@@ -34,6 +35,10 @@ def run(command: list[str], directory: Path, *, data: bytes | None = None) -> by
     return done.stdout
 
 
+def contents(file: ZippedFile) -> bytes:
+    return b"".join(Range.whole(file).pieces())
+
+
 def read(file: bytes) -> dict[str, ZippedFile]:
     """The files of a zip without unused bytes."""
     files, unused = read_zip(memoryview(file), None)
@@ -42,7 +47,7 @@ def read(file: bytes) -> dict[str, ZippedFile]:
 
 
 def require_files(file: bytes, expected: Mapping[str, bytes]) -> None:
-    assert {name: b"".join(data) for name, data in read(file).items()} == dict(expected)
+    assert {name: contents(data) for name, data in read(file).items()} == dict(expected)
 
 
 # Info-ZIP

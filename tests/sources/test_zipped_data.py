@@ -23,8 +23,8 @@ from onnxarchive.errors import (
     ChecksumError,
     UnsupportedFeatureError,
 )
-from onnxarchive.files.data import PIECE_SIZE
-from onnxarchive.files.file_data import spool
+from onnxarchive.files.data import PIECE_SIZE, Range
+from onnxarchive.files.data_files import spool
 from onnxarchive.sources import zip_file
 from onnxarchive.sources.zip_file import ZippedFile, read_zip
 from onnxarchive.zipformat import records
@@ -103,7 +103,7 @@ def entry_of(
 
 
 def inflated(method: int, compressed: bytes, data: bytes, **stated: int) -> bytes:
-    return b"".join(entry_of(method, compressed, data, **stated))
+    return b"".join(Range.whole(entry_of(method, compressed, data, **stated)).pieces())
 
 
 @methods
@@ -116,7 +116,10 @@ def test_any_data_come_back(method: int, data: bytes, times: int) -> None:
 @methods
 def test_pieces_are_of_bounded_size(method: int) -> None:
     data = bytes(3 * PIECE_SIZE + 5)
-    found = [bytes(piece) for piece in entry_of(method, ENCODERS[method](data), data)]
+    found = [
+        bytes(piece)
+        for piece in Range.whole(entry_of(method, ENCODERS[method](data), data)).pieces()
+    ]
     sizes = [len(piece) for piece in found]
     assert b"".join(found) == data
     assert len(sizes) > 3
@@ -125,8 +128,8 @@ def test_pieces_are_of_bounded_size(method: int) -> None:
 
 def test_stored_data_are_not_copied() -> None:
     file = entry_of(STORED, TEXT, TEXT)
-    (piece,) = file
-    for view in (piece, file.view):
+    (piece,) = Range.whole(file).pieces()
+    for view in (piece, file.view()):
         assert view.obj is file._compressed.obj
         assert view.tobytes() == TEXT
 
@@ -143,9 +146,9 @@ def test_parts_are_taken_from_one_temporary_file(
 
     monkeypatch.setattr(zip_file, "spool", counted)
     file = entry_of(method, ENCODERS[method](TEXT), TEXT)
-    parts = [file.part(offset, 999) for offset in (0, 500, len(TEXT) - 999)]
+    parts = [Range(file, offset, 999) for offset in (0, 500, len(TEXT) - 999)]
     assert made == []
-    assert [b"".join(part) for part in parts] == [TEXT[:999], TEXT[500:1499], TEXT[-999:]]
+    assert [b"".join(part.pieces()) for part in parts] == [TEXT[:999], TEXT[500:1499], TEXT[-999:]]
     assert made == [len(TEXT)]
 
 
@@ -153,8 +156,8 @@ def test_parts_are_taken_from_one_temporary_file(
 def test_nothing_happens_before_the_first_piece_is_taken(method: int) -> None:
     data = b"\xff" * 30
     file = entry_of(method, data, data)
-    iter(file)
-    file.part(3, 4)
+    Range.whole(file).pieces()
+    Range(file, 3, 4)
 
 
 # Lies
@@ -178,8 +181,8 @@ def test_another_size_is_an_error(method: int, by: int) -> None:
     file = entry_of(method, ENCODERS[method](TEXT), TEXT, nbytes=len(TEXT) + by)
     taken: list[int] = []
     with pytest.raises(ArchiveError, match="entry 'folder/w': expected") as caught:
-        taken.extend(map(len, file))
-    assert sum(taken) <= file.nbytes
+        taken.extend(map(len, Range.whole(file).pieces()))
+    assert sum(taken) <= file.size
     assert caught.value.entry == "folder/w"
 
 
@@ -313,6 +316,7 @@ BOMB = """
     from test_zipped_data import entry_of, longest_matches
 
     from onnxarchive.errors import ArchiveError
+    from onnxarchive.files.data import Range
 
     method, total, declared = map(int, sys.argv[1:])
     zeros = bytes(1 << 20)
@@ -338,7 +342,8 @@ BOMB = """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     nbytes = 0
     try:
-        for piece in entry_of(method, compressed, b"", nbytes=declared, crc32=crc):
+        file = entry_of(method, compressed, b"", nbytes=declared, crc32=crc)
+        for piece in Range.whole(file).pieces():
             nbytes += len(piece)
     except ArchiveError as error:
         print(error)

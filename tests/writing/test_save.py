@@ -38,8 +38,7 @@ from written import Target, contents, saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.files.data import Stored
-from onnxarchive.model.tensors import LazyData
+from onnxarchive.files.data import Bytes, Made
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
@@ -292,18 +291,18 @@ def test_a_plan_knows_the_size_of_the_archive() -> None:
 def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
     read: list[weakref.ref[Any]] = []
 
-    def read_weights() -> Stored:
+    def read_weights() -> Bytes:
         assert [found() for found in read] == [None] * len(read)
         data = np.zeros(2 * MIB, np.uint8)
         read.append(weakref.ref(data))
-        return Stored(data.data)
+        return Bytes(data.data)
 
     tensors = [
         external(TensorProto(name=name, data_type=TensorProto.UINT8, dims=[2 * MIB]), "elsewhere")
         for name in "uvw"
     ]
     options = WriteOptions(jobs=1)
-    data = [LazyData(2 * MIB, read_weights) for _ in tensors]
+    data = [Made(2 * MIB, read_weights) for _ in tensors]
     plan = plan_archive({"": Source(model_of(*tensors), data)}, options)
     write_archive(plan, Location.of(io.BytesIO()), options)
     assert len(read) == len(tensors)

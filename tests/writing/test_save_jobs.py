@@ -33,7 +33,7 @@ from written import saved, write_parts
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.files.file_data import FileData
+from onnxarchive.files.data import Range
 from onnxarchive.sources.zip_file import ZippedFile
 from onnxarchive.writing import write as write_module
 
@@ -221,13 +221,13 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
             target.writestr(name, archive.read(name))
     inflating: set[int] = set()
 
-    inflate = ZippedFile.__iter__
+    inflate = ZippedFile._compared
 
     def noted(file: ZippedFile) -> Iterator[memoryview]:
         inflating.add(threading.get_ident())
         return inflate(file)
 
-    with patch.object(ZippedFile, "__iter__", noted):
+    with patch.object(ZippedFile, "_compared", noted):
         assert _converted(source, jobs=jobs) == expected
     assert len(inflating) <= jobs
     assert (inflating != {threading.get_ident()}) == (jobs > 1)
@@ -303,7 +303,7 @@ def test_bytes_are_the_same_below_and_above_what_is_copied(
     )
     expected = saved(model, jobs=1)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data")
-    with patch.object(FileData, "read", autospec=True, side_effect=FileData.read) as read:
+    with patch.object(Range, "read", autospec=True, side_effect=Range.read) as read:
         assert _converted(tmp_path / "m.onnx", jobs=jobs) == expected
     found = sorted(call.args[0].nbytes for call in read.mock_calls)
     assert found == ([] if jobs == 1 else [LARGE - 1, LARGE])

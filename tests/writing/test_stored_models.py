@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -294,9 +294,10 @@ def summed() -> Iterator[list[int]]:
     sizes: list[int] = []
     of_data = Crc32.of
 
-    def counted(data: Any) -> Crc32:
-        sizes.append(data.nbytes)
-        return of_data(data)
+    def counted(pieces: Iterable[memoryview]) -> Crc32:
+        checksum = of_data(pieces)
+        sizes.append(checksum.nbytes)
+        return checksum
 
     with patch.object(Crc32, "of", counted):
         yield sizes

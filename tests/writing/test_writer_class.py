@@ -34,7 +34,7 @@ from written import contents
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, UnsupportedFeatureError, Writer
-from onnxarchive.files import file as file_module
+from onnxarchive.files import data as data_module
 from onnxarchive.writing import writer as writer_module
 
 WEIGHT = np.arange(600, dtype=np.float32).reshape(20, 30)
@@ -490,7 +490,7 @@ def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_take
         lines = itertools.count()
 
         def trace(frame: FrameType, event: str, _: Any, at: int = count, lines: Any = lines) -> Any:
-            if frame.f_code.co_filename not in (writer_module.__file__, file_module.__file__):
+            if frame.f_code.co_filename not in (writer_module.__file__, data_module.__file__):
                 return None
             if event == "line" and next(lines) == at:
                 raise KeyboardInterrupt

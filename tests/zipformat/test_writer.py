@@ -18,7 +18,7 @@ from written import Target
 from zip_image import directory_of
 
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, UnsupportedFeatureError
-from onnxarchive.files.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, crc32, pieces
+from onnxarchive.files.data import PIECE_SIZE, Buffer, Bytes, SupportsWrite, crc32, pieces
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.layout import Placement
@@ -290,10 +290,10 @@ def test_the_crc32_of_bytes_that_cannot_have_changed_is_not_computed_again(
 
 def test_only_bytes_objects_are_constant() -> None:
     data = bytes(range(100))
-    assert Stored(memoryview(data)).is_constant
-    assert Stored(memoryview(data)[1:].cast("b")).is_constant
-    assert not Stored(memoryview(bytearray(data)).toreadonly()).is_constant
-    assert not Stored(np.frombuffer(data, np.uint8).data).is_constant
+    assert Bytes(data).is_constant
+    assert Bytes(memoryview(data)[1:].cast("b")).is_constant
+    assert not Bytes(memoryview(bytearray(data)).toreadonly()).is_constant
+    assert not Bytes(np.frombuffer(data, np.uint8).data).is_constant
 
 
 def test_a_stream_without_end_is_left_when_it_is_too_long() -> None:

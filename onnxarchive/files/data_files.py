@@ -1,0 +1,186 @@
+"""Files of this machine from which data is read, of which few are open; and spooled bytes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files.beneath import Root
+from onnxarchive.files.data import Closing, Data, File
+from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.local_file import MappedFile, PositionalWriter
+from onnxarchive.files.locking import is_held
+
+_MAX_OPEN = 32  # data files at a time
+_Key = TypeVar("_Key")
+
+
+class DataFiles(Closing):
+    """Opens files by path, of which at most 32 are open at a time.
+
+    A file is judged when it is opened: it must be regular, and beneath a directory if one is given.
+    What was judged is read, whatever gets its path later. A file that had to be closed for others
+    is opened again when it is read, and judged again; it must be the same file, with the same size
+    and time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The file opened or read last is last. A file that leaves is closed as soon as no thread
+        # reads it any more, and a map as soon as no view of it is left.
+        self._open: dict[DataFile, MappedFile] = {}
+        self._by_identity: dict[tuple[int, int], DataFile] = {}
+
+    def open(self, path: str | os.PathLike[str], root: Root | None = None) -> DataFile:
+        """Opens a file by its path in `root`; None for any path, and no restriction.
+
+        A file that was opened before, perhaps by another path, is the same object.
+
+        Raises:
+            ArchiveFormatError: It is not a regular file, or a link leads out of the directory
+                (OutsideError).
+            OSError: It cannot be opened.
+        """
+        path = os.fsdecode(path)
+        file = _judged(path, root)
+        with self._lock:
+            data_file = self._by_identity.get(file.identity)
+            if data_file is None or data_file.first_state != file.state():
+                data_file = DataFile(self, path, root, file)
+                self._by_identity[file.identity] = data_file
+            self._keep(data_file, self._open.pop(data_file, file))
+        return data_file
+
+    def opened(self, data_file: DataFile) -> MappedFile:
+        """The open file, which is opened again if it is closed; for errors see `open`.
+
+        Raises:
+            ArchiveFormatError: It is another file, or was changed since it was opened first.
+        """
+        with self._lock:
+            file = self._open.pop(data_file, None) or data_file.opened_again()
+            self._keep(data_file, file)
+            return file
+
+    def close(self) -> None:
+        """Closes the open files; they are opened again if they are read."""
+        with self._lock:
+            self._open.clear()
+
+    def _keep(self, data_file: DataFile, file: MappedFile) -> None:
+        self._open[data_file] = file
+        if len(self._open) > _MAX_OPEN:
+            del self._open[next(iter(self._open))]
+
+
+class DataFile(File):
+    """A file of this machine that may be closed between two reads; see `DataFiles`.
+
+    Attributes:
+        first_state: Its state when it was opened first.
+    """
+
+    identity: tuple[int, int]
+
+    def __init__(self, files: DataFiles, path: str, root: Root | None, file: MappedFile) -> None:
+        self._files, self._path, self._root = files, path, root
+        self.path, self.size, self.identity = file.path, file.size, file.identity
+        self.first_state = file.state()
+
+    def opened_again(self) -> MappedFile:
+        """The file at the path, if it is the same; for errors see `DataFiles.opened`."""
+        file = _judged(self._path, self._root)
+        fault = None
+        if file.identity != self.identity:
+            fault = "the file was replaced after it was opened"
+        elif file.state() != self.first_state:
+            fault = "the file was changed after it was opened"
+        if fault is not None:
+            file.close()
+            raise ArchiveFormatError(fault, path=file.path)
+        return file
+
+    def opened(self) -> MappedFile:
+        """The file, open at least until the caller drops it."""
+        return self._files.opened(self)
+
+    @property
+    def is_mapped(self) -> bool:
+        """See `MappedFile.is_mapped`."""
+        return self.opened().is_mapped
+
+    @property
+    def is_held(self) -> bool:
+        """See `File.is_held`; the file is not opened for this."""
+        return is_held(self.identity)
+
+    def has_path(self, path: str) -> bool:
+        """See `File.has_path`."""
+        return self.opened().has_path(path)
+
+    def state(self) -> Hashable:
+        """See `MappedFile.state`."""
+        return self.opened().state()
+
+    def present_size(self) -> int | None:
+        """See `File.present_size`."""
+        return self.opened().present_size()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `File.read`."""
+        return self.opened().read(offset, size)
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """See `MappedFile.view`."""
+        return self.opened().view(offset, nbytes)
+
+    def close(self) -> None:
+        """Does nothing: `DataFiles` closes its files."""
+
+
+def _judged(path: str, root: Root | None) -> MappedFile:
+    if root is None:
+        return MappedFile(path)
+    return MappedFile(root.joined(path), descriptor=root.open(path))
+
+
+def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None = None) -> memoryview:
+    """Copies bytes to an unnamed file and returns a view of its map.
+
+    The file is removed when the last view is freed. Its directory, None for the system's temporary
+    one, must have space for `nbytes` bytes; an OSError of the file names the directory.
+    """
+    with naming("the system's temporary directory"):
+        directory = directory or tempfile.gettempdir()
+    name = f"a temporary file in {directory}"
+    require_space(name, nbytes, directory)
+    with naming(name), tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as unnamed:
+        file = MappedFile(name, descriptor=os.dup(unnamed.fileno()))
+    with file:
+        writer = PositionalWriter(file)
+        for piece in pieces:
+            writer.write(piece)
+        file.size = writer.offset
+        return file.view()
+
+
+def spool_all(parts: Mapping[_Key, Data], directory: str | None) -> dict[_Key, memoryview]:
+    """Copies several data to an unnamed file, as `spool`, and returns views of them by key."""
+    sizes: dict[_Key, int] = {}
+
+    def pieces() -> Iterator[memoryview]:
+        for key, data in parts.items():
+            sizes[key] = 0
+            for piece in data.pieces():
+                sizes[key] += piece.nbytes
+                yield piece
+
+    views: dict[_Key, memoryview] = {}
+    rest = spool(pieces(), sum(data.nbytes for data in parts.values()), directory)
+    for key, size in sizes.items():
+        views[key], rest = rest[:size], rest[size:]
+    return views
