@@ -157,7 +157,8 @@ def convert(
         include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`, or several:
             only these files become models, also those in further precisions or named `.ONNX`.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes.
+        alignment: The data of every entry begins at a multiple of this many bytes. With a multiple
+            of the block size, such as 4096, XFS and Btrfs share weights with an aligned data file.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
             the model, not only initializers.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.

@@ -101,6 +101,10 @@ class File(Closing):
         """True if a path is that of this local file, even of its replacement, or leads to it."""
         return False
 
+    def opened(self) -> File:
+        """The open file, where this object opens and closes one: it is open until it is dropped."""
+        return self
+
     def state(self) -> Hashable:
         """What differs if the file was written to since an earlier call; None if unknown."""
         return None

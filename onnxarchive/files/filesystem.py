@@ -30,6 +30,8 @@ _NOT_ON_WINDOWS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
+_CLONE_RANGE = 0x4020940D  # FICLONERANGE of Linux: _IOW(0x94, 13, struct file_clone_range)
+_RANGE = struct.Struct("=qQQQ")  # source, offset and size in it, offset in the target
 # Errors of file systems without clones.
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS)
 _GET_FLAGS = 2 << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | 1  # FS_IOC_GETFLAGS of Linux
@@ -54,6 +56,34 @@ def clone(source: MappedFile, target: int) -> bool:
         devices_without_clones.add(source.identity[0])
         return False
     return True
+
+
+def clone_range(
+    source: MappedFile, offset: int, nbytes: int, target: MappedFile, target_offset: int
+) -> bool:
+    """Makes a range of the file `target` share blocks with a range of another file.
+
+    Offsets and size must be multiples of the block size. Returns False if the file system cannot;
+    the range of the target is then unchanged.
+    """
+    arguments = _RANGE.pack(source.fileno(), offset, nbytes, target_offset)
+    try:
+        fcntl.ioctl(target.fileno(), _CLONE_RANGE, arguments)
+    except OSError as error:
+        if error.errno in _NO_CLONES:
+            devices_without_clones.add(target.identity[0])
+        return False
+    return True
+
+
+def shared_block_size(file: MappedFile) -> int:
+    """The size in bytes of the blocks that a file open for writing may share; 0 if it cannot."""
+    if not (may_clone(file) and has_clones(file)):
+        return 0
+    try:
+        return os.fstatvfs(file.fileno()).f_bsize
+    except OSError:  # then all is copied
+        return 0
 
 
 def may_clone(source: MappedFile) -> bool:

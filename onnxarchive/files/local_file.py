@@ -570,6 +570,10 @@ class PositionalWriter:
         self.offset += nbytes
         return nbytes
 
+    def skip(self, nbytes: int) -> None:
+        """Leaves `nbytes` bytes, which are in the file already, as they are."""
+        self.offset += nbytes
+
     def last(self, nbytes: int) -> bytes:
         """The `nbytes` bytes of the file before the next piece, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)

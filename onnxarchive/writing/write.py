@@ -26,6 +26,7 @@ from onnxarchive.files.replacement import Replacement, Require
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import least_alignment
 from onnxarchive.remote.location import Location
+from onnxarchive.writing.cloning import Cloner
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import Item, Plan
 from onnxarchive.zipformat.writer import ZipWriter
@@ -84,16 +85,20 @@ def write_file(
         locked: The file at `path`, if the caller has locked it; see `Replacement`.
     """
     with Replacement(path, locked=locked, timeout=options.timeout) as replacement:
-        require_space(path, plan.nbytes)
-        _stream_all(plan, replacement.file, options)
+        cloner = Cloner(replacement.written, options.alignment)
+        cloned = [item.data.nbytes for item in plan.entries if cloner.may_clone(item.data)]
+        require_space(path, plan.nbytes - sum(cloned))
+        _stream_all(plan, replacement.file, options, cloner)
         return replacement.commit_open(require)
 
 
-def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
+def _stream_all(
+    plan: Plan, target: SupportsWrite, options: WriteOptions, cloner: Cloner | None = None
+) -> int:
     zip_writer = ZipWriter(target, alignment=options.alignment)
     counter = ProgressCounter(options.progress, plan.nbytes)
     jobs = threads.require_jobs(options.jobs)
-    write_entries(plan.entries, zip_writer, counter, jobs, plan.temporary)
+    write_entries(plan.entries, zip_writer, counter, jobs, plan.temporary, cloner)
     return zip_writer.finish()
 
 
@@ -103,18 +108,32 @@ def write_entries(
     counter: ProgressCounter,
     jobs: int = 1,
     temporary: str | None = None,
+    cloner: Cloner | None = None,
 ) -> None:
     """Writes entries in order; up to `jobs` threads fetch data, and the caller's writes it.
 
-    Large remote data is copied to the directory `temporary` first, None for the system's.
+    Large remote data is copied to the directory `temporary` first, None for the system's. `cloner`
+    clones what it can, instead of copying it.
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
-    get = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))
+    fetch_all = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))
+
+    def get(batch: Sequence[Item]) -> list[Fetched] | None:
+        """Fetches a batch; None if it may be cloned, so that it is not read in vain."""
+        if cloner is not None and cloner.may_clone(batch[0].data):
+            return None
+        return fetch_all(batch)
+
     with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
             parts = next(fetched)
+            if parts is None and cloner is not None:
+                if _add_cloned(batch[0], target, counter, cloner):
+                    continue
+                parts = fetch_all(batch)
+            assert parts is not None
             for item, (nbytes, crc, pieces, is_verified) in zip(batch, parts, strict=True):
                 target.add_stream(
                     item.name,
@@ -125,6 +144,21 @@ def write_entries(
                     alignment=least_alignment(item.name),
                 )
             del parts, pieces  # frees their data before further entries are fetched
+
+
+def _add_cloned(item: Item, target: ZipWriter, counter: ProgressCounter, cloner: Cloner) -> bool:
+    """Adds an entry whose data is cloned, unless cloning is refused; returns False then.
+
+    The CRC-32 is that of the bytes in the archive, which nobody else can change.
+    """
+    nbytes, alignment = item.data.nbytes, least_alignment(item.name)
+    offset = target.next_data_offset(item.name, nbytes, alignment)
+    if not cloner.may_clone(item.data) or not cloner.clone(item.data, offset):
+        return False
+    checksum = Crc32.of(counter(_checked(item, cloner.pieces(offset, nbytes))))
+    end = cloner.end(offset + nbytes)
+    target.add_present(item.name, nbytes, checksum.value, end, alignment)
+    return True
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -178,10 +212,10 @@ def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetche
     if nbytes <= copied_size or not is_known:
         data = data.fetch(copied_size, spool)
     if data.crc32 is not None:  # `pieces` compares it
-        return nbytes, data.crc32, _checked(item, data), True
+        return nbytes, data.crc32, _checked(item, data.pieces()), True
     if item.crc32 is not None:  # the writer compares it
-        return nbytes, item.crc32, _checked(item, data), False
-    checksum = Crc32.of(_checked(item, data))
+        return nbytes, item.crc32, _checked(item, data.pieces()), False
+    checksum = Crc32.of(_checked(item, data.pieces()))
     if checksum.nbytes != nbytes:
         raise ArchiveFormatError(
             f"{item.ref or item.name}: expected {nbytes} bytes, as its shape and data type need, "
@@ -190,8 +224,8 @@ def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetche
     return nbytes, checksum.value, data.pieces(), data.is_constant
 
 
-def _checked(item: Item, data: Data) -> Iterable[memoryview]:
+def _checked(item: Item, pieces: Iterable[memoryview]) -> Iterable[memoryview]:
     """The pieces of an entry's data; the elements of a tensor are checked while they are read."""
     if item.ref is None or item.ref.tensor.data_type not in tensors.CHECKED_TYPES:
-        return data.pieces()
-    return tensors.checked(item.ref, data.pieces(), Strict(), entry=item.name)
+        return pieces
+    return tensors.checked(item.ref, pieces, Strict(), entry=item.name)

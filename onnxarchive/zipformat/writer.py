@@ -12,6 +12,7 @@ import io
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, crc32, pieces
@@ -31,6 +32,14 @@ def require_entries(count: int) -> None:
             "the model (size_threshold)",
             rule="ZIP-4",
         )
+
+
+@runtime_checkable
+class SupportsSkip(Protocol):
+    """A file that is written by position, such as `PositionalWriter`."""
+
+    def skip(self, nbytes: int, /) -> None:
+        """Moves the position by `nbytes` bytes, which stay as they are."""
 
 
 class ZipWriter:
@@ -123,10 +132,49 @@ class ZipWriter:
                 "its source is damaged",
                 entry=name,
             )
-        self.names.append(name)
+        self._note(placement, record)
+        return placement
+
+    def next_data_offset(
+        self, name: str, nbytes: int, alignment: int = layout.MIN_ALIGNMENT
+    ) -> int:
+        """The offset of an entry's data, if the entry is added next; arguments as `add_stream`."""
+        alignment = max(self._alignment, alignment)
+        return layout.place(name, nbytes, 0, self._offset, alignment).data_offset
+
+    def add_present(
+        self,
+        name: str,
+        nbytes: int,
+        crc: int,
+        end: bytes,
+        alignment: int = layout.MIN_ALIGNMENT,
+    ) -> Placement:
+        """Adds an entry whose data is in the file already, at `next_data_offset`.
+
+        Args:
+            name: Name of the entry.
+            nbytes: Size of the data in bytes.
+            crc: CRC-32 of the data.
+            end: The last `end_records.SEARCHED_SIZE` bytes of the data, or all if fewer.
+            alignment: As in `add_stream`.
+        """
+        require_entries(len(self.names) + 1)
+        placement = layout.place(name, nbytes, crc, self._offset, max(self._alignment, alignment))
+        header, record = placement.pack()
+        self._append(header)
+        self._write_gathered()
+        assert isinstance(self._file, SupportsSkip)  # only such a file has the data already
+        self._file.skip(nbytes)
+        self._offset += nbytes
+        self._keep_end(memoryview(end))
+        self._note(placement, record)
+        return placement
+
+    def _note(self, placement: Placement, record: bytes) -> None:
+        self.names.append(placement.name.decode())
         self.header_offsets.append(placement.header_offset)
         self._records.append(record)
-        return placement
 
     def finish(self) -> int:
         """Writes the directory and the end records; returns the size of the archive in bytes.

@@ -20,7 +20,7 @@ import onnx
 import pytest
 from edits import refused, replace_model, replace_tensor
 from models import external, model_of, raw_tensor
-from mounts import attempt, mounted
+from mounts import SHARING, attempt, new_disk
 from onnx import TensorProto
 from processes import completed
 
@@ -34,11 +34,6 @@ from onnxarchive.files.local_file import MappedFile
 MIB = 1 << 20
 WEIGHTS = 16  # of 4 MiB each
 ELEMENTS = MIB
-# The size of the image, and what makes the file system: as large as each takes at least.
-SYSTEMS = {
-    "xfs": (320 * MIB, ["mkfs.xfs", "-q"]),
-    "btrfs": (256 * MIB, ["mkfs.btrfs", "-q", "--mixed"]),
-}
 
 pytestmark = [
     pytest.mark.tool,
@@ -46,27 +41,7 @@ pytestmark = [
 ]
 
 
-@contextlib.contextmanager
-def new_disk(kind: str, folder: Path) -> Iterator[Path]:
-    """A directory on a new file system that shares blocks."""
-    if os.geteuid():
-        pytest.skip("only root may mount a file system")
-    size, make = SYSTEMS[kind]
-    image, directory = folder / "image", folder / "disk"
-    directory.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(size)
-    try:
-        problem = attempt([*make, str(image)])
-        if problem is not None:
-            pytest.skip(f"no {kind} can be made: {problem}")
-        with mounted(image, directory, "loop"):
-            yield directory
-    finally:
-        image.unlink()
-
-
-@pytest.fixture(scope="module", params=SYSTEMS)
+@pytest.fixture(scope="module", params=SHARING)
 def disk(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
@@ -196,7 +171,7 @@ def test_a_copy_leaves_other_names_of_the_file_what_they_are(
     assert sorted(os.listdir(archive.parent)) == ["model.onnxa", "other"]
 
 
-@pytest.mark.parametrize("kind", SYSTEMS)
+@pytest.mark.parametrize("kind", SHARING)
 def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(kind: str, tmp_path: Path) -> None:
     # On a disk of its own: XFS frees the blocks of removed files later, such as while it is full.
     with new_disk(kind, tmp_path) as disk:

@@ -11,6 +11,14 @@ from pathlib import Path
 
 import pytest
 
+MIB = 1 << 20
+# File systems whose files share blocks: the size of the image, and what makes the file system. Each
+# image is as large as it must be.
+SHARING = {
+    "xfs": (320 * MIB, ["mkfs.xfs", "-q"]),
+    "btrfs": (256 * MIB, ["mkfs.btrfs", "-q", "--mixed"]),
+}
+
 
 def attempt(command: list[str]) -> str | None:
     """Runs a system command; returns the reason of its failure, or None if it succeeds."""
@@ -43,3 +51,23 @@ def mounted(source: Path | str, target: Path, options: str, *kind: str) -> Itera
     finally:
         if attempt(["umount", str(target)]) is not None:  # a failed test left a file open
             assert attempt(["umount", "--lazy", str(target)]) is None
+
+
+@contextlib.contextmanager
+def new_disk(kind: str, folder: Path) -> Iterator[Path]:
+    """A directory on a new file system that shares blocks."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    size, make = SHARING[kind]
+    image, directory = folder / "image", folder / "disk"
+    directory.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(size)
+    try:
+        problem = attempt([*make, str(image)])
+        if problem is not None:
+            pytest.skip(f"no {kind} can be made: {problem}")
+        with mounted(image, directory, "loop"):
+            yield directory
+    finally:
+        image.unlink()
