@@ -17,11 +17,11 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     """Loads a model from an archive as an `onnx_ir.Model` without reading its large tensors.
 
     Large tensors are views of the file (`onnxarchive.writing.onnx_ir.ArchiveTensor`). The tensors
-    and the graph keep the file open and mapped, even after another file has replaced it. You can
-    change the model and save it with `onnxarchive.save`. The target may be the archive of the
-    model, unless the archive was edited meanwhile. The graph's `meta` refers to the archive, so
-    `save` keeps other models and assets (see the argument `keep` of `save`). A new model built from
-    the tensors lacks this reference.
+    keep the file open and mapped, even after another file has replaced it. The model does not
+    remember its archive. To change the archive, assign the changed model in `onnxarchive.edit`: its
+    other models and assets stay, and weights that it has already are not written again.
+    `onnxarchive.save` writes a new archive of this model alone. It may replace the archive that the
+    model was loaded from, unless this was edited or replaced since.
 
     Args:
         path: The archive.
@@ -40,7 +40,8 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
 
     Example:
         model = onnxarchive.ir.load("model.onnxa")
-        onnxarchive.save(model, "model.onnxa")
+        with onnxarchive.edit("model.onnxa") as edit:
+            edit.model = model
     """
     with needing("onnx_ir", "hold the model of an archive"):
         from onnxarchive.writing.onnx_ir import load as load_model

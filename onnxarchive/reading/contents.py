@@ -102,13 +102,20 @@ class Contents:
         """True if `path` is the path of the archive's local file, or leads to the same file."""
         return self.file.has_path(os.fsdecode(path))
 
-    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None = None) -> None:
+    def require_current(
+        self,
+        path: str | os.PathLike[str],
+        file: MappedFile | None = None,
+        *,
+        remedy: str = "open it again",
+    ) -> None:
         """Refuses to replace the archive if another object or process has edited it since `open`.
 
         Args:
             path: The file to replace; a path other than the archive's is never refused.
             file: The locked file at `path`, or None to open the file. On some file systems only the
                 descriptor that holds the lock can read the file.
+            remedy: What the message advises.
 
         Raises:
             ArchiveError: The directory of the archive has changed.
@@ -120,7 +127,7 @@ class Contents:
                 last, packed = self.directory.entries[-1], b"".join(self.directory.records)
                 end = current.read(last.data_offset + last.nbytes, len(packed))
                 if current.size != self.size or end != packed:
-                    raise self._changed()
+                    raise self._changed(remedy)
 
     @contextlib.contextmanager
     def unedited(self) -> Iterator[None]:
@@ -144,9 +151,9 @@ class Contents:
         except (LockedError, UnfinishedEditError) as error:
             raise self._changed() from error
 
-    def _changed(self) -> ArchiveError:
+    def _changed(self, remedy: str = "open it again") -> ArchiveError:
         return ArchiveError(
-            "the archive has been changed since it was opened; open it again", path=self.file.path
+            f"the archive has been changed since it was opened; {remedy}", path=self.file.path
         )
 
     def has_model(self, model: onnx.ModelProto) -> bool:

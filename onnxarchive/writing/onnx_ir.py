@@ -20,7 +20,6 @@ import onnx_ir
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.files.data import Bytes, Data, Made, SupportsWrite, closing_on_error, pieces
-from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, open
@@ -31,7 +30,6 @@ from onnxarchive.writing.plan import refuse_external
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ORIGIN = "onnxarchive.origin"  # key in the `meta` of a model's graph
 _PLACEHOLDER = "\0onnxarchive/"  # no file has a name with a NUL character
 
 
@@ -133,20 +131,6 @@ def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelArchive:
-    """The archive of a model; copies of the model share this object.
-
-    This is the archive that the model was loaded from. If a save of the model has replaced an
-    archive with tensors of the model, this is the new archive.
-    """
-
-    archive: Archive
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ModelArchive:
-        return self
-
-
 def load(path: str | os.PathLike[str], model: str = "") -> onnx_ir.Model:
     """Loads a model of an archive; see `onnxarchive.ir.load`."""
     archive = open(path, model=model)
@@ -175,7 +159,6 @@ def _load(archive: Archive) -> onnx_ir.Model:
         return _with_names_of(tensor, archive, key)
 
     _replace_tensors(model, mapped)
-    model.graph.meta[_ORIGIN] = _ModelArchive(archive)
     for ref in missing.values():
         raise UnsupportedFeatureError(f"{ref}: onnx_ir cannot hold this tensor")
     return model
@@ -208,13 +191,11 @@ class SplitModel:
     """A model, split into a proto without the data of large tensors, and the large tensors.
 
     Attributes:
-        model: The model.
         proto: The proto; its large tensors are external, each with its own placeholder as location.
         large: The large tensors, in the order of `tensors.walk`.
         archives: The archives that hold tensors of the model.
     """
 
-    model: onnx_ir.Model
     proto: onnx.ModelProto
     large: list[onnx_ir.TensorProtocol]
     archives: tuple[Archive, ...]
@@ -229,24 +210,6 @@ class SplitModel:
                 nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
                 data.append(Made(nbytes, _data_of_size, (ref, tensor, nbytes)))
         return Source(self.proto, data, is_own=True)
-
-    @property
-    def origin(self) -> Archive | None:
-        """The archive of the model, as in `_ModelArchive`, or None."""
-        origin = self.model.graph.meta.get(_ORIGIN)
-        return None if origin is None else origin.archive
-
-    def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
-        """Those of the model's archives that a save to `path` would replace."""
-        # After a save to `path`, the model's tensors still refer to the archive that the save
-        # replaced, but the origin is the new archive.
-        if self.origin is not None and self.origin.contents.is_at(path):
-            return [self.origin]
-        return [archive for archive in self.archives if archive.contents.is_at(path)]
-
-    def saved_as(self, file: MappedFile, model: str) -> None:
-        """Sets the origin to `file`, locked by the caller; `model` is the model's id in it."""
-        self.model.graph.meta[_ORIGIN] = _ModelArchive(Archive(file.reopened(), model=model))
 
 
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
@@ -296,7 +259,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
         if location is None or not location.startswith(_PLACEHOLDER):
             refuse_external(ref)
         walked.append(large[int(location.removeprefix(_PLACEHOLDER))])
-    return SplitModel(model, proto, walked, tuple(archives.values()))
+    return SplitModel(proto, walked, tuple(archives.values()))
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:

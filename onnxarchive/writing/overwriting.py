@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, shown_names, with_path
 from onnxarchive.files import local_file, locking
@@ -18,7 +18,6 @@ def require_no_loss(
     *,
     names_models: bool = False,
     names_assets: bool = False,
-    kept: Iterable[Entry] = (),
     timeout: float | None = locking.TIMEOUT,
 ) -> None:
     """Refuses to replace an archive that has assets or further models which the caller leaves out.
@@ -30,7 +29,6 @@ def require_no_loss(
         target: What is to be replaced. It may be missing, or no archive.
         names_models: Whether the caller says which further models the new archive has, or none.
         names_assets: Whether the caller says which assets the new archive has, or none.
-        kept: Entries that the new archive has, too: of the same names, sizes and CRC-32s.
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
 
     Raises:
@@ -44,10 +42,10 @@ def require_no_loss(
     entries = _entries_in(target, timeout)
     if not any(entry.name == MODEL_PROTO for entry in entries):
         return
-    same = {(entry.name, entry.nbytes, entry.crc32) for entry in kept}
-    lost = [e.name for e in entries if (e.name, e.nbytes, e.crc32) not in same]
     # A folder for the packed weights: they are many files with long names.
-    names = dict.fromkeys(PACKED_PREFIX if it.startswith(PACKED_PREFIX) else it for it in lost)
+    names = dict.fromkeys(
+        PACKED_PREFIX if entry.name.startswith(PACKED_PREFIX) else entry.name for entry in entries
+    )
     losses, remedies = [], []
     for what, prefix, argument, is_named in (
         ("assets", ASSET_PREFIX, "assets={}", names_assets),
@@ -60,9 +58,18 @@ def require_no_loss(
     if losses:
         raise ValueError(
             f"{target.name}: the archive has {' and '.join(losses)}, which this save would lose; "
-            "'with onnxarchive.edit(path) as edit: edit.model = model' keeps them; to drop them, "
-            f"pass {', '.join(remedies)} to onnxarchive.save, or remove the file before onnx.save"
+            f"{_way_to_keep(target)}; to drop them, pass {', '.join(remedies)} to "
+            "onnxarchive.save, or remove the file before onnx.save"
         )
+
+
+def _way_to_keep(target: Location) -> str:
+    if target.path is None:  # an object in a store, which cannot be edited
+        return "to keep them, pass them to onnxarchive.save, too"
+    return (
+        "'with onnxarchive.edit(path) as edit: edit.model = model' keeps them (edit.models[id] = "
+        "model, for another model than the default one)"
+    )
 
 
 def _entries_in(target: Location, timeout: float | None) -> Sequence[Entry]:

@@ -44,7 +44,9 @@ _BATCH_SIZE: Final = 1 << 18
 Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
 
 
-def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
+def write_archive(
+    plan: Plan, target: Location, options: WriteOptions, *, require: Require | None = None
+) -> int:
     """Writes a planned archive; gives its size in bytes.
 
     Args:
@@ -52,9 +54,10 @@ def write_archive(plan: Plan, target: Location, options: WriteOptions) -> int:
         target: A path or URL, where the archive appears when it is complete; or a binary file,
             which is written sequentially.
         options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
+        require: As for `write_file`; not called if the target is no path.
     """
     if target.path is not None:
-        with write_file(plan, target.path, options) as written:
+        with write_file(plan, target.path, options, require=require) as written:
             return written.size
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)

@@ -50,11 +50,17 @@ def _rename_model(_: Path, target: Path) -> None:
     edits.rename_model(target, "other", "decoder")
 
 
-def _save_ir(path: Path, target: Path) -> None:
-    pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
-    import onnxarchive.ir
+def _edit_ir(**options: Any) -> Rewrite:
+    def edit(_: Path, target: Path) -> None:
+        pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+        import onnxarchive.ir
 
-    onnxarchive.save(onnxarchive.ir.load(path), target)
+        model = onnxarchive.ir.load(target)
+        model.graph.name = "renamed"
+        with onnxarchive.edit(target, **options) as edit:
+            edit.model = model
+
+    return edit
 
 
 # Each function gets an archive and a copy of it, which it changes or replaces.
@@ -63,10 +69,11 @@ KEEPING_ALL: dict[str, Rewrite] = {
     "transform, hidden": _transform(),
     "transform, external": _transform(weights="external"),
     "transform, loaded": _transform(weights="loaded"),
-    "save": _save_ir,
     "edit": _edit(),
     "edit, compact": _edit(compact=True),
     "edit, copy": _edit(copy=True),
+    "edit by onnx_ir": _edit_ir(),
+    "edit by onnx_ir, compact": _edit_ir(compact=True),
     "edit of a tensor": lambda _, target: edits.replace_tensor(
         target, "large", np.zeros(600, np.float32)
     ),

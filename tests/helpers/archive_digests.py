@@ -238,16 +238,23 @@ def _save_ir(folder: Path, target: Any, jobs: int, **options: Any) -> None:
     onnxarchive.save(model, target, jobs=jobs, **options)
 
 
-def _save_ir_archive(folder: Path, target: Any, jobs: int, **options: Any) -> None:
-    """Saves a model of onnx_ir from an archive of 3 models, with a tensor more."""
+def _save_ir_archive(
+    folder: Path, target: Any, jobs: int, *, is_alone: bool = False, **options: Any
+) -> None:
+    """Saves a model of onnx_ir from an archive of 3 models, with a tensor more; alone or not."""
     import onnx_ir as ir
 
     import onnxarchive.ir
 
-    model = onnxarchive.ir.load(archive_of_three(folder, _five()))
+    path = archive_of_three(folder, _five())
+    model = onnxarchive.ir.load(path)
     tensor = ir.Tensor(np.arange(500, dtype=np.int16), name="added")
     model.graph.register_initializer(ir.Value(name="added", const_value=tensor))
-    onnxarchive.save(model, target, jobs=jobs, **options)
+    with onnxarchive.open(path) as archive:
+        if not is_alone:
+            others = {id: onnxarchive.load(path, model=id) for id in archive.models if id}
+            options |= {"models": others, "assets": archive.assets, "convert_attribute": True}
+        onnxarchive.save(model, target, jobs=jobs, **options)
 
 
 def _write_tensors(folder: Path, target: Path, jobs: int, **options: Any) -> None:
@@ -383,11 +390,16 @@ def _saves() -> Iterator[Case]:
         "": {},
         ", threshold 0": {"size_threshold": 0},
         ", alignment 4096": {"alignment": 4096},
-        ", alone": {"keep": False, "size_threshold": 2000},
     }
+    of_the_archive: Options = {"alignment": 4096}
     for words, options in changes.items():
         yield Case(f"save: onnx_ir{words}", partial(_save_ir, **options))
-        yield Case(f"save: onnx_ir from an archive{words}", partial(_save_ir_archive, **options))
+        write = partial(_save_ir_archive, **of_the_archive | options)
+        yield Case(f"save: onnx_ir from an archive{words}", write)
+    threshold: Options = {"size_threshold": 2000}
+    yield Case("save: onnx_ir, alone", partial(_save_ir, **threshold))
+    write = partial(_save_ir_archive, is_alone=True, **threshold)
+    yield Case("save: onnx_ir from an archive, alone", write)
     yield Case("onnx.save: every place", _save_with_onnx, is_file=True)
     for signature in (b"PK\5\6", b"PK\6\6", b"PK\6\7"):
         offset = int.from_bytes(signature, "little")

@@ -7,7 +7,6 @@ import functools
 import io
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,7 @@ LOSING: dict[str, Callable[[Path], object]] = {
     "a model of the archive": lambda path: onnxarchive.save(onnxarchive.load(path), path),
     "another model": lambda path: onnxarchive.save(full_model(), str(path)),
     "a model of onnx_ir": lambda path: onnxarchive.save(of_onnx_ir(path), path),
-    "onnx_ir's model of the archive, alone": lambda path: onnxarchive.save(
-        loaded_by_onnx_ir(path), path, keep=False
-    ),
+    "onnx_ir's model of the archive": lambda path: onnxarchive.save(loaded_by_onnx_ir(path), path),
     "onnx.save": lambda path: onnx.save(onnx.load(path), path),
     "onnx.save to a string": lambda path: onnx.save(onnx.load(path), os.path.relpath(path)),
     "onnx.save_model of bytes": lambda path: onnx.save_model(
@@ -129,25 +126,17 @@ def test_an_argument_answers_for_its_own_kind_alone(path: Path) -> None:
         of_both()
 
 
-def test_a_model_of_onnx_ir_keeps_what_its_own_archive_has_and_nothing_else(path: Path) -> None:
+def test_what_the_message_says_keeps_what_a_save_would_lose(path: Path) -> None:
     onnxarchive.save(of(a=A), path, assets=ASSETS, models=DECODER)
-    other = path.with_name("other.onnxa")
-    onnxarchive.save(of(b=B), other, assets={"other": b"1"})
+    with edits.refused(path, ValueError, re.escape("edit.models[id] = model")):
+        onnxarchive.save(loaded_by_onnx_ir(path), path)
     model = loaded_by_onnx_ir(path)
-    with edits.refused(other, ValueError, r"assets \('other'\)"):
-        onnxarchive.save(model, other)
-    copy = Path(shutil.copy(path, path.with_name("copy.onnxa")))
-    onnxarchive.save(model, copy)  # it has nothing else
-    edits.add_asset(copy, "labels.txt", b"changed")
-    with edits.refused(copy, ValueError, r"assets \('labels.txt'\), "):
-        onnxarchive.save(model, copy)
-    link = path.with_name("link.onnxa")
-    link.symlink_to(path)
-    for target in (path, link):
-        onnxarchive.save(model, target)
-        with onnxarchive.open(path) as archive:
-            assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
-            assert list(archive.models) == ["", "decoder"]
+    with onnxarchive.edit(path) as edit:
+        edit.model = model
+        edit.models["decoder"] = of(c=B)
+    require_loads(path, {"": onnx_ir().to_proto(model), "decoder": of(c=B)})
+    with onnxarchive.open(path) as archive:
+        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
 
 
 def test_packed_weights_are_assets_too_which_are_named_by_their_folder(path: Path) -> None:
@@ -241,15 +230,18 @@ def test_an_archive_in_a_store_is_not_replaced_either(
     onnxarchive.save(of(a=A), "m.onnxa", store=store)
 
 
-def test_a_model_of_onnx_ir_from_a_url_is_saved_there_with_what_its_archive_has() -> None:
+def test_in_a_store_what_a_save_would_lose_is_passed_to_it_since_nothing_there_is_edited() -> None:
     onnx_ir()
     url = "memory://test_overwriting/own.onnxa"
     onnxarchive.save(of(a=A), url, assets=ASSETS)
     model = loaded_by_onnx_ir(url)  # type: ignore[arg-type]
-    for _ in range(2):
+    with pytest.raises(ValueError, match=r"pass them to onnxarchive\.save") as caught:
         onnxarchive.save(model, url)
-        with onnxarchive.open(url) as archive:
-            assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
+    assert "onnxarchive.edit" not in str(caught.value)
+    with onnxarchive.open(url) as archive:
+        onnxarchive.save(model, url, assets=archive.assets)
+    with onnxarchive.open(url) as archive:
+        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
 
 
 def test_an_object_that_cannot_be_read_is_replaced_only_if_reading_is_forbidden(
