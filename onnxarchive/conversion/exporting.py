@@ -25,11 +25,12 @@ from onnxarchive.files.new_directory import new_directory
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import proto, weights
+from onnxarchive.model.external import stays_outside
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
-from onnxarchive.reading.linked_models import as_location, linked_model, stays_outside
+from onnxarchive.reading.linked_models import as_location, linked_model
 from onnxarchive.remote.location import Access, Location, require_local_target
 
 # ONNX's document on external data: offsets should be multiples of the page size.

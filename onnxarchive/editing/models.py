@@ -15,11 +15,12 @@ from onnxarchive.files.data import Bytes, Crc32, Data, are_equal, copy_of
 from onnxarchive.files.data_files import spool
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
+from onnxarchive.model.external import weight_name
 from onnxarchive.model.prepacked import INDEX, PackedWeight
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets, warn_of_sets, weight_name
+from onnxarchive.reading.linked_models import packed_sets, warn_of_sets
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 

@@ -32,6 +32,7 @@ from onnxarchive.errors import (
 from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import proto, walking
+from onnxarchive.model.external import stays_outside
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
@@ -40,7 +41,6 @@ from onnxarchive.reading.linked_models import (
     lift_constants,
     linked_model,
     packed_pairs,
-    stays_outside,
 )
 from onnxarchive.remote.location import Access, Location, Openable, require_known
 

@@ -24,11 +24,12 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import copied
+from onnxarchive.model.external import StaysOutside, is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH
 from onnxarchive.reading.archive import Archive, complete_model, open
-from onnxarchive.reading.linked_models import StaysOutside, is_unread, linked_model
+from onnxarchive.reading.linked_models import linked_model
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets

@@ -30,7 +30,7 @@ from onnxarchive import ChecksumError
 from onnxarchive.interop.model_functions import infer_shapes
 from onnxarchive.interop.transforming import transform
 from onnxarchive.model import tensors
-from onnxarchive.reading.linked_models import is_unread
+from onnxarchive.model.external import is_unread
 
 ASSETS = {"labels.txt": b"cat\ndog\n"}
 
