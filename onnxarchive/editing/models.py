@@ -16,11 +16,10 @@ from onnxarchive.files.data_files import spool
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.external import weight_name
-from onnxarchive.model.prepacked import INDEX, PackedWeight
+from onnxarchive.model.prepacked import INDEX, PackedWeight, packed_sets, warn_of_sets
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import packed_sets, warn_of_sets
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 
@@ -218,7 +217,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
     assets: dict[str, Data | None] = {}
     edited = {model.origin: (id, model) for id, model in models.items()}
     faults: list[str] = []
-    for packed in packed_sets(archive, faults):
+    for packed in packed_sets(archive.entries, archive.read, faults):
         weights, unpacked = {}, {}
         for origin in packed.weights:
             if origin in edited:
@@ -233,7 +232,7 @@ def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[
             index = packed.folder + INDEX
             data = Bytes(remaining.to_json())
             assets[index] = data if remaining.files else None
-    warn_of_sets(archive, faults)
+    warn_of_sets(archive.path, faults)
     return assets
 
 

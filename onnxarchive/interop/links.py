@@ -28,15 +28,14 @@ from onnxarchive.files.filesystem import (
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
+from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
-from onnxarchive.model.prepacked import ranges_of
 from onnxarchive.reading.archive import Archive, open, with_model
 from onnxarchive.reading.linked_models import (
     Pairs,
     as_location,
     linked_model,
-    packed_pairs,
     stored_keys,
 )
 from onnxarchive.reading.rules import Finding

@@ -31,6 +31,7 @@ from onnxarchive.errors import (
 )
 from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.interop.packed_pairs import packed_pairs
 from onnxarchive.model import proto, walking
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.tensors import TensorRef, text
@@ -38,9 +39,7 @@ from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.linked_models import (
     Pairs,
     as_location,
-    lift_constants,
     linked_model,
-    packed_pairs,
 )
 from onnxarchive.remote.location import Access, Location, Openable, require_known
 
@@ -308,23 +307,6 @@ class SessionInputs:
                 "session_options(path) and change the options that it returns"
             )
         return self._copy
-
-
-def write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions | None) -> None:
-    """Lets ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
-    with contextlib.ExitStack() as files:
-        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
-    options = inputs.own_options()
-    options.optimized_model_filepath = as_location(f"{stem}.onnx")
-    options.log_severity_level = 3  # a warning says that the optimized model suits this machine
-    file = f"{os.path.basename(stem)}.data"
-    set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: file, OPTIMIZED_NBYTES: "1"})
-    model = onnx.ModelProto.FromString(inputs.model)
-    lift_constants(model)
-    with run_errors("load", archive.model_id):
-        require_onnxruntime().InferenceSession(
-            proto.encode(model), options, ["CPUExecutionProvider"]
-        )
 
 
 def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:

@@ -23,8 +23,20 @@ from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.files.progress import Progress
-from onnxarchive.interop.onnxruntime import COMPARING, machine, require_onnxruntime, write_packed
-from onnxarchive.model import tensors
+from onnxarchive.interop.onnxruntime import (
+    COMPARING,
+    OPTIMIZED_DATA,
+    OPTIMIZED_NBYTES,
+    SAVE_PACKED,
+    SessionInputs,
+    machine,
+    require_onnxruntime,
+    run_errors,
+    set_entries,
+)
+from onnxarchive.interop.packed_pairs import ranges_of
+from onnxarchive.model import proto, tensors
+from onnxarchive.model.external import is_constant_value
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import (
     INDEX,
@@ -32,10 +44,11 @@ from onnxarchive.model.prepacked import (
     PackedSet,
     PackedWeight,
     fault_of,
-    ranges_of,
+    packable,
 )
+from onnxarchive.model.walking import MAIN_GRAPH
 from onnxarchive.reading.archive import Archive, open, with_model
-from onnxarchive.reading.linked_models import packable
+from onnxarchive.reading.linked_models import as_location
 from onnxarchive.remote.location import Location
 
 if TYPE_CHECKING:
@@ -156,10 +169,11 @@ def _pack(
     It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
     Weights that it changes before it packs them have other names there, and are left out.
     """
-    weights = {name: (nbytes, crc32) for name, nbytes, crc32 in packable(archive).values()}
+    found = packable(archive.contents.models[archive.model_id], archive.entries).values()
+    weights = {name: (nbytes, crc32) for name, nbytes, crc32 in found}
     nbytes = sum(nbytes for nbytes, _ in weights.values())
     require_space(archive.path, 2 * nbytes, os.path.dirname(stem))
-    write_packed(archive, stem, sess_options)
+    _write_packed(archive, stem, sess_options)
     values = [
         (tensor.name, pair.value)
         for tensor in onnx.load(f"{stem}.onnx", load_external_data=False).graph.initializer
@@ -192,3 +206,40 @@ def _pack(
             offset, size = ranges[file]
             buffers[file] = data[offset : offset + size]
     return packed, tuple(sorted(weights.keys() - packed.keys()))
+
+
+def _write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions | None) -> None:
+    """Lets ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
+    with contextlib.ExitStack() as files:
+        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
+    options = inputs.own_options()
+    options.optimized_model_filepath = as_location(f"{stem}.onnx")
+    options.log_severity_level = 3  # a warning says that the optimized model suits this machine
+    file = f"{os.path.basename(stem)}.data"
+    set_entries(options, {SAVE_PACKED: "1", OPTIMIZED_DATA: file, OPTIMIZED_NBYTES: "1"})
+    model = onnx.ModelProto.FromString(inputs.model)
+    _lift_constants(model)
+    with run_errors("load", archive.model_id):
+        require_onnxruntime().InferenceSession(
+            proto.encode(model), options, ["CPUExecutionProvider"]
+        )
+
+
+def _lift_constants(model: onnx.ModelProto) -> None:
+    """Replaces Constants of the main graph whose values are external by initializers.
+
+    In the model that ONNX Runtime writes, only initializers have packed forms.
+    """
+    are_lifted = []
+    for index, node in enumerate(model.graph.node):
+        path = (*MAIN_GRAPH, ("node", index), ("attribute", 0), ("t", None))
+        is_constant = len(node.attribute) == 1 and is_constant_value(model, path)
+        is_external = is_constant and node.attribute[0].t.data_location == tensors.EXTERNAL
+        # ONNX Runtime says what is wrong with another number of outputs or another name.
+        has_name = len(node.output) == 1 and isinstance(node.output[0], str)
+        are_lifted.append(is_external and has_name)
+        if are_lifted[-1]:
+            tensor = model.graph.initializer.add()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+    tensors.remove(model.graph.node, are_lifted)

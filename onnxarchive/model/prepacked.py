@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.model.external import may_give_shape, weight_name
 from onnxarchive.model.keys import PACKED_PREFIX
+from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.tensors import text
 
 PREFIX: Final = PACKED_PREFIX
 INDEX: Final = "index.json"
@@ -26,7 +31,6 @@ MAX_FORMS: Final = 64
 MAX_BUFFERS: Final = 64
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.+-]{1,200}")  # a name of a file, and of a pair without "|"
-_PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 _MAX_NUMBER: Final = (1 << 63) - 1
 
 # The packed forms of a weight: for each key of ONNX Runtime, the names of files in the folder and
@@ -34,6 +38,18 @@ _MAX_NUMBER: Final = (1 << 63) - 1
 Forms: TypeAlias = Mapping[str, tuple[tuple[str, int], ...]]
 # By what a weight is recognised: name, size in bytes and CRC-32 of the initializer.
 WeightId: TypeAlias = tuple[str, int, int]
+
+
+class EntryOfWeight(Protocol):
+    """What must be known of an entry of an archive."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its data in bytes."""
+
+    @property
+    def crc32(self) -> int:
+        """CRC-32 of its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,83 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall("[0-9]{1,9}", version)))
 
 
+def packable(checked: CheckedModel, entries: Mapping[str, EntryOfWeight]) -> dict[str, WeightId]:
+    """The weights of a model's main graph that sessions read from the archive, by key.
+
+    Without those whose name another initializer or Constant has, too. `entries` are those of the
+    archive by name.
+    """
+    refs = checked.refs
+    names = {key: weight_name(checked.model, ref) for key, ref in refs.items()}
+    count = Counter(text(tensor.name) for tensor in refs.initializers)
+    count.update(
+        name for key, name in names.items() if name is not None and not refs[key].is_initializer
+    )
+    weights = {}
+    for key, name in names.items():
+        entry = entries[key]
+        may_pack = not may_give_shape(refs[key].tensor, entry.nbytes)
+        if name is not None and count[name] == 1 and may_pack:
+            weights[key] = name, entry.nbytes, entry.crc32
+    return weights
+
+
+def packed_sets(
+    entries: Mapping[str, EntryOfWeight],
+    read: Callable[[str], memoryview],
+    faults: list[str],
+    machine: str | None = None,
+    version: str = "",
+) -> Iterator[PackedSet]:
+    """Reads the sets of packed weights in an archive one at a time, since an index takes memory.
+
+    Args:
+        entries: The entries of the archive by name.
+        read: Reads the bytes of an entry.
+        faults: Gets a text for each set that cannot be read; see `warn_of_sets`.
+        machine: The kind of machine of the sets; None for all sets, in archive order.
+        version: The version of ONNX Runtime whose set is first; the others follow, the last one
+            first.
+    """
+    end = f"/{INDEX}" if machine is None else f"-{machine}/{INDEX}"
+    names = [name for name in entries if name.startswith(PREFIX) and name.endswith(end)]
+
+    def preference(name: str) -> tuple[bool, tuple[int, ...]]:
+        own_version = name.removeprefix(PREFIX).removesuffix(end)
+        return own_version == version, version_numbers(own_version)
+
+    if machine is not None:
+        names.sort(key=preference, reverse=True)
+    for name in names:
+        try:
+            nbytes = entries[name].nbytes
+            if nbytes > MAX_INDEX_NBYTES:
+                limit = MAX_INDEX_NBYTES
+                raise ValueError(f"expected at most {limit} bytes, found {nbytes}")
+            packed = PackedSet.of_json(bytes(read(name)))
+            if packed.folder + INDEX != name:
+                raise ValueError(
+                    f"expected the index of this folder, found that of {shown(packed.folder)}"
+                )
+        except ArchiveFormatError as error:
+            faults.append(error.message)
+        except ValueError as error:
+            faults.append(f"entry {shown(name)}: {error}")
+        else:
+            yield packed
+
+
+def warn_of_sets(path: str, faults: list[str]) -> None:
+    """Warns of sets of packed weights in the archive at `path` that could not be read."""
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        warnings.warn(
+            f"{path}: {faults[0]}{more}; its packed weights are not used, "
+            "onnxarchive.prepack replaces them",
+            stacklevel=3,
+        )
+
+
 def fault_of(forms: Forms) -> str | None:
     """What an index must not say of one weight, so that reading it is bounded; None if nothing."""
     files = [file for buffers in forms.values() for file, _ in buffers]
@@ -145,19 +238,6 @@ def fault_of(forms: Forms) -> str | None:
     if len(set(files)) < len(files):
         return "expected each packed buffer once in a weight, found one again"
     return None
-
-
-def pair_value(key: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """The value of a pair in `external_data` that names packed weights.
-
-    They have a key of ONNX Runtime; the ranges are offset and size of each buffer in bytes.
-    """
-    return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in ranges)])
-
-
-def ranges_of(value: str) -> list[tuple[int, int]]:
-    """Offset and size of each buffer that the value of a pair names; see `pair_value`."""
-    return [(int(offset), int(nbytes)) for offset, nbytes in _PLACE.findall(value)]
 
 
 def _weight(index: Mapping[str, Any]) -> PackedWeight:

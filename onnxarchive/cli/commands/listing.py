@@ -20,7 +20,7 @@ from onnxarchive.errors import shown
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
-from onnxarchive.reading.archive import Archive, with_model
+from onnxarchive.reading.archive import Archive
 from onnxarchive.zipformat.layout import Placement
 
 if TYPE_CHECKING:
@@ -233,12 +233,12 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
     Only weights are counted that have the same bytes as when they were packed.
     """
     from onnxarchive.interop.onnxruntime import compares_packed, machine
-    from onnxarchive.reading.linked_models import packable, packed_sets, warn_of_sets
+    from onnxarchive.model.prepacked import packable, packed_sets, warn_of_sets
 
     present = {
         (id, *weight)
-        for id in archive.models
-        for weight in packable(with_model(archive, id)).values()
+        for id, checked in archive.contents.models.items()
+        for weight in packable(checked, archive.entries).values()
     }
     faults: list[str] = []
     described = [
@@ -254,9 +254,9 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
             "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
             "is_usable": packed.machine == machine() and compares_packed(),
         }
-        for packed in packed_sets(archive, faults)
+        for packed in packed_sets(archive.entries, archive.read, faults)
     ]
-    warn_of_sets(archive, faults)
+    warn_of_sets(archive.path, faults)
     return described
 
 
