@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Final
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model.prepacked import Forms, WeightId, packable, packed_sets, warn_of_sets
-from onnxarchive.reading.archive import Archive, with_model
+from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.linked_models import Pairs
 
 _PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
@@ -21,40 +21,52 @@ def packed_pairs(
 ) -> dict[str, Pairs]:
     """The pairs for `external_data` by key that lead ONNX Runtime to packed weights, by model id.
 
-    They are those of the version of ONNX Runtime that will read the pairs, if it is known, or else
-    of the last other one. The archive is in a local file. A model without packed weights is left
-    out.
+    A weight is looked up by name, size and CRC-32, whichever model had it when it was packed. The
+    packed weights of a model are those of the version of ONNX Runtime that will read the pairs, if
+    it is known and has any of them, or else of the last other one. The archive is in a local file.
+    A model without packed weights is left out.
     """
-    pairs: dict[str, Pairs] = {}
     left = set(models)
+    wanted: dict[WeightId, list[tuple[str, str]]] | None = None
+    pairs: dict[str, dict[str, Sequence[tuple[str, str]]]] = {}
     faults: list[str] = []
     for packed in packed_sets(archive.entries, archive.read, faults, machine, version):
-        found = left & packed.weights.keys()
+        if wanted is None:  # most archives have no set
+            wanted = _users(archive, sorted(left))
         place = cache(partial(_place, archive, packed.folder))
-        for model in found:
-            pairs[model] = _pairs(with_model(archive, model), packed.forms(model), place)
-        left -= found
+        for weight, forms in packed.forms().items():
+            own = _pairs(forms, place) if weight in wanted else []
+            if own:
+                for model, key in wanted.pop(weight):
+                    if model in left:
+                        pairs.setdefault(model, {})[key] = own
+        left -= pairs.keys()
         if not left:
             break
     warn_of_sets(archive.path, faults)
-    return pairs
+    return {**pairs}
+
+
+def _users(archive: Archive, models: Iterable[str]) -> dict[WeightId, list[tuple[str, str]]]:
+    """For each weight of these models, the ids of those that have it, each with the key there."""
+    users: dict[WeightId, list[tuple[str, str]]] = {}
+    for model in models:
+        weights = packable(archive.contents.models[model], archive.entries)
+        for key, weight in weights.items():
+            users.setdefault(weight, []).append((model, key))
+    return users
 
 
 def _pairs(
-    archive: Archive,
-    forms: Mapping[WeightId, Forms],
-    place: Callable[[str, int], tuple[int, int] | None],
-) -> Pairs:
-    pairs: dict[str, list[tuple[str, str]]] = {}
-    for key, weight in packable(archive.contents.models[archive.model_id], archive.entries).items():
-        values = []
-        for form, buffers in forms.get(weight, {}).items():
-            ranges = [place(file, nbytes) for file, nbytes in buffers]
-            if None not in ranges:
-                values.append(_pair_value(form, filter(None, ranges)))
-        if values:
-            pairs[key] = [(f"prepacked_{index}", value) for index, value in enumerate(values)]
-    return pairs
+    forms: Forms, place: Callable[[str, int], tuple[int, int] | None]
+) -> list[tuple[str, str]]:
+    """The pairs of a weight for those of its packed forms whose buffers are in the archive."""
+    values = []
+    for form, buffers in forms.items():
+        ranges = [place(file, nbytes) for file, nbytes in buffers]
+        if None not in ranges:
+            values.append(_pair_value(form, filter(None, ranges)))
+    return [(f"prepacked_{index}", value) for index, value in enumerate(values)]
 
 
 def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -43,6 +44,7 @@ from onnxarchive.model.prepacked import (
     MAX_INDEX_NBYTES,
     PackedSet,
     PackedWeight,
+    WeightId,
     fault_of,
     packable,
 )
@@ -125,26 +127,43 @@ def prepack(
                     packed[identifier], unpacked[identifier] = _pack(
                         with_model(archive, identifier), stem, sess_options, buffers
                     )
+                others = {
+                    identifier: [*packable(checked, archive.entries).values()]
+                    for identifier, checked in archive.contents.models.items()
+                    if identifier not in packed
+                }
             new = PackedSet(version, machine(), packed, unpacked)
             with edit(path, progress=progress, **options) as changes:
                 if dict(changes.entries) != entries:
                     raise ArchiveError(
                         "the archive was edited while its weights were packed; try again"
                     )
-                _store(changes, new, buffers)
+                _store(changes, new, buffers, others)
         finally:
             buffers.clear()  # Windows removes no mapped file
 
 
-def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
-    """Replaces the packed weights of this kind, except those of models that were not packed."""
+def _store(
+    changes: Edit,
+    new: PackedSet,
+    buffers: _Buffers,
+    others: Mapping[str, Collection[WeightId]],
+) -> None:
+    """Replaces the packed weights of this kind, except those of the models that were not packed.
+
+    `others` are the weights of these models.
+    """
     assets, folder = changes.assets, new.folder.removeprefix(ASSET_PREFIX)
     entry = changes.entries.get(new.folder + INDEX)
     if entry is not None and entry.nbytes <= MAX_INDEX_NBYTES:
         with contextlib.suppress(ValueError):
             old = PackedSet.of_json(assets[folder + INDEX])
-            weights, unpacked = {**old.weights, **new.weights}, {**old.unpacked, **new.unpacked}
-            new = replace(new, weights=weights, unpacked=unpacked)
+            unpacked = {id: names for id, names in old.unpacked.items() if id in others}
+            new = replace(
+                new,
+                weights={**_packed_before(old, others), **new.weights},
+                unpacked={**unpacked, **new.unpacked},
+            )
     index = new.to_json()
     if len(index) > MAX_INDEX_NBYTES:
         raise UnsupportedFeatureError(
@@ -159,6 +178,21 @@ def _store(changes: Edit, new: PackedSet, buffers: _Buffers) -> None:
         assets[folder + name] = buffer
     if files:
         assets[folder + INDEX] = index
+
+
+def _packed_before(
+    old: PackedSet, models: Mapping[str, Collection[WeightId]]
+) -> dict[str, dict[str, PackedWeight]]:
+    """Those weights of models that a set has, by the present ids of the models."""
+    forms = old.forms()
+    packed: dict[str, dict[str, PackedWeight]] = {}
+    for identifier, weights in models.items():
+        for name, nbytes, crc32 in weights:
+            found = forms.get((name, nbytes, crc32))
+            if found is not None:
+                weight = PackedWeight(nbytes, crc32, found)
+                packed.setdefault(identifier, {})[name] = weight
+    return packed
 
 
 def _pack(

@@ -12,8 +12,9 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, shown
@@ -74,8 +75,9 @@ class PackedSet:
     Attributes:
         onnxruntime: The version.
         machine: The kind of machine: its architecture and the instructions that matter.
-        weights: The packed initializers of the main graph by name, for each id of a model.
-        unpacked: The names of large initializers that ONNX Runtime does not pack.
+        weights: The packed initializers of the main graph by name, for each id that a model had
+            when they were packed.
+        unpacked: The names of large initializers that ONNX Runtime does not pack, for each such id.
     """
 
     onnxruntime: str
@@ -88,12 +90,30 @@ class PackedSet:
         """The folder of the set, the beginning of its entries' names."""
         return f"{PREFIX}{self.onnxruntime}-{self.machine}/"
 
-    def forms(self, model: str) -> dict[WeightId, Forms]:
-        """The packed forms of a model's weights."""
-        weights = self.weights.get(model, {})
-        return {
-            (name, weight.nbytes, weight.crc32): weight.buffers for name, weight in weights.items()
-        }
+    def forms(self) -> dict[WeightId, Forms]:
+        """The packed forms of each weight, whichever model had it when it was packed.
+
+        So a model that was renamed or moved still has its own. Models that use a weight differently
+        have packed it in different forms.
+        """
+        found: dict[WeightId, Forms] = {}
+        for named in self.weights.values():
+            for name, weight in named.items():
+                identity = name, weight.nbytes, weight.crc32
+                before = found.get(identity, {})
+                together = {**before, **weight.buffers}
+                is_bounded = len(together) == len(before) or fault_of(together) is None
+                found[identity] = together if is_bounded else before
+        return found
+
+    def unused_nbytes(self, present: Collection[WeightId]) -> int:
+        """The bytes of the buffers that belong to none of these weights."""
+        files = self.files
+        for weight, forms in self.forms().items():
+            if weight in present:
+                for file, _ in chain.from_iterable(forms.values()):
+                    files.pop(file, None)
+        return sum(files.values())
 
     @property
     def files(self) -> dict[str, int]:

@@ -35,7 +35,13 @@ from steps import steps
 import onnxarchive
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError
 from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, OPTIMIZED_NBYTES, SAVE_PACKED, machine
-from onnxarchive.model.prepacked import MAX_INDEX_NBYTES, PREFIX, PackedSet, PackedWeight
+from onnxarchive.model.prepacked import (
+    MAX_FORMS,
+    MAX_INDEX_NBYTES,
+    PREFIX,
+    PackedSet,
+    PackedWeight,
+)
 
 pytestmark = needs_packed_weights
 
@@ -92,10 +98,21 @@ def pairs_of(path: Path, model: str = "") -> dict[str, list[str]]:
     }
 
 
-def require_packed(path: Path, names: list[str]) -> None:
+def require_packed(path: Path, names: list[str], model: str = "") -> None:
     """Requires that sessions get packed weights of these tensors, and give the model's outputs."""
-    assert [*pairs_of(path)] == names
-    np.testing.assert_array_equal(run(path), expected(onnxarchive.load(path)))
+    assert [*pairs_of(path, model)] == names
+    output = run(path, model=model)
+    np.testing.assert_array_equal(output, expected(onnxarchive.load(path, model=model)))
+
+
+def two_weights(seed: int) -> onnx.ModelProto:
+    """A model with weights `a` and `b`, which are those of no other seed."""
+    generator = np.random.default_rng(seed)
+    weights = (generator.standard_normal(dims, np.float32) for dims in ((1024, 64), (64, 32)))
+    return text_model(
+        "two (float[2, 1024] x) => (float[2, 32] y) { z = MatMul(x, a) y = MatMul(z, b) }",
+        *map(numpy_helper.from_array, weights, "ab"),
+    )
 
 
 @pytest.fixture
@@ -156,13 +173,42 @@ def test_each_model_is_packed_or_the_one_that_is_named(path: Path) -> None:
     onnxarchive.save(further_model(), path, models={"second": further_model()})
     onnxarchive.prepack(path, model="second")
     names = ["embedding", "own"]
-    assert (pairs_of(path), [*pairs_of(path, "second")]) == ({}, names)
+    assert [*index_of(path).weights] == ["second"]
+    assert [*pairs_of(path, "second")] == names
     onnxarchive.prepack(path, model="")
     index = index_of(path)
     assert {id: [*it] for id, it in index.weights.items()} == {"": names, "second": names}
     assert len(index.files) == 2  # both models have the same weights
     require_packed(path, names)
     np.testing.assert_array_equal(run(path, model="second"), expected(further_model()))
+
+
+def test_packing_one_model_keeps_the_packed_weights_of_others_by_whatever_id_they_had(
+    path: Path,
+) -> None:
+    models = {"": runnable_model(), "first": two_weights(1), "second": two_weights(2)}
+    onnxarchive.save(models[""], path, models={"first": models["first"], "gone": models["second"]})
+    onnxarchive.prepack(path)
+    with onnxarchive.open(path) as archive:
+        assets = dict(archive.assets)
+    swapped = {"first": models["second"], "second": models["first"]}
+    onnxarchive.save(models[""], path, models=swapped, assets=assets)
+    onnxarchive.prepack(path, model="second")
+    assert [*index_of(path).weights] == ["", "first", "second"]
+    require_packed(path, [WEIGHT])
+    for id in swapped:
+        require_packed(path, ["a", "b"], id)
+
+
+def test_packing_one_model_again_drops_what_no_model_has(packed: Path) -> None:
+    with onnxarchive.open(packed) as archive:
+        assets = dict(archive.assets)
+    onnxarchive.save(two_weights(1), packed, models={"other": two_weights(2)}, assets=assets)
+    onnxarchive.prepack(packed, model="other")
+    assert [*index_of(packed).weights] == ["other"]
+    assert {f"{FOLDER}{name}" for name in [*index_of(packed).files, "index.json"]} == {
+        *packed_entries(packed)
+    }
 
 
 def test_packing_opens_the_archive_as_often_for_many_models_as_for_one(tmp_path: Path) -> None:
@@ -494,6 +540,55 @@ def test_two_equal_weights_share_one_packed_form(path: Path) -> None:
     assert pairs_of(path) == {"a": ["prepacked_0"], "b": ["prepacked_0"]}
 
 
+def test_weights_are_found_by_content_whichever_model_had_them(path: Path) -> None:
+    models = {"first": two_weights(1), "second": two_weights(2)}
+    onnxarchive.save(runnable_model(), path, models=models)
+    onnxarchive.prepack(path)
+    with onnxarchive.open(path) as archive:
+        assets = dict(archive.assets)
+    moved = {"first": two_weights(2), "other": two_weights(1), "new": two_weights(3)}
+    onnxarchive.save(runnable_model(), path, models=moved, assets=assets)
+    require_packed(path, [WEIGHT])
+    for id, names in {"first": ["a", "b"], "other": ["a", "b"], "new": []}.items():
+        require_packed(path, names, id)
+
+
+def test_a_weight_that_models_use_differently_is_mapped_in_the_form_of_each(path: Path) -> None:
+    """The forms have different keys; ONNX Runtime ignores those that it does not need."""
+    weight = numpy_helper.from_array(
+        np.random.default_rng(1).standard_normal((1024, 1024), np.float32), "w"
+    )
+    plain, transposed = (
+        text_model(f"g (float[2, 1024] x) => (float[2, 1024] y) {{ y = {call} }}", weight)
+        for call in ("MatMul(x, w)", "Gemm<transB=1>(x, w)")
+    )
+    onnxarchive.save(plain, path, models={"transposed": transposed})
+    onnxarchive.prepack(path)
+    assert len(index_of(path).files) == 2
+    with onnxarchive.edit(path) as edit:
+        edit.models.rename("transposed", "other")
+    assert pairs_of(path) == pairs_of(path, "other") == {"w": ["prepacked_0", "prepacked_1"]}
+    require_packed(path, ["w"])
+    require_packed(path, ["w"], "other")
+
+
+def test_forms_of_all_models_together_are_no_more_than_a_weight_may_have(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path)
+    with onnxarchive.open(path) as archive:
+        (entry,) = (it for it in archive.entries.values() if it.name == "layer_0_weight")
+    weights = {}
+    for model in "abc":
+        names = [f"{model}{number}" for number in range(MAX_FORMS // 2)]
+        forms = {name: ((name, 1),) for name in names}
+        weights[model] = {WEIGHT: PackedWeight(entry.nbytes, entry.crc32, forms)}
+    index = PackedSet(ort.__version__, machine(), weights, {})
+    with onnxarchive.edit(path) as edit:
+        edit.assets[asset("index.json")] = index.to_json()
+        for name in index.files:
+            edit.assets[asset(name)] = b"x"
+    assert len(pairs_of(path)[WEIGHT]) == MAX_FORMS
+
+
 # Edits
 
 
@@ -648,6 +743,9 @@ def test_packed_weights_whose_weight_has_changed_are_not_counted(
 
     onnxarchive.transform(packed, packed, double, weights="loaded")
     assert " 0 packed weights, " in output_of(capsys, "info", packed)
+    assert "65,536 bytes (64.0 KiB), of packed weights that no model has any more; " in output_of(
+        capsys, "info", packed
+    )
 
 
 def test_the_commands_say_what_is_packed(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:

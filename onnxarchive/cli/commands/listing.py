@@ -230,28 +230,31 @@ def _bytes(archive: Archive) -> dict[str, int]:
 def described_sets(archive: Archive) -> list[dict[str, Any]]:
     """The sets of packed weights in an archive, as dicts for JSON.
 
-    Only weights are counted that have the same bytes as when they were packed.
+    Only weights are counted that a model has with the same bytes as when they were packed; the
+    buffers of others are unused.
     """
     from onnxarchive.interop.onnxruntime import compares_packed, machine
     from onnxarchive.model.prepacked import packable, packed_sets, warn_of_sets
 
-    present = {
-        (id, *weight)
+    weights = {
+        id: [*packable(checked, archive.entries).values()]
         for id, checked in archive.contents.models.items()
-        for weight in packable(checked, archive.entries).values()
     }
+    present = {*chain.from_iterable(weights.values())}
+    names = {id: {name for name, *_ in listed} for id, listed in weights.items()}
     faults: list[str] = []
     described = [
         {
             "onnxruntime": packed.onnxruntime,
             "machine": packed.machine,
-            "weights": sum(
-                (id, name, weight.nbytes, weight.crc32) in present
-                for id, weights in packed.weights.items()
-                for name, weight in weights.items()
-            ),
+            "weights": len(present & packed.forms().keys()),
             "nbytes": sum(packed.files.values()),
-            "unpacked": {id: list(names) for id, names in packed.unpacked.items()},
+            "unused_nbytes": packed.unused_nbytes(present),
+            "unpacked": {
+                id: [name for name in unpacked if name in names[id]]
+                for id, unpacked in packed.unpacked.items()
+                if id in names
+            },
             "is_usable": packed.machine == machine() and compares_packed(),
         }
         for packed in packed_sets(archive.entries, archive.read, faults)
@@ -267,6 +270,11 @@ def set_lines(described: dict[str, Any]) -> list[str]:
         f"{count(described['weights'], 'packed weight')}, {size(described['nbytes'])}, "
         f"of ONNX Runtime {described['onnxruntime']} on {described['machine']}{usable}"
     ]
+    if described["unused_nbytes"]:
+        lines.append(
+            f"{size(described['unused_nbytes'])}, of packed weights that no model has any more; "
+            "'onnxarchive prepack --remove' removes all packed weights"
+        )
     for identifier, names in described["unpacked"].items():
         if names:
             model = f" of the model {identifier!r}" if identifier else ""
