@@ -125,6 +125,12 @@ class Changes:
         """Refuses further uses."""
         self.is_open = False
 
+    @property
+    def removes_model(self) -> bool:
+        """True if a model of the archive has gone; a renamed or replaced one has not."""
+        origins = {draft.origin for draft in self.drafts.values()}
+        return not origins.issuperset(self.archive.contents.models)
+
     def draft(self, id: str) -> Draft:
         """The model with this id; a ModelNotFoundError if there is none."""
         if id not in self.drafts:

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from onnxarchive.editing.changes import Changes
-from onnxarchive.editing.models import EditedModel, has_bytes, in_memory, packed_changes
+from onnxarchive.editing.models import EditedModel, has_bytes, in_memory
 from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, undo
 from onnxarchive.files.data import Bytes, Crc32, Data, pieces
@@ -32,7 +32,6 @@ from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import keys, proto, tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
-from onnxarchive.model.prepacked import PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import EntryData, check_model_sizes, check_models
@@ -89,7 +88,7 @@ def commit(changes: Changes) -> None:
     changes.require_unchanged_files()
     archive, options = changes.archive, changes.options
     models = {id: EditedModel(changes, draft) for id, draft in sorted(changes.drafts.items())}
-    assets = _changed_assets(changes, models)
+    assets = _changed_assets(changes)
     plan = (_plan_anew if options.compact else _plan_end)(changes, models, assets)
     is_same = (
         plan.is_end(archive)
@@ -102,21 +101,15 @@ def commit(changes: Changes) -> None:
         _write(changes, plan)
 
 
-def _changed_assets(changes: Changes, models: _Models) -> dict[str, Data | None]:
+def _changed_assets(changes: Changes) -> dict[str, Data | None]:
     archive, old = changes.archive, changes.old_assets
     assets: dict[str, Data | None] = {
         ASSET_PREFIX + path: data
         for path, data in sorted(changes.assets.items())
         if data is not old.get(path) and not has_bytes(archive, ASSET_PREFIX + path, data)
     }
-    assets |= {ASSET_PREFIX + path: None for path in old.keys() - changes.assets.keys()}
-    are_same = models.keys() == archive.contents.models.keys() and not any(
-        model.has_other_tensors or model.origin != id for id, model in models.items()
-    )
-    # Packed weights that the edit assigns are those of the models as they were.
-    if not (are_same or any(name.startswith(PREFIX) for name in assets)):
-        assets |= packed_changes(archive, models)
-    return assets
+    removed = old.keys() - changes.assets.keys()
+    return assets | {ASSET_PREFIX + path: None for path in removed}
 
 
 def _require_valid(changes: Changes, plan: _EditPlan) -> None:

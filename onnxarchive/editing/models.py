@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from functools import cached_property
 
 import onnx
 
@@ -15,8 +13,6 @@ from onnxarchive.files.data import Bytes, Crc32, Data, are_equal, copy_of
 from onnxarchive.files.data_files import spool
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
-from onnxarchive.model.external import weight_name
-from onnxarchive.model.prepacked import INDEX, PackedWeight, packed_sets, warn_of_sets
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.archive import Archive
@@ -43,7 +39,6 @@ class EditedModel:
     def __init__(self, changes: Changes, draft: Draft) -> None:
         self._changes = changes
         self._archive = changes.archive
-        self._contents: dict[str, tuple[int, int]] = {}  # by name; see `_content`
         self.origin = draft.origin
         self.message = draft.message
         self.old_refs = TensorRefs()
@@ -147,46 +142,6 @@ class EditedModel:
         )
         return Source(self.message, data)
 
-    def remaining(self, weights: Mapping[str, PackedWeight]) -> Mapping[str, PackedWeight]:
-        """Those of the packed weights whose initializers have the same bytes as before."""
-        if not self.has_other_tensors:
-            return weights
-        return {
-            name: weight
-            for name, weight in weights.items()
-            if self._content(name) == (weight.nbytes, weight.crc32)
-        }
-
-    def _content(self, name: str) -> tuple[int, int] | None:
-        """Size and CRC-32 of a weight of the main graph; None if none or several have this name.
-
-        They are computed once, since an archive may have many sets of packed weights.
-        """
-        ref = self._unique.get(name)
-        if ref is None:
-            return None
-        if name not in self._contents:
-            path = ref.path
-            if path in self.stored and path not in self.elements:
-                entry = self._archive.entries[self.stored[path]]
-                self._contents[name] = entry.nbytes, entry.crc32
-            else:  # an external tensor without new elements is not read for this
-                data = self.elements.get(path, Bytes(ref.tensor.raw_data))
-                self._contents[name] = data.nbytes, Crc32.of(data.pieces()).value
-        return self._contents[name]
-
-    @cached_property
-    def _unique(self) -> dict[str, TensorRef]:
-        """The weights of the main graph by name, without names that several have."""
-        refs = [*tensors.walk(self.message)]
-        names = [weight_name(self.message, ref) for ref in refs]
-        count = Counter(names)
-        return {
-            name: ref
-            for name, ref in zip(names, refs, strict=True)
-            if name is not None and count[name] == 1
-        }
-
 
 def _are_equal(model: onnx.ModelProto, before: onnx.ModelProto | None) -> bool:
     """True if two models are equal; graphs, which take longest, are compared last."""
@@ -207,33 +162,6 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
     return model.graph.initializer == before.graph.initializer and (
         [*tensors.walk_others(model)] == [*tensors.walk_others(before)]
     )
-
-
-def packed_changes(archive: Archive, models: Mapping[str, EditedModel]) -> dict[str, Data | None]:
-    """Changes of assets, so that packed weights stay only for weights that are as they were.
-
-    They are the new data of each changed asset, by name of its entry; None for one to remove.
-    """
-    assets: dict[str, Data | None] = {}
-    edited = {model.origin: (id, model) for id, model in models.items()}
-    faults: list[str] = []
-    for packed in packed_sets(archive.entries, archive.read, faults):
-        weights, unpacked = {}, {}
-        for origin in packed.weights:
-            if origin in edited:
-                id, model = edited[origin]
-                weights[id] = model.remaining(packed.weights[origin])
-                if origin in packed.unpacked:
-                    unpacked[id] = packed.unpacked[origin]
-        remaining = replace(packed, weights=weights, unpacked=unpacked)
-        if remaining != packed:
-            removed = packed.files.keys() - remaining.files.keys()
-            assets |= dict.fromkeys(packed.folder + name for name in removed)
-            index = packed.folder + INDEX
-            data = Bytes(remaining.to_json())
-            assets[index] = data if remaining.files else None
-    warn_of_sets(archive.path, faults)
-    return assets
 
 
 def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,9 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
-from onnxarchive.reading.archive import Archive
+from onnxarchive.model.keys import PACKED_PREFIX
+from onnxarchive.model.prepacked import unused_nbytes, warn_of_sets
+from onnxarchive.reading.archive import Archive, open
 from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.views import array_in_model
@@ -111,6 +114,10 @@ def edit(
         OSError: The archive or its folder cannot be read or written. On Windows, another process
             may have it open.
 
+    Warns:
+        UserWarning: With `compact`, or after a model was removed, the archive has weights that
+            `onnxarchive.prepack` packed for models that it no longer has; it says how many bytes.
+
     Example:
         with onnxarchive.edit("model.onnxa") as edit:
             edit.metadata["author"] = "Ada"
@@ -148,6 +155,29 @@ def edit(
                     "the lock; nothing was written: edit the new file"
                 )
             commit(changes)
+            has_packed = any(name.startswith(PACKED_PREFIX) for name in archive.entries)
+            may_leave_unused = has_packed and (compact or changes.removes_model)
+    if may_leave_unused:
+        _warn_of_unused(path, max_model_nbytes)
+
+
+def _warn_of_unused(path: str, max_model_nbytes: int) -> None:
+    """Warns of packed weights that no model of the edited archive has."""
+    faults: list[str] = []
+    try:
+        with open(path, max_model_nbytes=max_model_nbytes, timeout=0) as archive:
+            models = archive.contents.models.values()
+            nbytes = unused_nbytes(models, archive.entries, archive.read, faults)
+    except (ArchiveError, OSError):
+        return  # others have changed the file since; the edit itself is written
+    warn_of_sets(path, faults)
+    if nbytes:
+        warnings.warn(
+            f"{path}: {nbytes} bytes of packed weights stay that no model has any more; "
+            "onnxarchive.prepack replaces those of this kind of machine, 'onnxarchive prepack "
+            "--remove' removes all packed weights",
+            stacklevel=4,
+        )
 
 
 def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:

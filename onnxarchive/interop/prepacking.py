@@ -80,6 +80,9 @@ def prepack(
     stored are weights that ONNX Runtime changes before it packs them, such as a transposed one.
     Errors of `onnxarchive.open` pass.
 
+    A packed weight is found by name, size and CRC-32 of the weight, in whichever model. Edits leave
+    packed weights as they are, also those of weights that are gone.
+
     Args:
         path: The archive, a local file. Its directory needs room for three times the weights
             meanwhile, or without /proc, if others may write there, the temporary directory.

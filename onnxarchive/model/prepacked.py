@@ -12,7 +12,7 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
@@ -235,6 +235,20 @@ def packed_sets(
             faults.append(f"entry {shown(name)}: {error}")
         else:
             yield packed
+
+
+def unused_nbytes(
+    models: Iterable[CheckedModel],
+    entries: Mapping[str, EntryOfWeight],
+    read: Callable[[str], memoryview],
+    faults: list[str],
+) -> int:
+    """The bytes of the packed weights in all sets that none of an archive's models has.
+
+    For the other arguments see `packed_sets`.
+    """
+    present = {weight for checked in models for weight in packable(checked, entries).values()}
+    return sum(packed.unused_nbytes(present) for packed in packed_sets(entries, read, faults))
 
 
 def warn_of_sets(path: str, faults: list[str]) -> None:

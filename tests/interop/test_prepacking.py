@@ -1,4 +1,4 @@
-"""Packed weights in an archive: sessions map them, edits keep those that belong to a weight."""
+"""Packed weights in an archive: sessions map those of their weights, edits leave them."""
 
 from __future__ import annotations
 
@@ -617,6 +617,7 @@ def change_metadata(edit: onnxarchive.Edit) -> None:
     edit.model.graph.node[0].name = "product"
 
 
+# Each with whether the weight stays as it was.
 CHANGES: dict[str, tuple[Callable[[onnxarchive.Edit], object], bool]] = {
     "metadata": (change_metadata, True),
     "a tensor is added": (add_tensor, True),
@@ -633,43 +634,154 @@ CHANGES: dict[str, tuple[Callable[[onnxarchive.Edit], object], bool]] = {
     ),
     "another model": (lambda edit: setattr(edit, "model", further_model()), False),
 }
+# Without `compact`, a model cannot be replaced by one that does not use its tensors.
+EDITS = [(name, True) for name in CHANGES] + [
+    (name, False) for name in CHANGES if name != "another model"
+]
 
 
-@pytest.mark.parametrize(("change", "is_kept"), CHANGES.values(), ids=CHANGES.keys())
-def test_an_edit_keeps_the_packed_weights_of_tensors_that_it_keeps(
-    packed: Path, change: Callable[[onnxarchive.Edit], object], is_kept: bool
+def says_unused(nbytes: int) -> Any:
+    """Expects a warning about so many bytes; no warning if they are 0."""
+    if not nbytes:
+        return contextlib.nullcontext()
+    text = f"{nbytes} bytes of packed weights stay that no model has any more; .*prepack --remove'"
+    return pytest.warns(UserWarning, match=text)
+
+
+@pytest.mark.parametrize(("name", "compact"), EDITS)
+def test_an_edit_leaves_packed_weights_and_sessions_use_those_of_tensors_that_it_keeps(
+    packed: Path, name: str, compact: bool
 ) -> None:
-    before = packed_entries(packed)
-    with onnxarchive.edit(packed, compact=not is_kept) as edit:
+    change, is_kept = CHANGES[name]
+    before, index = packed_entries(packed), index_of(packed)
+    nbytes = sum(index.files.values())
+    with (
+        says_unused(nbytes if compact and not is_kept else 0),
+        onnxarchive.edit(packed, compact=compact) as edit,
+    ):
         change(edit)
-    assert packed_entries(packed) == before * is_kept
+    assert (packed_entries(packed), index_of(packed)) == (before, index)
     require_packed(packed, [WEIGHT] * is_kept)
 
 
-def test_new_elements_drop_the_packed_weights_of_the_old_ones(path: Path) -> None:
+def test_after_new_elements_sessions_use_the_packed_weights_of_the_others(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = further_model()
     onnxarchive.save(model, path)
     onnxarchive.prepack(path)
+    (file,) = files_of(index_of(path).weights[""]["own"])
+    nbytes = index_of(path).files[file]
     new = numpy_helper.to_array(model.graph.initializer[1]) * 2
     with onnxarchive.edit(path) as edit:
         edit.tensors["own"] = new
-    assert [*index_of(path).weights[""]] == ["embedding"]
-    assert len(packed_entries(path)) == 2
+    require_packed(path, ["embedding"])
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(new, "own"))
     np.testing.assert_array_equal(run(path), expected(model))
+    (described,) = result_of(capsys, "info", path)["packed"]
+    assert (described["weights"], described["unused_nbytes"]) == (1, nbytes)
+    onnxarchive.prepack(path)
+    (described,) = result_of(capsys, "info", path)["packed"]
+    assert (described["weights"], described["unused_nbytes"]) == (2, 0)
+    assert len(packed_entries(path)) == 3
 
 
-def test_packed_weights_follow_a_renamed_model_and_go_with_a_removed_one(path: Path) -> None:
-    onnxarchive.save(runnable_model(), path, models={"further": further_model()})
+@pytest.fixture
+def several(path: Path) -> Path:
+    """An archive of three models with packed weights, whose further models have equal names."""
+    models = {"first": two_weights(1), "second": two_weights(2)}
+    onnxarchive.save(runnable_model(), path, models=models)
+    onnxarchive.prepack(path)
+    return path
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_renamed_and_swapped_models_keep_their_packed_weights(several: Path, compact: bool) -> None:
+    with onnxarchive.edit(several, compact=compact) as edit:
+        edit.models.rename("first", "other")
+    require_packed(several, [WEIGHT])
+    require_packed(several, ["a", "b"], "other")
+    require_packed(several, ["a", "b"], "second")
+    with onnxarchive.edit(several, compact=compact) as edit:
+        edit.models.rename("second", "first")
+        edit.models.rename("other", "second")
+    for id, seed in {"first": 2, "second": 1}.items():
+        require_packed(several, ["a", "b"], id)
+        np.testing.assert_array_equal(run(several, model=id), expected(two_weights(seed)))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_added_model_uses_the_packed_weights_of_equal_tensors(
+    several: Path, compact: bool
+) -> None:
+    with onnxarchive.edit(several, compact=compact) as edit:
+        edit.models["copied"] = edit.models["second"]
+        edit.models["same"] = two_weights(1)
+        edit.models["new"] = two_weights(3)
+    for id in ("first", "second", "copied", "same"):
+        require_packed(several, ["a", "b"], id)
+    require_packed(several, [], "new")
+    require_packed(several, [WEIGHT])
+
+
+def test_removing_a_model_says_how_much_of_its_packed_weights_stays(
+    several: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = index_of(several)
+    files = [name for it in index.weights["first"].values() for name in files_of(it)]
+    nbytes = sum(index.files[name] for name in files)
+    with says_unused(nbytes), onnxarchive.edit(several, compact=True) as edit:
+        del edit.models["first"]
+    assert index_of(several) == index
+    require_packed(several, ["a", "b"], "second")
+    with says_unused(nbytes), onnxarchive.edit(several, compact=True):
+        pass
+    (described,) = result_of(capsys, "info", several)["packed"]
+    assert described["unused_nbytes"] == nbytes
+    output_of(capsys, "prepack", several, "--remove")
+    assert packed_entries(several) == []
+    with onnxarchive.edit(several, compact=True) as edit:
+        del edit.models["second"]
+
+
+def test_removing_a_model_whose_tensors_others_use_says_what_of_its_own_forms_stays(
+    path: Path,
+) -> None:
+    weight = np.random.default_rng(1).standard_normal((1024, 1024), np.float32)
+    models = {
+        name: text_model(
+            f"g (float[2, 1024] x) => (float[2, 1024] y) {{ y = {call} }}",
+            numpy_helper.from_array(weight, name),
+        )
+        for name, call in (("w", "MatMul(x, w)"), ("v", "Gemm<transB=1>(x, v)"))
+    }
+    onnxarchive.save(models["w"], path, models={"second": models["v"]})
+    onnxarchive.prepack(path)
+    index = index_of(path)
+    (file,) = files_of(index.weights["second"]["v"])
+    with says_unused(index.files[file]), onnxarchive.edit(path) as edit:
+        del edit.models["second"]
+    require_packed(path, ["w"])
+
+
+def test_removing_a_model_whose_weights_another_has_says_nothing(path: Path) -> None:
+    onnxarchive.save(further_model(), path, models={"second": further_model()})
     onnxarchive.prepack(path)
     with onnxarchive.edit(path) as edit:
-        edit.models.rename("further", "other")
-    assert [*pairs_of(path, "other")] == ["embedding", "own"]
-    with onnxarchive.edit(path, compact=True) as edit:
-        del edit.models["other"]
-    assert [*index_of(path).weights] == [""]
-    assert len(packed_entries(path)) == 2
-    np.testing.assert_array_equal(run(path), expected(runnable_model()))
+        del edit.models["second"]
+    require_packed(path, ["embedding", "own"])
+
+
+def test_only_an_edit_that_may_leave_unused_weights_reads_the_sets(packed: Path) -> None:
+    with onnxarchive.edit(packed) as edit:
+        edit.assets[asset("index.json")] = b"no index"
+    with onnxarchive.edit(packed) as edit:
+        edit.tensors[WEIGHT] = edit.tensors[WEIGHT] * 2
+    with (
+        pytest.warns(UserWarning, match=r"prepacked/.*: .*its packed weights are not used"),
+        onnxarchive.edit(packed, compact=True),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("how", ["compact", "convert", "save"])
