@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Unpack
 
+from onnxarchive.conversion.linked_models import as_location, linked_model
 from onnxarchive.editing.pairs import PairReplacement
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
@@ -30,7 +31,6 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
-from onnxarchive.reading.linked_models import as_location, linked_model
 from onnxarchive.remote.location import Access, Location, require_local_target
 
 # ONNX's document on external data: offsets should be multiples of the page size.

@@ -10,6 +10,12 @@ from typing import Unpack
 
 import onnx
 
+from onnxarchive.conversion.linked_models import (
+    Pairs,
+    as_location,
+    linked_model,
+    stored_keys,
+)
 from onnxarchive.errors import (
     ArchiveFormatError,
     ModelNotFoundError,
@@ -32,12 +38,6 @@ from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, open, with_model
-from onnxarchive.reading.linked_models import (
-    Pairs,
-    as_location,
-    linked_model,
-    stored_keys,
-)
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.remote.urls import local_path

@@ -15,13 +15,13 @@ from typing import Final
 
 import onnx
 
+from onnxarchive.conversion.linked_models import linked_model
 from onnxarchive.errors import naming, with_path
 from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.model import proto, walking
 from onnxarchive.model.external import is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import open
-from onnxarchive.reading.linked_models import linked_model
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.stored_entries import archive_options, save_referring

@@ -22,6 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 import onnx
 
+from onnxarchive.conversion.linked_models import (
+    Pairs,
+    as_location,
+    linked_model,
+)
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -36,11 +41,6 @@ from onnxarchive.model import proto, walking
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.reading.archive import Archive, open
-from onnxarchive.reading.linked_models import (
-    Pairs,
-    as_location,
-    linked_model,
-)
 from onnxarchive.remote.location import Access, Location, Openable, require_known
 
 if TYPE_CHECKING:

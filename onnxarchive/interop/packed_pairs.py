@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Final
 
+from onnxarchive.conversion.linked_models import Pairs
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model.prepacked import Forms, WeightId, packable, packed_sets, warn_of_sets
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import Pairs
 
 _PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from onnxarchive.conversion.linked_models import as_location
 from onnxarchive.editing.transaction import Edit, edit
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
@@ -50,7 +51,6 @@ from onnxarchive.model.prepacked import (
 )
 from onnxarchive.model.walking import MAIN_GRAPH
 from onnxarchive.reading.archive import Archive, open, with_model
-from onnxarchive.reading.linked_models import as_location
 from onnxarchive.remote.location import Location
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import onnx
 
+from onnxarchive.conversion.linked_models import linked_model
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
 from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.progress import Progress
@@ -29,7 +30,6 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH
 from onnxarchive.reading.archive import Archive, complete_model, open
-from onnxarchive.reading.linked_models import linked_model
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets

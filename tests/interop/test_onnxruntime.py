@@ -35,10 +35,10 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.conversion.linked_models import linked_model
 from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.linked_models import linked_model
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 PREPACKING = "session.disable_prepacking"

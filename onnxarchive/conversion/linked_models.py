@@ -46,7 +46,7 @@ def linked_model(
             external data. None for `stays_outside`.
         offsets: The offsets of the external tensors in another file than the archive, by key; the
             local headers of these tensors are not compared. None for the archive itself.
-        pairs: Further pairs for `external_data` by key, such as those of `packed_pairs`.
+        pairs: Further pairs for `external_data` by key, such as those about packed weights.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
