@@ -94,6 +94,7 @@ class Changes:
         old_assets: Those of the archive as it was.
         files: Opens the files of assigned models and assets.
         is_open: False after the block.
+        nbytes_written: The bytes that were written to the archive, once it was written.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Changes:
         self.assets = dict(self.old_assets)
         self.files = resources.enter_context(DataFiles())
         self.is_open = True
+        self.nbytes_written = 0
         self._resources = resources  # closes files that assigned models are read from
         self._data: dict[str, Data] = {}  # by placeholder
         self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another

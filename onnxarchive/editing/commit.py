@@ -8,7 +8,8 @@ Three kinds of change are distinguished:
   under an undo log (specification, section 10.4).
 - If a tensor or an asset is replaced or removed, readers may have mapped the old one. So only a
   clone is changed; without clones, a new file is written.
-- `compact` plans the whole archive anew, and writes a new file.
+- `compact` plans the whole archive anew, and writes a new file. So does an edit that removes a
+  model whose tensors no other model uses.
 """
 
 from __future__ import annotations
@@ -70,10 +71,12 @@ class _EditPlan(Plan):
     Attributes:
         stay: The number of leading entries of the archive that keep their place before the others.
         replaced: Items with new bytes and their CRC-32 for some of these entries, by name.
+        is_anew: True if all entries are planned anew, for a new file.
     """
 
     stay: int = 0
     replaced: Mapping[str, Item] = field(default_factory=dict)
+    is_anew: bool = False
 
     def is_end(self, archive: Archive) -> bool:
         """True if every entry of the archive but the models stays as it is."""
@@ -117,7 +120,7 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     archive = changes.archive
     model_sizes = {item.name: item.data.nbytes for item in plan.models}
     check_model_sizes(model_sizes, archive.max_model_nbytes, archive.contents.strict)
-    if changes.options.compact:  # all is new, as in `save`, and weights in a model are only mapped
+    if plan.is_anew:  # as in `save`, and weights in a model are only mapped
         return
     sizes = {
         entry.name: entry.nbytes
@@ -147,7 +150,7 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         archive_options(archive, archive.models, options.size_threshold, options.convert_attribute),
         temporary=directory_of(changes.file.absolute_path),
     )
-    return _EditPlan(plan.items, plan.models)
+    return _EditPlan(plan.items, plan.models, is_anew=True)
 
 
 def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
@@ -159,7 +162,9 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     serialized, tensor_items = _serialize(changes, models, uses, replaced.keys())
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
     if unused:
-        raise _unused(archive, models, unused)
+        if not _were_of_removed_models(archive, models, unused):
+            raise _unused(archive, models, unused)
+        return _plan_anew(changes, models, assets)
     new = {item.name: item for item in tensor_items}
     new |= {name: Item(name, data) for name, data in assets.items() if data is not None}
     order, stay = [*names, *new], len(names)
@@ -251,6 +256,16 @@ def _serialize(
     return serialized, items
 
 
+def _were_of_removed_models(archive: Archive, models: _Models, unused: Sequence[str]) -> bool:
+    """True if only models that the edit removes used these entries."""
+    remaining = {model.origin for model in models.values()}
+    used_before: set[str] = set()
+    for id, old in archive.contents.models.items():
+        if id in remaining:
+            used_before.update(old.refs)
+    return used_before.isdisjoint(unused)
+
+
 def _unused(archive: Archive, models: _Models, unused: Sequence[str]) -> ValueError:
     """The error for tensors of the archive that no model would use."""
     listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
@@ -302,9 +317,12 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         )
         write_entries(plan.entries, zip_writer, counter)
         zip_writer.finish()
+        changes.nbytes_written = target.offset - offset
+        for name, item in plan.replaced.items():
+            changes.nbytes_written += len(headers[name][0]) + item.data.nbytes
 
-    is_end = plan.is_end(archive) and not (options.compact or options.copy)
-    if not options.compact and _write_clone(file, write, else_in_place=is_end):
+    is_end = plan.is_end(archive) and not (plan.is_anew or options.copy)
+    if not plan.is_anew and _write_clone(file, write, else_in_place=is_end):
         return
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
         for name in archive.entries:  # a rollback would refuse a wrong local header
@@ -319,7 +337,8 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
     ]
     write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
-    write_file(plan, file.absolute_path, write_options, locked=file).close()
+    with write_file(plan, file.absolute_path, write_options, locked=file) as written:
+        changes.nbytes_written = written.size
 
 
 def _headers(archive: Archive, item: Item) -> tuple[bytes, bytes]:

@@ -70,9 +70,11 @@ def edit(
     Existing entries keep their offsets and keys, and only the end of the file is written: new
     tensors and assets, models and directory. So the time does not depend on the size of the
     weights. A tensor or an asset that is replaced or removed is written to a clone of the file (a
-    copy that shares its blocks), or where the file system has no clones, to a new file. Views and
-    sessions of the archive keep what they had. A crash leaves the old archive, the new one, or a
-    file that `open` refuses until `recover`, or the next edit, has restored the old archive.
+    copy that shares its blocks), or where the file system has no clones, to a new file. If a model
+    is removed whose tensors no other model uses, the whole archive is written anew, as with
+    `compact`. Views and sessions of the archive keep what they had. A crash leaves the old archive,
+    the new one, or a file that `open` refuses until `recover`, or the next edit, has restored the
+    old archive.
 
     Args:
         path: The archive, a local file.
@@ -98,8 +100,8 @@ def edit(
         The edit, usable until the block ends.
 
     Raises:
-        ValueError: A tensor of the archive would be unused, and `compact` is false; or `path` is a
-            symbolic link or has several hard links, and `copy` is false.
+        ValueError: A changed model no longer uses a tensor, nor does another one, and `compact` is
+            false; or `path` is a symbolic link or has several hard links, and `copy` is false.
         LockedError: The archive stayed locked until `timeout`, or this thread is editing it. On
             Windows, this process also has it open elsewhere, and a new file would replace it, or it
             would become shorter; or somebody changed it when it was closed to be replaced.
@@ -199,7 +201,8 @@ class Edit:
 
     What is read is what was assigned in the block, or else the archive as it was. An assigned
     `onnx.ModelProto` and contiguous arrays are held, not copied, so their last state is written. An
-    edit belongs to the thread that began it. After the block, each use raises a ValueError.
+    edit belongs to the thread that began it. After the block, each use but of `nbytes_written`
+    raises a ValueError.
 
     Example:
         with onnxarchive.edit("model.onnxa") as edit:
@@ -251,6 +254,14 @@ class Edit:
     def tensors(self) -> EditedTensors:
         """The initializers of `model` by name, as read-only arrays; assigning replaces elements."""
         return EditedTensors(self._changes.current())
+
+    @property
+    def nbytes_written(self) -> int:
+        """The bytes of the file that the edit wrote; 0 before the block ends, and without a change.
+
+        In a clone, these are the new bytes; an undo log does not count.
+        """
+        return self._changes.nbytes_written
 
     def __repr__(self) -> str:
         path = self._changes.archive.path

@@ -125,7 +125,6 @@ def test_the_n_th_equal_tensor_of_an_added_model_takes_the_n_th_equal_entry(path
 def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> None:
     edits: list[Callable[..., None]] = [
         partial(replace_model, pair, of(z=A), name="decoder"),
-        partial(remove_model, pair, "decoder"),
         partial(change_model, pair, lambda _: of(z=A), name="decoder"),
     ]
     for edit in edits:
@@ -190,6 +189,38 @@ def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: Way) -> None
     require_kept(pair, before, {"": ENCODER, "past": of(x=C, y=B)})
     remove_model(pair, "past", compact=True, **way)
     assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
+
+
+def test_a_removed_model_whose_weights_no_other_has_takes_them_along(pair: Path, way: Way) -> None:
+    with onnxarchive.edit(pair, **way) as edit:
+        del edit.models["decoder"]
+    assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
+    assert edit.nbytes_written == pair.stat().st_size
+
+
+def test_a_tensor_of_a_removed_and_of_a_changed_model_is_removed_on_request_only(
+    pair: Path,
+) -> None:
+    def edit(compact: bool = False) -> None:
+        with onnxarchive.edit(pair, compact=compact) as edit:
+            del edit.models["decoder"]
+            edit.model = of(b=B)
+
+    with refused(pair, ValueError, r"would use 'a', 'c'; compact=True"):
+        edit()
+    edit(compact=True)
+    assert pair.read_bytes() == saved(of(b=B), assets={"x": b"y"})
+
+
+def test_an_edit_says_how_many_bytes_of_the_file_it_wrote(pair: Path, way: Way) -> None:
+    with onnxarchive.edit(pair, **way) as edit:
+        assert edit.nbytes_written == 0
+    assert edit.nbytes_written == (pair.stat().st_size if way.get("copy") else 0)
+    before = weights_of(pair)
+    with onnxarchive.edit(pair) as edit:
+        edit.models["past"] = of(x=C, y=B)
+    require_kept(pair, before, {"": ENCODER, "decoder": DECODER, "past": of(x=C, y=B)})
+    assert edit.nbytes_written == pair.stat().st_size - len(before)
 
 
 def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: Way) -> None:
