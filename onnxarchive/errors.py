@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Final, TypeVar
@@ -30,6 +30,7 @@ INTERRUPTED = "its download or copy may have been interrupted"  # of a file that
 _Error = TypeVar("_Error", bound=BaseException)
 _MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number
 _MAX_NAMES = 16  # in a message
+_MAX_COMPARED = 4_000  # names, which take up to a second
 
 
 class ArchiveError(Exception):
@@ -133,6 +134,8 @@ class ModelNotFoundError(ArchiveError, KeyError):
 class TensorNotFoundError(ArchiveError, KeyError):
     """No tensor, entry or asset has the requested name, or several tensors have it.
 
+    Its text ends with the name that is nearest to the requested one, if one is near.
+
     Example:
         with onnxarchive.open("model.onnxa") as archive:
             try:
@@ -140,6 +143,25 @@ class TensorNotFoundError(ArchiveError, KeyError):
             except onnxarchive.TensorNotFoundError as error:
                 print(error)
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rule: str | None = None,
+        entry: str | None = None,
+        path: str | None = None,
+        name: object = None,
+        names: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message, rule=rule, entry=entry, path=path)
+        # Compared only if the error is shown: a program may look up many names that are not there.
+        self._name = name
+        self._names = tuple(names)
+
+    @property
+    def _remedy(self) -> str:
+        return did_you_mean(self._name, self._names)
 
 
 class ObjectChangedError(ArchiveError):
@@ -188,6 +210,19 @@ class AttributesWarning(UserWarning):
     Example:
         warnings.simplefilter("error", onnxarchive.AttributesWarning)
     """
+
+
+def did_you_mean(name: object, names: Sequence[str]) -> str:
+    """The question for the one of many names that is nearest to a name, to end a message with.
+
+    It is empty if no name is near, or if there are more names than can be compared in a moment.
+    """
+    if not isinstance(name, str) or len(names) > _MAX_COMPARED:
+        return ""
+    import difflib  # rarely used
+
+    near = difflib.get_close_matches(name[:_MAX_SHOWN], names, n=1)
+    return f"; did you mean {shown(near[0])}?" if near else ""
 
 
 def without_traceback(error: _Error) -> _Error:

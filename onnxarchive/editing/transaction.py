@@ -420,8 +420,8 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def _require(self, path: str) -> None:
         if path not in self:
-            contents = self._changes.archive.contents
-            raise contents.not_found(f"expected the path of an asset, found {shown(path)}")
+            message = f"expected the path of an asset, found {shown(path)}"
+            raise self._changes.archive.contents.not_found(message, path, self)
 
 
 class EditedTensors(_EditedMapping["NDArray[Any]"]):
@@ -489,7 +489,9 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         refs = self._refs(name)
         if len(refs) != 1:
             raise self._changes.archive.contents.not_found(
-                f"expected one initializer named {shown(name)}, found {len(refs)}"
+                f"expected one initializer named {shown(name)}, found {len(refs)}",
+                name,
+                self._draft.index if not refs else (),
             )
         return refs[0]
 

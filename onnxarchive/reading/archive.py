@@ -145,7 +145,8 @@ class Archive(Closing):
                 data = archive.read("layer_0_weight")
         """
         if name not in self.entries:
-            raise self.contents.not_found(f"expected the name of an entry, found {shown(name)}")
+            message = f"expected the name of an entry, found {shown(name)}"
+            raise self.contents.not_found(message, name, self.entries)
         return self.contents.model(name) if is_model(name) else self.contents.view(name)
 
     def tensor_by_key(self, key: str) -> NDArray[Any]:
@@ -169,9 +170,8 @@ class Archive(Closing):
                 weight = archive.tensor_by_key("layer_0_weight")
         """
         if key not in self.tensors.refs:
-            raise self.contents.not_found(
-                f"expected the key of a tensor of the model, found {shown(key)}"
-            )
+            message = f"expected the key of a tensor of the model, found {shown(key)}"
+            raise self.contents.not_found(message, key, self.tensors.refs)
         return self.tensors.array(key, self.contents.view(key))
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:

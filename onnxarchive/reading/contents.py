@@ -283,9 +283,11 @@ class Contents:
             check_crc32(entry, data.nbytes, crc32(data), self.strict)
             yield data
 
-    def not_found(self, message: str) -> TensorNotFoundError:
-        """The error for a name that is not in the archive."""
-        return TensorNotFoundError(message, path=self.file.path)
+    def not_found(
+        self, message: str, name: object = None, names: Iterable[str] = ()
+    ) -> TensorNotFoundError:
+        """The error for a name that is not in the archive; `names` are those that are."""
+        return TensorNotFoundError(message, path=self.file.path, name=name, names=names)
 
 
 class EntryData:

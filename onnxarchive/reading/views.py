@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ModelNotFoundError, shown, shown_names, with_path
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    did_you_mean,
+    shown,
+    shown_names,
+    with_path,
+)
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
@@ -78,7 +85,8 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         named = self._ambiguous.get(name)
         if named is None:
             what = shown(name) if isinstance(name, str) else repr(name)
-            raise self._contents.not_found(f"expected the name of an initializer, found {what}")
+            message = f"expected the name of an initializer, found {what}"
+            raise self._contents.not_found(message, name, self._index)
         owners = ", ".join(
             f"tensor_by_key({one!r})" if isinstance(one, str) else f"model.{one.where}"
             for one in named[:_MAX_SHOWN_OWNERS]
@@ -181,14 +189,19 @@ class Assets(NamedMapping[bytes]):
         copy.writelines(self.pieces(path))
         return copy.getvalue()
 
+    def entry(self, path: str) -> Entry:
+        """The entry of the asset with this path; a TensorNotFoundError if there is none."""
+        if path not in self._index:
+            message = f"expected the path of an asset, found {shown(path)}"
+            raise self._contents.not_found(message, path, self._index)
+        return self._index[path]
+
     def pieces(self, path: str) -> Iterator[memoryview]:
         """An asset in pieces; as one copy if the file is not mapped.
 
         Errors are those of a look-up; a ChecksumError comes before the first or after the last one.
         """
-        if path not in self._index:
-            raise self._contents.not_found(f"expected the path of an asset, found {shown(path)}")
-        name = self._index[path].name
+        name = self.entry(path).name
         if not self._contents.file.is_mapped:
             return iter([self._contents.view(name)])
         return self._contents.pieces(name)
@@ -225,4 +238,5 @@ def require_model(models: Collection[str], model: str) -> None:
         raise ModelNotFoundError(
             f"expected the id of a model, one of {shown_names(models)}, found "
             f"{shown(model) if isinstance(model, str) else repr(model)}"
+            f"{did_you_mean(model, [*models])}"
         )

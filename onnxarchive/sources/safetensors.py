@@ -93,9 +93,8 @@ def read_safetensors(
         elements: dict[str, Elements] = {}
         for name in stored if names is None else names:
             if name not in ranges:
-                raise TensorNotFoundError(
-                    f"expected the name of a tensor of the file, found {name!r}"
-                )
+                message = f"expected the name of a tensor of the file, found {shown(name)}"
+                raise TensorNotFoundError(message, name=name, names=ranges)
             (begin, end), fields = ranges[name], header[name]
             if fields["dtype"] not in _NAMES:
                 raise UnsupportedFeatureError(

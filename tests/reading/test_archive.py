@@ -751,6 +751,7 @@ def test_a_missing_tensor_is_said_without_the_quotes_of_a_key_error(archive: Arc
         archive.tensors["layer_0_weight"]
     assert str(caught.value) == (
         f"{archive.path}: expected the name of an initializer, found 'layer_0_weight'"
+        "; did you mean 'layer.0/weight'?"
     )
     assert isinstance(caught.value, KeyError)
     assert isinstance(caught.value, ArchiveError)
