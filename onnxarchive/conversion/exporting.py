@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Unpack
 
 from onnxarchive.conversion.linked_models import as_location, linked_model
 from onnxarchive.editing.pairs import PairReplacement
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.data_files import spool_all
@@ -32,6 +32,7 @@ from onnxarchive.reading.archive import Archive, complete_model
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
 from onnxarchive.remote.location import Access, Location, require_local_target
+from onnxarchive.zipformat.directory import Entry
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
@@ -206,10 +207,11 @@ def extract(
     path: str | os.PathLike[str],
     directory: str | os.PathLike[str],
     *,
+    assets: Iterable[str] | None = None,
     progress: Progress | None = None,
     **access: Unpack[Access],
 ) -> None:
-    """Unzips an archive to a directory of ONNX external data.
+    """Unzips an archive to a directory of ONNX external data; or only its assets.
 
     Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
     such as `__MODEL_PROTO_decoder`. ONNX Runtime refuses a model that has the values of a shape
@@ -222,12 +224,15 @@ def extract(
     Args:
         path: The archive, or its URL.
         directory: The directory to create or, if it exists and is empty, to fill.
+        assets: Paths of assets: only these are written, without the folder `assets/`; `"all"` for
+            all of them. None writes all entries.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
         access: Options for a remote archive; see `open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32.
+        TensorNotFoundError: There is no such asset.
         UnsupportedFeatureError: `directory` is a URL; or an entry has a name that Windows, where
             this runs, cannot give to a file.
         ArchiveError: Another process has renamed or replaced the new directory.
@@ -238,30 +243,43 @@ def extract(
     Example:
         onnxarchive.extract("model.onnxa", "unzipped")
         model = onnx.load("unzipped/__MODEL_PROTO")
+        onnxarchive.extract("model.onnxa", "labels", assets=["labels.txt"])
     """
     directory = require_local_target(directory)
     source = Location.of(path, **access)
     with _opened(source, None) as (archive, models):
-        require_file_names(archive.entries)
-        _extract(archive, models, directory, progress)
+        entries = archive.entries if assets is None else _entries_of(archive, assets)
+        require_file_names(entries)
+        _extract(archive, entries, models, directory, progress)
+
+
+def _entries_of(archive: Archive, assets: Iterable[str]) -> dict[str, Entry]:
+    """The entries of assets, by path."""
+    if assets == "all":
+        assets = archive.assets
+    elif isinstance(assets, str):
+        raise TypeError(f"expected paths of assets or 'all', got the string {shown(assets)}")
+    return {path: archive.assets.entry(path) for path in assets}
 
 
 def _extract(
     archive: Archive,
+    entries: Mapping[str, Entry],
     models: Mapping[str, memoryview],
     directory: str | os.PathLike[str],
     progress: Progress | None,
 ) -> None:
     with new_directory(directory) as made:
-        total = sum(entry.nbytes for entry in archive.entries.values())
+        total = sum(entry.nbytes for entry in entries.values())
         require_space(directory, total, made.path)
         counter = ProgressCounter(progress, total)
         work = Work()
-        for name in archive.entries:
+        for path, entry in entries.items():
             work.require_own()  # a forked process would write into the same directory
-            with made.make_file(from_utf8(name)) as file:
+            with made.make_file(from_utf8(path)) as file:
                 target_writer = PositionalWriter(file)
-                content = pieces(models[name]) if name in models else archive.contents.pieces(name)
+                model = models.get(entry.name)
+                content = archive.contents.pieces(entry.name) if model is None else pieces(model)
                 for piece in counter(content):
                     target_writer.write(piece)
                 file.flush()
