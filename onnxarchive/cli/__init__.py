@@ -18,8 +18,19 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli import output
 from onnxarchive.cli.all_commands import parser
+from onnxarchive.cli.output import (
+    DONE,
+    TERMINAL_SIGNALS,
+    WRONG_USE,
+    crash,
+    drop,
+    drop_unwritten,
+    fail,
+    status_of,
+    to_standard_output,
+    warn,
+)
 from onnxarchive.errors import ArchiveError
 
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
@@ -41,23 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         argv = sys.argv[1:] if argv is None else argv
         try:
-            arguments = parser(argv[0] if argv else None).parse_args(argv)
-        except SystemExit as end:  # argparse has printed an error, the help or the version
-            status = end.code if isinstance(end.code, int) else output.WRONG_USE
-        else:
+            arguments = parser(argv[0] if argv else None).parse(argv)
             debug = arguments.debug
             status = _call(arguments)
-        with output.to_standard_output():
+        except SystemExit as end:  # argparse has printed an error, the help or the version
+            status = end.code if isinstance(end.code, int) else WRONG_USE
+        with to_standard_output():
             sys.stdout.flush()
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, MemoryError, OSError, ValueError) as error:
-        return output.fail(error, output.status_of(type(error)), debug=debug)
+        return fail(error, status_of(type(error)), debug=debug)
     except KeyboardInterrupt as interrupt:
         text = str(interrupt) or "interrupted; temporary files were removed"
-        return output.fail(text, _SIGNALLED + _interrupted_by)
+        return fail(text, _SIGNALLED + _interrupted_by)
     except Exception as error:
-        return output.crash(error)
+        return crash(error)
     return status
 
 
@@ -65,9 +75,9 @@ def _call(arguments: argparse.Namespace) -> int:
     """Calls the function of a command; warnings are printed as the command's."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = output.warn  # type: ignore[assignment]
+        warnings.showwarning = warn  # type: ignore[assignment]
         status: int | None = arguments.function(arguments)
-    return output.DONE if status is None else status
+    return DONE if status is None else status
 
 
 def run() -> None:
@@ -78,13 +88,13 @@ def run() -> None:
         multiprocessing.freeze_support()
     # A terminated command cleans up as after Ctrl-C. Signals that the caller ignores, such as
     # SIGHUP under nohup, stay ignored.
-    for number in (signal.SIGTERM, *output.TERMINAL_SIGNALS):
+    for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _raise_interrupt)
     if sys.stderr is None:  # the parent closed it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 until the process ends
     if sys.stdout is None:
-        sys.exit(output.fail("standard output is closed", output.WRONG_USE))
+        sys.exit(fail("standard output is closed", WRONG_USE))
     # Names may have characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -92,9 +102,9 @@ def run() -> None:
     try:
         status = main()
     except BrokenPipeError:
-        output.drop(sys.stdout)
+        drop(sys.stdout)
         status = _READER_ENDED
-    output.drop_unwritten()
+    drop_unwritten()
     if status == _SIGNALLED + _interrupted_by:
         _end_without_threads(status)
     # Without this, Python searches all imported modules for cycles of references when it ends: a

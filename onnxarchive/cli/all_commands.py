@@ -6,9 +6,11 @@ that programs which freeze a program, such as PyInstaller, find the modules.
 
 from __future__ import annotations
 
-import argparse
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.parser import Command
@@ -44,24 +46,64 @@ def _editing() -> ModuleType:
     return editing
 
 
+def _models() -> ModuleType:
+    from onnxarchive.cli.commands import models
+
+    return models
+
+
+def _assets() -> ModuleType:
+    from onnxarchive.cli.commands import assets
+
+    return assets
+
+
 def _running() -> ModuleType:
     from onnxarchive.cli.commands import running
 
     return running
 
 
-# For each module of `cli/commands/`, the commands for which it has `add_NAME`; the help has the
-# same order.
-_COMMANDS: Final = {
-    _converting: "convert",
-    _exporting: "export link extract download cache",
-    _listing: "ls info models cat",
-    _checking: "check diff",
-    _editing: "replace-model remove-model rename-model set-metadata recover assets",
-    _running: "run view prepack completion",
-}
-_MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names.split()}
+def _helping() -> ModuleType:
+    from onnxarchive.cli.commands import helping
 
+    return helping
+
+
+# The commands in the order of the help, by what one does with them. Each has the module of
+# `cli/commands/` that has its `add_NAME`.
+GROUPS: Final[dict[str, dict[str, Callable[[], ModuleType]]]] = {
+    "Make an archive": {"convert": _converting},
+    "Look at it": {
+        "info": _listing,
+        "ls": _listing,
+        "cat": _listing,
+        "check": _checking,
+        "diff": _checking,
+        "view": _running,
+    },
+    "Change it": {
+        "models": _models,
+        "assets": _assets,
+        "metadata": _editing,
+        "recover": _editing,
+    },
+    "Run it": {"run": _running, "prepack": _running},
+    "Share it": {
+        "export": _exporting,
+        "link": _exporting,
+        "extract": _exporting,
+        "download": _exporting,
+        "cache": _exporting,
+    },
+    "Get help": {"help": _helping, "completion": _helping},
+}
+_MODULES: Final = {name: module for group in GROUPS.values() for name, module in group.items()}
+
+_DESCRIPTION: Final = """\
+Work with ONNX archives: zip files whose weights are mapped into memory.
+'onnxarchive help COMMAND' says more of a command, and 'onnxarchive help urls'
+how to use URLs."""
 _STATUSES: Final = """\
 Exit status (with several files, the highest one):
   0    success
@@ -76,18 +118,36 @@ Exit status (with several files, the highest one):
 """
 
 
-def parser(command: str | None = None) -> argparse.ArgumentParser:
+class _Program(Command):
+    """The parser of the command line, whose help lists the commands in groups."""
+
+    def format_help(self) -> str:
+        """The help, as wide as the terminal."""
+        width = shutil.get_terminal_size().columns - 2
+        return "\n".join([self.format_usage(), _DESCRIPTION, *self._groups(width), "", _STATUSES])
+
+    def _groups(self, width: int) -> Iterator[str]:
+        indent = 4 + max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            yield f"\n{title}:"
+            for name in names:
+                sentence = (self.commands[name].description or "").partition(". ")[0]
+                yield textwrap.fill(
+                    sentence.removesuffix("."),
+                    max(width, 2 * indent),
+                    initial_indent=f"  {name}".ljust(indent),
+                    subsequent_indent=" " * indent,
+                )
+
+
+def parser(command: str | None = None) -> Command:
     """The parser of the command line: of one command, to save time, or of all if it is unknown."""
-    top = Command(
-        prog="onnxarchive",
-        description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog=_STATUSES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the table
-    )
+    top = _Program(prog="onnxarchive")
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
-    top.set_defaults(parser_of_all=parser)  # for `completion`
-    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Command)
+    commands: Any = top.add_commands("COMMAND")
     for name in [command] if command in _MODULES else _MODULES:
-        add = getattr(_MODULES[name](), f"add_{name.replace('-', '_')}")
-        add(commands)
+        getattr(_MODULES[name](), f"add_{name}")(commands)
+        # `completion` and `help` print what all commands take. A default of the whole program would
+        # not reach a command that is parsed by itself.
+        top.commands[name].set_defaults(parser_of_all=parser)
     return top

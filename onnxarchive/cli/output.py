@@ -124,7 +124,7 @@ def say(arguments: argparse.Namespace, result: object, text: str | Iterable[str]
     """
     try:
         with to_standard_output():
-            if arguments.json:
+            if getattr(arguments, "json", False):
                 json.dump(result, sys.stdout, indent=2)
                 print()
             else:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Unpack
 
 from onnxarchive.cli.output import without_secrets
 from onnxarchive.cli.terminal import has_terminal
+from onnxarchive.errors import did_you_mean, shown
 from onnxarchive.files import locking
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.archive_file import opened
@@ -23,39 +24,67 @@ from onnxarchive.remote.urls import local_path
 class Command(argparse.ArgumentParser):
     """The parser of a command; methods add the arguments that several commands have.
 
-    It parses options between positional arguments: `convert model.onnx --force model.onnxa`.
+    Attributes:
+        commands: The parsers of its commands or actions, by name; empty for a command without any.
     """
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # `parse_known_intermixed_args` refuses subcommands, and forgets "--".
-        if self._subparsers is not None or "--" in args:
-            return super().parse_known_args(args, namespace)
-        # In some versions of Python, `parse_known_intermixed_args` calls `self.parse_known_args`.
-        # The attribute that is set here sends this call to the base class.
-        self.__dict__["parse_known_args"] = super().parse_known_args
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            del self.__dict__["parse_known_args"]
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Mapping[str, Command] = {}
+
+    def add_commands(self, metavar: str) -> Any:
+        """Makes this the parser of commands; returns what `add_command` adds them to."""
+        commands = self.add_subparsers(required=True, metavar=metavar, parser_class=Command)
+        self.commands = commands.choices
+        return commands
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parses the words of a command line.
+
+        Options may stand between arguments: `convert model.onnx --force model.onnxa`.
+        """
+        command, rest = self.find(words)
+        # `parse_intermixed_args` refuses commands of commands, and forgets "--".
+        if command.commands or "--" in rest:
+            return command.parse_args(rest)
+        return command.parse_intermixed_args(rest)
+
+    def find(self, words: Sequence[str]) -> tuple[Command, Sequence[str]]:
+        """The command that the first words name, and the other words; an error if there is none."""
+        if not self.commands or not words or words[0].startswith("-"):
+            return self, words
+        name = words[0]
+        if name not in self.commands:
+            near = did_you_mean(name, [*self.commands])
+            advice = near or f"; '{self.prog} --help' lists the commands"
+            self.error(f"there is no command {shown(name)}{advice}")
+        return self.commands[name].find(words[1:])
 
     def error(self, message: str) -> NoReturn:
         """As in the base class; the message may quote an argument, such as a URL."""
         super().error(without_secrets(message))
 
     def add(
-        self, argument: str, help: str, *, to: argparse._ArgumentGroup | None = None, **options: Any
+        self,
+        argument: str,
+        help: str | None = None,
+        *,
+        to: argparse._ArgumentGroup | None = None,
+        **options: Any,
     ) -> None:
         """Adds an argument with its value, as in `--jobs N`; without a value it is a flag."""
         name, _, value = argument.partition(" ")
         options |= {"metavar": value} if value else {"action": "store_true"}
         (to or self).add_argument(name, help=help, **options)
 
-    def add_repeated(self, argument: str, help: str, **options: Any) -> None:
+    def add_repeated(self, argument: str, help: str | None = None, **options: Any) -> None:
         """Adds an option that may be given several times."""
         self.add(argument, help, action="append", default=[], **options)
 
     def add_model(self, action: str, default: str | None = "") -> None:
-        self.add("--model ID", f"{action}; 'onnxarchive models' lists the ids", default=default)
+        self.add(
+            "--model ID", f"{action}; 'onnxarchive models list' lists the ids", default=default
+        )
 
     def add_jobs(self) -> None:
         self.add("--jobs N", "use N cores (default: all)", type=_positive)
@@ -78,17 +107,17 @@ class Command(argparse.ArgumentParser):
 
     def add_url_options(self, *, cache: bool = True) -> None:
         """Adds the options for `access`, at the end of the arguments."""
-        group = self.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
+        group = self.add_argument_group("URLs ('onnxarchive help urls' explains these options)")
         if cache:
-            help = "use the copy in the user's cache (run and link download it)"
-            self.add("--cache", help, to=group)
-            self.add("--cache-dir DIR", "a directory for copies instead", to=group, type=path_name)
-        help = (
-            "an option for obstore or fsspec, such as region=eu-west-1, timeout=60 (seconds) or "
-            'default_headers=\'{"accept": "*/*"}\'; put credentials in the environment, where '
-            "other users cannot see them"
-        )
-        self.add_repeated("--storage-option KEY=VALUE", help, to=group)
+            self.add("--cache", to=group)
+            self.add_cache_dir(default=None, to=group)
+        self.add_repeated("--storage-option KEY=VALUE", to=group)
+
+    def add_cache_dir(
+        self, help: str | None = None, *, default: Any, to: argparse._ArgumentGroup | None = None
+    ) -> None:
+        """Adds the option for the directory of the cache."""
+        self.add("--cache-dir DIR", help, to=to, type=path_name, default=default)
 
 
 def add_command(
@@ -118,7 +147,7 @@ def add_command(
 
 def add_group(commands: Any, name: str, help: str, example: str) -> Any:
     """Adds a command with actions of its own; returns the subparsers for these."""
-    return _named(commands, name, help, example).add_subparsers(required=True, metavar="ACTION")
+    return _named(commands, name, help, example).add_commands("ACTION")
 
 
 def _named(commands: Any, name: str, help: str, example: str) -> Command:
@@ -134,9 +163,17 @@ def path_name(text: str) -> str:
 
 def file_name(text: str) -> str:
     """Converts the argument of a file to read, as `path_name`; refuses "-"."""
-    if text == "-":
-        raise argparse.ArgumentTypeError("cannot read standard input: save it to a file")
+    try:
+        require_file(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return path_name(text)
+
+
+def require_file(path: str) -> None:
+    """Refuses "-" as a file to read."""
+    if path == "-":
+        raise ValueError("cannot read standard input: save it to a file")
 
 
 def _positive(text: str) -> int:

@@ -288,7 +288,7 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
     if unknown:
         raise ValueError(
             f"expected URLs of archives in the cache {directory}, found {shown(unknown[0])}; "
-            "'onnxarchive cache ls' lists them"
+            "'onnxarchive cache list' lists them"
         )
     return [
         archive

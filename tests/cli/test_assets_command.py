@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import output_of, result_of, run
+from commands import error_of, output_of, result_of, run
 from models import MEASURE_MEMORY, entry_of, flip_byte, run_python, runnable_model
 from written import saved, write_model
 
@@ -43,10 +43,10 @@ def assets_of(path: Path) -> dict[str, bytes]:
 
 
 def test_assets_are_listed(archive: Path, capsys: Captured) -> None:
-    assert output_of(capsys, "assets", "ls", archive) == (
+    assert output_of(capsys, "assets", "list", archive) == (
         "name          bytes\ndeep/er.json      2\nlabels.txt        8\n\n2 assets\n"
     )
-    assert result_of(capsys, "assets", "ls", archive)["assets"] == [
+    assert result_of(capsys, "assets", "list", archive)["assets"] == [
         {"name": "deep/er.json", "nbytes": 2},
         {"name": "labels.txt", "nbytes": 8},
     ]
@@ -55,12 +55,12 @@ def test_assets_are_listed(archive: Path, capsys: Captured) -> None:
 def test_an_asset_is_written_to_standard_output(
     archive: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    assert run("assets", "cat", archive, "labels.txt") == 0
+    assert run("cat", archive, "labels.txt") == 0
     assert capfdbinary.readouterr().out == b"cat\ndog\n"
 
 
-@pytest.mark.parametrize("command", [["assets", "cat"], ["cat"]])
-def test_a_large_asset_is_written_without_a_copy(archive: Path, command: list[str]) -> None:
+@pytest.mark.parametrize("command", ["cat ARCHIVE large", "assets extract ARCHIVE NEW large"])
+def test_a_large_asset_is_written_without_a_copy(archive: Path, command: str) -> None:
     nbytes = 1 << 28
     large = archive.with_name("large")
     with large.open("wb") as file:
@@ -73,14 +73,16 @@ from onnxarchive.cli import main
 sys.stdout = open(os.devnull, "w")
 print(growth(lambda: main(sys.argv[1:])), file=sys.__stdout__)
 """
-    assert int(run_python(code, *command, archive, "large")) < nbytes / 8
+    paths = {"ARCHIVE": archive, "NEW": archive.with_name("new")}
+    arguments = [paths.get(word, word) for word in command.split()]
+    assert int(run_python(code, *arguments)) < nbytes / 8
 
 
 def test_a_damaged_asset_fails_after_it_was_written(
     archive: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     flip_byte(archive, entry_of(archive, "assets/labels.txt").data_offset)
-    assert run("assets", "cat", archive, "labels.txt") == 3
+    assert run("cat", archive, "labels.txt") == 3
     error = capfdbinary.readouterr().err.decode()
     assert error.startswith(f"onnxarchive: {archive}: entry 'assets/labels.txt': expected 8 bytes")
 
@@ -92,11 +94,24 @@ def test_assets_are_added_replaced_and_removed(
     assert run("assets", "add", archive, f"labels.txt={labels}", folder / "config.json") == 0
     expected = {**ASSETS, "labels.txt": b"vocab/a.txt", "config.json": b"config.json"}
     assert archive.read_bytes() == saved(runnable_model(), assets=expected)
-    assert run("assets", "rm", archive, "labels.txt", "deep/er.json") == 0
+    assert run("assets", "remove", archive, "labels.txt", "deep/er.json") == 0
     assert archive.read_bytes() == saved(runnable_model(), assets={"config.json": b"config.json"})
     nbytes = archive.stat().st_size
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB)"
+    assert last.startswith(f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB); ")
+
+
+def test_assets_are_extracted_to_a_new_directory(archive: Path, capsys: Captured) -> None:
+    new = archive.with_name("new")
+    result = result_of(capsys, "assets", "extract", archive, new, "labels.txt")
+    assert result == {"files": [{"path": str(new / "labels.txt"), "nbytes": 8}]}
+    assert (new / "labels.txt").read_bytes() == ASSETS["labels.txt"]
+    assert "not empty" in error_of(capsys, "assets", "extract", archive, new)
+    other = archive.with_name("other")
+    assert output_of(capsys, "assets", "extract", archive, other).splitlines() == [
+        f"{other / 'deep' / 'er.json'}: 2 bytes",
+        f"{other / 'labels.txt'}: 8 bytes",
+    ]
 
 
 # Files, directories and patterns

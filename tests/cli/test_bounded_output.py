@@ -32,14 +32,14 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["ls", "models", "info"])
+@pytest.mark.parametrize("command", ["ls", "models list", "info"])
 def test_a_long_name_is_cut_in_a_table_and_whole_in_json(
     command: str, archive: Path, capsys: Captured
 ) -> None:
-    output = output_of(capsys, command, archive)
+    output = output_of(capsys, *command.split(), archive)
     assert f"{'x' * 100}...{'x' * 100}" in output
     assert max(map(len, output.splitlines())) < 1000
-    assert LONG in output_of(capsys, command, archive, "--json")
+    assert LONG in output_of(capsys, *command.split(), archive, "--json")
 
 
 def test_the_rows_of_a_table_have_the_width_of_cut_cells(archive: Path, capsys: Captured) -> None:
@@ -61,11 +61,11 @@ def test_of_many_lines_of_a_message_the_first_ones_are_printed(capsys: Captured)
     assert lines[-2:] == ["48", "and 951 more lines"]
 
 
-@pytest.mark.parametrize("command", ["ls", "models", "info", "check"])
+@pytest.mark.parametrize("command", ["ls", "models list", "info", "check"])
 def test_a_tensor_of_an_impossible_shape_is_listed(
     command: str, tmp_path: Path, capsys: Captured
 ) -> None:
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62] * 300)
     model = helper.make_model(helper.make_graph([], "g", [], [], [weight]))
     onnxarchive.save(model, tmp_path / "m.onnxa")
-    assert output_of(capsys, command, tmp_path / "m.onnxa")
+    assert output_of(capsys, *command.split(), tmp_path / "m.onnxa")

@@ -361,7 +361,7 @@ def test_a_path_that_begins_with_a_dash_stands_after_two_dashes(
 
 
 def test_several_arguments_stand_on_both_sides_of_an_option(archive: Path) -> None:
-    assert run("set-metadata", archive, "a=1", "--domain", "d", "b=2") == 0
+    assert run("metadata", "set", archive, "a=1", "--domain", "d", "b=2") == 0
     with onnxarchive.open(archive) as opened:
         assert opened.metadata == {"a": "1", "b": "2"}
         assert opened.model.domain == "d"

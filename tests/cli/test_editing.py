@@ -35,22 +35,28 @@ def require(archive: Path, expected: bytes) -> None:
     assert onnxarchive.check(archive, full=True) == []
 
 
-# replace-model
+# models replace
 
 
-def test_replace_model_takes_a_link_that_was_changed(
+def test_models_replace_takes_a_link_that_was_changed(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
     model = onnx.load(link, load_external_data=False)
     model.doc_string = "new"
     onnx.save(model, link)
-    assert run("replace-model", archive, link) == 0
+    with onnxarchive.open(archive) as opened:
+        before = opened.entries["__MODEL_PROTO"].header_offset
+    assert run("models", "replace", archive, link) == 0
     require(archive, saved(model_with(doc_string="new")))
     nbytes = archive.stat().st_size
-    assert capsys.readouterr() == (f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB)\n", "")
+    written = nbytes - before
+    assert capsys.readouterr() == (
+        f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB); {written:,} bytes written\n",
+        "",
+    )
 
 
-def test_replace_model_takes_the_archives_own_model_from_elsewhere(
+def test_models_replace_takes_the_archives_own_model_from_elsewhere(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert run("extract", archive, tmp_path / "extracted") == 0
@@ -58,34 +64,36 @@ def test_replace_model_takes_the_archives_own_model_from_elsewhere(
     model = onnx.load(tmp_path / "extracted" / "__MODEL_PROTO", load_external_data=False)
     model.doc_string = "new"
     elsewhere.write_bytes(model.SerializeToString())
-    result = result_of(capsys, "replace-model", archive, elsewhere)
+    result = result_of(capsys, "models", "replace", archive, elsewhere)
     require(archive, saved(model_with(doc_string="new")))
+    written = result.pop("nbytes_written")
     assert result == {"path": str(archive), "nbytes": archive.stat().st_size}
+    assert 0 < written < 2000
     # The extracted directory has the data beside the model.
     shutil.copy(elsewhere, tmp_path / "extracted" / "__MODEL_PROTO")
     before = archive.read_bytes()
-    assert run("replace-model", archive, tmp_path / "extracted") == 0
+    assert run("models", "replace", archive, tmp_path / "extracted") == 0
     require(archive, before)
 
 
-def test_replace_model_removes_nothing_without_compact(archive: Path, capsys: Captured) -> None:
+def test_models_replace_removes_nothing_without_compact(archive: Path, capsys: Captured) -> None:
     before = archive.read_bytes()
     smaller = model_in(archive)
     del smaller.graph.initializer[0]
     file = write_model(archive.with_name("smaller.onnx"), smaller)
-    assert error_of(capsys, "replace-model", archive, file) == (
+    assert error_of(capsys, "models", "replace", archive, file) == (
         f"onnxarchive: {archive}: no model would use 'layer_0_weight'; --compact rewrites the "
         "whole archive without them\n"
     )
     require(archive, before)
-    assert run("replace-model", archive, file, "--compact") == 0
+    assert run("models", "replace", archive, file, "--compact") == 0
     require(archive, saved(smaller))
     assert archive.stat().st_size < 2000
 
 
-def test_replace_model_takes_a_size_threshold(archive: Path, capsys: Captured) -> None:
+def test_models_replace_takes_a_size_threshold(archive: Path, capsys: Captured) -> None:
     file = write_model(archive.with_name("full.onnx"), runnable_model())
-    command = ("replace-model", archive, file, "--size-threshold")
+    command = ("models", "replace", archive, file, "--size-threshold")
     assert "--compact" in error_of(capsys, *command, "70000")
     assert run(*command, "70000", "--compact") == 0
     require(archive, saved(runnable_model(), size_threshold=70_000))
@@ -93,63 +101,93 @@ def test_replace_model_takes_a_size_threshold(archive: Path, capsys: Captured) -
     require(archive, saved(runnable_model(), size_threshold=64))
 
 
-# set-metadata
+# metadata
 
 
-def test_set_metadata_sets_and_removes_pairs(archive: Path, capsys: Captured) -> None:
+def test_metadata_is_set_and_removed(archive: Path, capsys: Captured) -> None:
     expected = runnable_model()
     onnx.helper.set_model_props(expected, {"author": "Ada", "note": "a=b\nc", "größe": ""})
-    assert run("set-metadata", archive, "author=Ada", "note=a=b\nc", "größe=") == 0
+    assert run("metadata", "set", archive, "author=Ada", "note=a=b\nc", "größe=") == 0
     require(archive, saved(expected))
     assert capsys.readouterr().out.startswith(f"{archive}: ")
-    assert run("set-metadata", archive, "größe=7", "--remove", "author", "--json") == 0
+    assert run("metadata", "set", archive, "größe=7", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(archive)
+    assert run("metadata", "remove", archive, "author") == 0
     with onnxarchive.open(archive) as opened:
         assert opened.metadata == {"note": "a=b\nc", "größe": "7"}
-    assert json.loads(capsys.readouterr().out)["path"] == str(archive)
-    assert run("set-metadata", archive, "--remove", "note", "--remove", "größe") == 0
+    assert run("metadata", "remove", archive, "note", "größe") == 0
     require(archive, saved(runnable_model()))
 
 
 @pytest.mark.parametrize("word", ["doc-string", "producer-name", "producer-version", "domain"])
-def test_set_metadata_sets_and_removes_words(archive: Path, word: str, capsys: Captured) -> None:
+def test_metadata_set_sets_and_removes_words(archive: Path, word: str, capsys: Captured) -> None:
     field = word.replace("-", "_")
-    assert run("set-metadata", archive, f"--{word}", "größer\nas before") == 0
+    assert run("metadata", "set", archive, f"--{word}", "größer\nas before") == 0
     require(archive, saved(model_with(**{field: "größer\nas before"})))
-    assert run("set-metadata", archive, f"--{word}", "") == 0
+    assert run("metadata", "set", archive, f"--{word}", "") == 0
     expected = runnable_model()
     expected.ClearField(field)
     require(archive, saved(expected))
     assert not model_in(archive).HasField(field)
 
 
-def test_set_metadata_does_all_at_once_and_leaves_what_it_does_not_set(archive: Path) -> None:
+def test_metadata_set_does_all_at_once_and_leaves_what_it_does_not_set(archive: Path) -> None:
     model = runnable_model()
     for value in ("first", "last"):
         model.metadata_props.add(key="twice", value=value)
     onnxarchive.save(model, archive)
-    assert run("set-metadata", archive, "--doc-string", "new") == 0
+    assert run("metadata", "set", archive, "--doc-string", "new") == 0
     model.doc_string = "new"
     require(archive, saved(model))
     onnxarchive.save(runnable_model(), archive)
     words = ["--doc-string", "new", "--domain", "ai.test"]
-    assert run("set-metadata", archive, "a=1", "b=2", *words) == 0
+    assert run("metadata", "set", archive, "a=1", "b=2", *words) == 0
     expected = model_with(doc_string="new", domain="ai.test")
     onnx.helper.set_model_props(expected, {"a": "1", "b": "2"})
     require(archive, saved(expected))
 
 
-def test_set_metadata_with_nothing_to_set_changes_nothing(archive: Path, capsys: Captured) -> None:
+def test_metadata_set_with_nothing_to_set_changes_nothing(archive: Path, capsys: Captured) -> None:
     before, inode = archive.read_bytes(), archive.stat().st_ino
-    assert run("set-metadata", archive) == 0
-    assert run("set-metadata", archive, "--producer-name", "test") == 0  # which it is
+    assert run("metadata", "set", archive) == 0
+    assert run("metadata", "set", archive, "--producer-name", "test") == 0  # which it is
     require(archive, before)
     assert archive.stat().st_ino == inode
+
+
+def test_metadata_is_printed_as_it_is_set(archive: Path, capsys: Captured) -> None:
+    model = model_with(domain="ai.test", doc_string="two\nlines")
+    onnx.helper.set_model_props(model, {"author": "Ada", "note": "a=b"})
+    onnxarchive.save(model, archive)
+    assert output_of(capsys, "metadata", "get", archive) == (
+        "author=Ada\nnote=a=b\n--doc-string=two\\nlines\n--producer-name=test\n--domain=ai.test\n"
+    )
+    assert output_of(capsys, "metadata", "get", archive, "note") == "a=b\n"
+    assert result_of(capsys, "metadata", "get", archive) == {
+        "path": str(archive),
+        "model": "",
+        "metadata": {"author": "Ada", "note": "a=b"},
+        "doc_string": "two\nlines",
+        "producer_name": "test",
+        "producer_version": None,
+        "domain": "ai.test",
+    }
+    assert result_of(capsys, "metadata", "get", archive, "author")["value"] == "Ada"
+
+
+def test_metadata_that_is_nearly_there_is_named(archive: Path, capsys: Captured) -> None:
+    assert run("metadata", "set", archive, "author=Ada") == 0
+    for verb in ("get", "remove"):
+        assert error_of(capsys, "metadata", verb, archive, "auther") == (
+            f"onnxarchive: {archive}: no metadata 'auther'; there is 'author'; did you mean "
+            "'author'?\n"
+        )
 
 
 # All of them
 
 
-CHANGES = ["replace-model", "set-metadata"]
+CHANGES = ["models replace", "metadata set", "metadata remove"]
 Call = Callable[..., list[str | Path]]
 
 
@@ -158,8 +196,15 @@ def call(archive: Path) -> Call:
     """The arguments of a command that changes an archive."""
     model = write_model(archive.with_name("new model.onnx"), model_with(doc_string="new"))
     arguments: dict[str, list[str | Path]]
-    arguments = {"replace-model": [model], "set-metadata": ["author=Ada"], "recover": []}
-    return lambda command, path: [command, path, *arguments[command]]
+    with onnxarchive.edit(archive) as edit:
+        edit.metadata["note"] = "old"
+    arguments = {
+        "models replace": [model],
+        "metadata set": ["author=Ada"],
+        "metadata remove": ["note"],
+        "recover": [],
+    }
+    return lambda command, path: [*command.split(), path, *arguments[command]]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the locks are POSIX's")
@@ -193,7 +238,8 @@ def test_a_file_with_further_names_is_changed_only_with_copy(
     assert message.endswith("; --copy writes a new file at this path instead\n")
     assert archive.read_bytes() == before
     result = result_of(capsys, *call(command, name), "--copy")
-    assert result == {"path": str(name), "nbytes": name.lstat().st_size}
+    nbytes = name.lstat().st_size
+    assert result == {"path": str(name), "nbytes": nbytes, "nbytes_written": nbytes}
     assert not name.is_symlink()
     assert archive.read_bytes() == before
     assert model_in(name) != model_in(archive)

@@ -30,7 +30,7 @@ EXAMPLES = {
     for command in _commands(parser())
 }
 # These serve a page, or need a network or the user's cache.
-ONLY_PARSED = ("view", "download", "cache", "cache ls", "cache clear")
+ONLY_PARSED = ("view", "download", "cache", "cache list", "cache clear")
 
 
 def _arguments(command: str) -> list[str]:
@@ -57,6 +57,8 @@ def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.Monk
     make_files(tmp_path)
     models, assets = {"decoder": "decoder.onnx"}, {"labels.txt": "labels.txt"}
     onnxarchive.convert("model.onnx", "model.onnxa", models=models, assets=assets)
+    with onnxarchive.edit("model.onnxa") as edit:
+        edit.metadata["author"] = "Bob"
     onnxarchive.convert("model.onnx", "other.onnxa")
     assert run(*_arguments(command)) == (1 if command == "diff" else 0)
 
@@ -64,7 +66,7 @@ def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
-    assert "replace-model" in output_of(capsys, "completion", shell)
+    assert "metadata" in output_of(capsys, "completion", shell)
 
 
 @pytest.mark.tool

@@ -47,12 +47,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("export ~/m.onnxa ~/new.onnx", "new.onnx"),
         ("link ~/m.onnxa ~/new.onnx", "new.onnx"),
         ("extract ~/m.onnxa ~/new", "new/__MODEL_PROTO"),
-        ("run ~/m.onnxa --input=x=~/x.npy --output=~/new", "new"),
+        ("run ~/m.onnxa --input=x=~/x.npy --output-dir=~/new", "new"),
         ("assets add ~/m.onnxa a=~/old", "m.onnxa"),
-        ("replace-model ~/m.onnxa ~/m.onnx", "m.onnxa"),
+        ("models replace ~/m.onnxa ~/m.onnx", "m.onnxa"),
+        ("models add ~/m.onnxa b=~/external/m.onnx", "m.onnxa"),
+        ("assets extract ~/m.onnxa ~/new", "new"),
         ("diff ~/m.onnxa ~/n.onnxa", "m.onnxa"),
         ("check --link=~/l.onnx ~/m.onnxa", "m.onnxa"),
-        ("cache ls --directory=~/cache", "m.onnxa"),
+        ("cache list --cache-dir=~/cache", "m.onnxa"),
     ],
 )
 def test_a_command_expands_the_home_directory(command: str, made: str, home: Path) -> None:
@@ -72,7 +74,7 @@ def _actions(command: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def test_each_argument_that_names_a_file_expands_the_home_directory(home: Path) -> None:
     # Not paths; and those whose paths follow `=`, which the commands above give.
     others = {"N", "BYTES", "SECONDS", "ID", "NAME", "OLD", "NEW", "KEY", "TEXT", "PATTERN", "URL"}
-    others |= {"KEY=VALUE", "NAME=SIZE", "COMMAND", "ACTION"}
+    others |= {"KEY=VALUE", "NAME=SIZE", "COMMAND", "ACTION", "WORD"}
     others |= {"ID=PATH", "[NAME=]PATH", "NAME=FILE.npy"}
     paths = set()
     for action in _actions(parser()):
@@ -81,7 +83,7 @@ def test_each_argument_that_names_a_file_expands_the_home_directory(home: Path) 
         assert callable(action.type), action
         assert action.type("~/m.onnx") == str(home / "m.onnx"), action
         paths.add(action.metavar)
-    assert paths >= {"ARCHIVE", "PATH", "TARGET", "DIR", "DIRECTORY", "LINK", "MODEL", "OTHER"}
+    assert paths >= {"ARCHIVE", "PATH", "TARGET", "DIR", "LINK", "MODEL", "OTHER"}
 
 
 CALLS: dict[str, Callable[[Path, str], object]] = {

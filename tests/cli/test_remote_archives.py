@@ -31,12 +31,12 @@ def url(web: WebServer) -> str:
 def test_ls_is_one_request_and_one_more_for_a_signed_url(
     web: WebServer, url: str, capsys: Captured
 ) -> None:
-    for command in ("ls", "info", "models"):
+    for command in ("ls", "info", "models list", "assets list", "metadata get"):
         web.requests.clear()
-        assert run(command, web.url(PATH)) == 0
+        assert run(*command.split(), web.url(PATH)) == 0
         assert len(web.requests) == 1
         capsys.readouterr()
-        assert run(command, url) == 0
+        assert run(*command.split(), url) == 0
         assert len(web.requests) == 3
         remote = capsys.readouterr().out
         assert "SECRET" not in remote
@@ -106,6 +106,7 @@ def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Ca
         ("export", url, tmp_path / "m.onnx"),
         ("export", url, tmp_path / "e.onnx", "--external-data", "e.data", "--cache"),
         ("extract", url, tmp_path / "extracted"),
+        ("assets", "extract", url, tmp_path / "assets"),
         ("convert", url, tmp_path / "m.onnxa"),
         ("convert", url, tmp_path / "c.onnxa", "--cache"),
         ("link", model, tmp_path / "home" / "onnxarchive" / "l.onnx", "--cache"),
@@ -113,8 +114,8 @@ def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Ca
         ("run", model, "--cache"),
         ("ls", url, "--cache-dir", tmp_path / "other"),
         ("download", url, tmp_path / "d.onnxa"),
-        ("cache", "ls"),
-        ("cache", "ls", "--directory", tmp_path / "other"),
+        ("cache", "list"),
+        ("cache", "list", "--cache-dir", tmp_path / "other"),
         ("cache", "clear"),
     ]
     for form in ([], ["--json"]):
@@ -123,8 +124,8 @@ def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Ca
             for command, *arguments in commands:
                 force = ["--force"] if form and command in ("export", "link", "download") else []
                 force += ["--force"] if form and command == "convert" else []
-                if form and command == "extract":
-                    arguments[-1] = tmp_path / "extracted again"
+                if form and "extract" in (command, arguments[0]):
+                    arguments[-1] = tmp_path / f"{command} again"
                 assert run(command, *arguments, *force, *form) == 0, command
                 captured = capsys.readouterr()
                 assert "SECRET" not in captured.out + captured.err
@@ -166,10 +167,10 @@ def test_errors_show_no_secret(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("set-metadata", "{url}", "a=b"),
+        ("metadata", "set", "{url}", "a=b"),
         ("assets", "add", "{url}", "{file}"),
-        ("assets", "rm", "{url}", "labels.txt"),
-        ("remove-model", "{url}", "further"),
+        ("assets", "remove", "{url}", "labels.txt"),
+        ("models", "remove", "{url}", "further"),
         ("recover", "{url}"),
         ("convert", "{file}", "{url}"),
         ("export", "{url}", "{file}"),

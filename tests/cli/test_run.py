@@ -129,7 +129,7 @@ def test_given_inputs_are_taken_and_outputs_saved_in_a_new_or_empty_directory(
     Path("empty").mkdir()
     weight, bias = map(numpy_helper.to_array, runnable_model().graph.initializer)
     for directory in ("new", "empty"):
-        assert run(archive, "--input", "x=x.npy", "--output", directory) == 0
+        assert run(archive, "--input", "x=x.npy", "--output-dir", directory) == 0
         file = os.path.join(directory, "y.npy")
         printed = capsys.readouterr().out
         assert printed.splitlines()[1].endswith("given")
@@ -145,7 +145,7 @@ def test_all_outputs_are_saved_in_a_directory_under_safe_names(
     nodes = [node("Identity", ["a"], [name]) for name in names]
     outputs = [value(name, FLOAT, [2]) for name in names]
     write_graph("m.onnx", nodes, [value("a", FLOAT, [2])], outputs)
-    result = result_of(capsys, "run", "m.onnx", "--output", "results")
+    result = result_of(capsys, "run", "m.onnx", "--output-dir", "results")
     assert set(result["saved"]) == set(names)
     files = sorted(path.name for path in (tmp_path / "results").iterdir())
     assert len(files) == 4
@@ -161,10 +161,10 @@ def test_a_run_that_fails_or_is_interrupted_leaves_no_output(
     Path("empty").mkdir()
     before = sorted(Path().rglob("*"))
     for target in ("new", "empty"):
-        assert "cannot load" in error_of(capsys, "run", unloadable, "--output", target)
+        assert "cannot load" in error_of(capsys, "run", unloadable, "--output-dir", target)
         assert sorted(Path().rglob("*")) == before
     monkeypatch.setattr(running, "run", Mock(side_effect=KeyboardInterrupt))
-    assert run(archive, "--output", "new") == 130
+    assert run(archive, "--output-dir", "new") == 130
     assert sorted(Path().rglob("*")) == before
 
 
@@ -179,7 +179,7 @@ def test_a_directory_made_during_the_run_is_not_replaced(
 
     write_identities("m.onnx", a=[1])
     monkeypatch.setattr(running, "run", run_and_make)
-    assert "out" in error_of(capsys, "run", "m.onnx", "--output", "out")
+    assert "out" in error_of(capsys, "run", "m.onnx", "--output-dir", "out")
     assert Path("out/ya.npy").read_bytes() == b"mine"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m.onnx", "out", "ya.npy"]
 
@@ -193,7 +193,7 @@ def test_outputs_that_cannot_be_completed_leave_nothing(
 
     save = np.save
     monkeypatch.setattr(np, "save", fail)
-    assert "the device is gone" in error_of(capsys, "run", archive, "--output", "out")
+    assert "the device is gone" in error_of(capsys, "run", archive, "--output-dir", "out")
     assert [path.name for path in Path().iterdir()] == [archive.name]
 
 
@@ -209,7 +209,7 @@ def test_arrays_of_a_sequence_are_saved_each(capsys: Captured) -> None:
     nodes = [node("SequenceConstruct", ["a", "a"], ["s"]), node("Identity", ["a"], ["s_0_"])]
     outputs = [sequence("s", FLOAT, None), value("s_0_", FLOAT, [3])]
     write_graph("m.onnx", nodes, [value("a", FLOAT, [3])], outputs)
-    assert result_of(capsys, "run", "m.onnx", "--output", "out")["saved"] == {
+    assert result_of(capsys, "run", "m.onnx", "--output-dir", "out")["saved"] == {
         "s[0]": os.path.join("out", "s_0_.npy"),
         "s[1]": os.path.join("out", "s_1_.npy"),
         "s_0_": os.path.join("out", "s_0__2.npy"),
@@ -224,7 +224,7 @@ def test_strings_that_a_file_would_change_are_not_saved(capsys: Captured) -> Non
     outputs = [value("y", TensorProto.STRING, [2])]
     write_graph("m.onnx", [node("Identity", ["c"], ["y"])], [], outputs, texts)
     assert "output 'y': expected strings that a .npy file can hold" in error_of(
-        capsys, "run", "m.onnx", "--output", "out"
+        capsys, "run", "m.onnx", "--output-dir", "out"
     )
     assert not Path("out").exists()
 
@@ -239,7 +239,7 @@ def test_strings_and_sequences_come_from_files_and_go_there(capsys: Captured) ->
     )
     np.savez("x.npz", np.zeros(2, np.float32), np.ones(1, np.float32))
     np.save("s.npy", np.array(["a", "größer"]))
-    assert run("m.onnx", "--input", "x=x.npz", "--input", "s=s.npy", "--output", "out") == 0
+    assert run("m.onnx", "--input", "x=x.npz", "--input", "s=s.npy", "--output-dir", "out") == 0
     assert np.load("out/y.npy").tolist() == [0, 0, 1]
     assert np.load("out/t.npy").tolist() == ["a", "größer"]
     assert "x[1]" in capsys.readouterr().out
@@ -256,9 +256,9 @@ def test_an_output_of_any_type_comes_from_its_file_as_an_input(
         return Outcome(path, (), frozenset(), assumed, {}, outputs, 0, (0,), {})
 
     monkeypatch.setattr(running, "run", run_identity)
-    (output,) = result_of(capsys, "run", "m.onnx", "--output", "first")["outputs"]
+    (output,) = result_of(capsys, "run", "m.onnx", "--output-dir", "first")["outputs"]
     assert output == {"name": "y", "data_type": name, "dims": [3, 5]}
-    assert run("m.onnx", "--input", "x=first/y.npy", "--output", "second") == 0
+    assert run("m.onnx", "--input", "x=first/y.npy", "--output-dir", "second") == 0
     x = random_input(Port("x", f"tensor({name.lower()})", (3, 5)), (3, 5))
     y = np.load("second/y.npy")
     assert (y if x.dtype.hasobject else y.view(x.dtype)).tolist() == x.tolist()
@@ -270,8 +270,8 @@ def test_onnxruntime_reads_the_outputs_that_it_wrote(name: str, capsys: Captured
     number = TensorProto.DataType.Value(name)
     nodes = [node("Identity", ["x"], ["y"])]
     write_graph("m.onnx", nodes, [value("x", number, [16])], [value("y", number, [16])])
-    assert run("m.onnx", "--output", "first") == 0
-    assert run("m.onnx", "--input", "x=first/y.npy", "--output", "second") == 0
+    assert run("m.onnx", "--output-dir", "first") == 0
+    assert run("m.onnx", "--input", "x=first/y.npy", "--output-dir", "second") == 0
     assert Path("first/y.npy").read_bytes() == Path("second/y.npy").read_bytes()
 
 
@@ -288,7 +288,7 @@ def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> 
 def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
     evil = "evil\x1b[2J\nname"
     write_identities("m.onnx", **{evil: [evil]})
-    printed = output_of(capsys, "run", "m.onnx", "--output", "out")
+    printed = output_of(capsys, "run", "m.onnx", "--output-dir", "out")
     assert "\x1b" not in printed
     assert printed.count("evil\\x1b[2J\\nname") >= 4
     assert "\x1b" not in error_of(capsys, "run", "m.onnx", "--dim", "x=1")

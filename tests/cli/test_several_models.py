@@ -52,13 +52,13 @@ def test_convert_packs_several_models_and_says_what_they_share(
 
 
 def test_models_lists_inputs_outputs_parameters_and_bytes(archive: Path, capsys: Captured) -> None:
-    rows = [line.split("  ") for line in output_of(capsys, "models", archive).splitlines()]
+    rows = [line.split("  ") for line in output_of(capsys, "models", "list", archive).splitlines()]
     assert [[it.strip() for it in row if it.strip()] for row in rows] == [
         ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"],
         ["(default)", "x", "y", "16,400", "65,536", "0"],
         ["further", "x", "z", "16,896", "65,536", "2,048"],
     ]
-    result = result_of(capsys, "models", archive)
+    result = result_of(capsys, "models", "list", archive)
     assert result["path"] == str(archive)
     default, further = result["models"]
     assert (default["id"], default["entry"]) == ("", "__MODEL_PROTO")
@@ -80,7 +80,9 @@ def test_models_names_a_few_of_many_inputs(capsys: Captured) -> None:
         past = onnx.helper.make_tensor_value_info(f"past.{number}", 1, [1])
         model.graph.input.append(past)
     onnxarchive.save(model, "past.onnxa")
-    assert "x, past.0, past.1, past.2, 57 more  y " in output_of(capsys, "models", "past.onnxa")
+    assert "x, past.0, past.1, past.2, 57 more  y " in output_of(
+        capsys, "models", "list", "past.onnxa"
+    )
 
 
 def test_ls_shows_which_models_use_a_tensor(archive: Path, capsys: Captured) -> None:
@@ -198,39 +200,61 @@ def test_diff_compares_all_models_or_one(archive: Path, capsys: Captured) -> Non
 
 
 def test_set_metadata_changes_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:
-    assert run("set-metadata", archive, "author=Ada", "--model", "further") == 0
+    assert run("metadata", "set", archive, "author=Ada", "--model", "further") == 0
     assert onnxarchive.check(archive, full=True) == []
     assert onnxarchive.load(archive) == runnable_model()
     with onnxarchive.open(archive, model="further") as opened:
         assert opened.metadata == {"author": "Ada"}
 
 
-def test_replace_model_replaces_or_adds_the_model_of_a_name(
-    archive: Path, capsys: Captured
-) -> None:
+def test_models_are_replaced_and_added(archive: Path, capsys: Captured) -> None:
     weights = archive.read_bytes()[: 65_664 + 2_048]
     assert run("link", archive, "link.onnx", "--model", "further") == 0
     changed = onnx.load("link.onnx", load_external_data=False)
     changed.doc_string = "changed"
     onnx.save(changed, "link.onnx")
-    for name in ("further", "past"):
-        assert run("replace-model", archive, "link.onnx", "--name", name) == 0
-        assert onnxarchive.load(archive, model=name).doc_string == "changed"
-    assert ids(archive) == ["", "further", "past"]
+    assert run("models", "replace", archive, "link.onnx", "--model", "further") == 0
+    assert run("models", "add", archive, "past=link.onnx", "other=link.onnx") == 0
+    for id in ("further", "past", "other"):
+        assert onnxarchive.load(archive, model=id).doc_string == "changed"
+    assert ids(archive) == ["", "further", "other", "past"]
     assert archive.read_bytes().startswith(weights)
     assert onnxarchive.check(archive, full=True) == []
 
 
+def test_a_model_is_only_added_with_a_new_id_and_only_replaced_with_an_old_one(
+    archive: Path, capsys: Captured
+) -> None:
+    before = archive.read_bytes()
+    assert "'onnxarchive models replace' replaces it" in error_of(
+        capsys, "models", "add", archive, "new=m.onnx", "further=m.onnx"
+    )
+    assert "found 'furthest'; did you mean 'further'?" in error_of(
+        capsys, "models", "replace", archive, "m.onnx", "--model", "furthest"
+    )
+    assert archive.read_bytes() == before
+
+
 def test_models_are_renamed_and_removed(archive: Path, capsys: Captured) -> None:
-    printed = output_of(capsys, "rename-model", archive, "further", "past")
+    printed = output_of(capsys, "models", "rename", archive, "further", "past")
     assert printed.startswith(f"{archive}: ")
     assert ids(archive) == ["", "past"]
-    before = archive.read_bytes()
-    assert "'own'" in error_of(capsys, "remove-model", archive, "past")  # its tensor stays behind
-    assert archive.read_bytes() == before
-    assert result_of(capsys, "remove-model", archive, "past", "--compact") == {
-        "path": str(archive),
-        "nbytes": archive.stat().st_size,
-    }
     onnxarchive.save(runnable_model(), "one.onnxa")
-    assert archive.read_bytes() == Path("one.onnxa").read_bytes()
+    nbytes = Path("one.onnxa").stat().st_size
+    shown = f"{nbytes:,} bytes ({nbytes / 1024:.1f} KiB)"
+    assert output_of(capsys, "models", "remove", archive, "past") == (
+        f"{archive}: {shown}; {shown} written\n"
+    )
+    assert archive.read_bytes() == Path("one.onnxa").read_bytes()  # its own tensor went with it
+
+
+def test_a_removed_model_leaves_the_weights_of_others_in_place(
+    archive: Path, capsys: Captured
+) -> None:
+    write_model(Path("m.onnx"), runnable_model())
+    assert run("models", "add", archive, "past=m.onnx") == 0
+    before = archive.read_bytes()
+    result = result_of(capsys, "models", "remove", archive, "past")
+    assert result["nbytes"] == archive.stat().st_size
+    assert result["nbytes_written"] < 5_000
+    assert archive.read_bytes().startswith(before[:65_664])

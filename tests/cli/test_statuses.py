@@ -100,7 +100,7 @@ def test_without_a_home_directory_the_option_for_the_cache_is_named(
     directory = Mock(return_value="~/.cache/onnxarchive")  # of older versions of platformdirs
     directory.side_effect = None if is_old else RuntimeError("could not determine the home")
     monkeypatch.setattr("platformdirs.user_cache_dir", directory)
-    for command in ("cache ls", "cache clear", "ls --cache http://127.0.0.1:9/m.onnxa"):
+    for command in ("cache list", "cache clear", "ls --cache http://127.0.0.1:9/m.onnxa"):
         assert "found none; give the cache a directory: --cache-dir DIR\n" in error_of(
             capsys, *command.split(), status=2
         )
@@ -111,10 +111,9 @@ def test_without_a_home_directory_the_option_for_the_cache_is_named(
 def test_the_directory_of_the_cache_has_the_same_option_in_all_commands(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    for command in ("ls", "clear"):
-        for option in ("--cache-dir", "--directory"):
-            output = output_of(capsys, "cache", command, option, tmp_path / "none")
-            assert str(tmp_path / "none") in output
+    for command in ("list", "clear"):
+        output = output_of(capsys, "cache", command, "--cache-dir", tmp_path / "none")
+        assert str(tmp_path / "none") in output
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no such device")

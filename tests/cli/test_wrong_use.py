@@ -30,7 +30,10 @@ ID = "[a-z][a-z0-9_]*"
 # Command, exit status, and a part of the message. ARCHIVE has an asset and the metadata k=v.
 CASES: list[tuple[str, int, str]] = [
     ("", 2, "required"),
-    ("unknown", 2, "invalid choice"),
+    ("unknown", 2, "there is no command 'unknown'; 'onnxarchive --help' lists the commands\n"),
+    ("modls list", 2, "there is no command 'modls'; did you mean 'models'?\n"),
+    ("models relpace ARCHIVE", 2, "there is no command 'relpace'; did you mean 'replace'?\n"),
+    ("help lss", 2, "there is no command 'lss'; did you mean 'ls'?\n"),
     ("ls missing", 2, f"onnxarchive: {NO_FILE}"),
     ("ls .", 3, "found a directory with 5 models"),
     ("ls 'no\nsuch.onnxa'", 2, r"no\nsuch.onnxa: No such file or directory"),
@@ -41,8 +44,8 @@ CASES: list[tuple[str, int, str]] = [
     ("check ARCHIVE -", 2, NO_INPUT),
     ("diff ARCHIVE -", 2, NO_INPUT),
     ("run -", 2, NO_INPUT),
-    ("assets ls -", 2, NO_INPUT),
-    ("replace-model ARCHIVE -", 2, NO_INPUT),
+    ("assets list -", 2, NO_INPUT),
+    ("models replace ARCHIVE -", 2, NO_INPUT),
     ("convert missing new.onnxa", 2, NO_FILE),
     ("convert empty new.onnxa", 3, "empty: expected a model"),
     ("convert text new.onnxa", 3, "text: "),
@@ -101,54 +104,62 @@ CASES: list[tuple[str, int, str]] = [
     ("diff MODEL ARCHIVE", 3, f"a model.onnx: {KINDS}"),
     ("diff ARCHIVE .", 3, f".: {KINDS} a directory"),
     ("diff ARCHIVE", 2, "required: OTHER"),
-    ("remove-model both.onnxa ''", 2, "other than the default one"),
-    ("remove-model both.onnxa past", 2, "found 'past'"),
-    ("rename-model both.onnxa '' past", 2, "other than the default one"),
-    ("rename-model both.onnxa decoder ''", 2, ID),
-    ("rename-model both.onnxa decoder Past", 2, ID),
-    ("rename-model both.onnxa past decoder", 2, "found 'past'"),
-    ("replace-model both.onnxa MODEL --name 1", 2, ID),
-    ("replace-model ARCHIVE missing", 2, f"onnxarchive: {NO_FILE}"),
-    ("replace-model ARCHIVE text", 3, "onnxarchive: text: expected a model, found a text file"),
+    ("models remove both.onnxa ''", 2, "other than the default one"),
+    ("models remove both.onnxa past", 2, "found 'past'"),
+    ("models rename both.onnxa '' past", 2, "other than the default one"),
+    ("models rename both.onnxa decoder ''", 2, ID),
+    ("models rename both.onnxa decoder Past", 2, ID),
+    ("models rename both.onnxa past decoder", 2, "found 'past'"),
+    ("models add both.onnxa 1=MODEL", 2, ID),
+    ("models add both.onnxa MODEL", 2, "expected ID=PATH, each name once, found 'a model.onnx'\n"),
+    ("models add ARCHIVE a=-", 2, NO_INPUT),
     (
-        "replace-model ARCHIVE faulty.onnx",
+        "models add both.onnxa decoder=MODEL",
+        2,
+        "there is a model 'decoder'; 'onnxarchive models replace' replaces it\n",
+    ),
+    ("models replace ARCHIVE missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("models replace ARCHIVE text", 3, "onnxarchive: text: expected a model, found a text file"),
+    (
+        "models replace ARCHIVE faulty.onnx",
         3,
         "onnxarchive: faulty.onnx: tensor 'w' (graph.initializer[0]): expected 1200 bytes in "
         "'nowhere', found no such file; copy this file along with the model, or keep the .onnx "
         "and give its data to each session: SessionOptions has add_external_initializers for "
         "values by name, and add_external_initializers_from_files_in_memory for files\n",
     ),
-    ("replace-model ARCHIVE ARCHIVE", 2, OTHER),
+    ("models replace ARCHIVE ARCHIVE", 2, OTHER),
     (
-        "replace-model ARCHIVE MODEL --size-threshold -1",
+        "models replace ARCHIVE MODEL --size-threshold -1",
         2,
         "onnxarchive: size_threshold must not be negative, got -1\n",
     ),
-    ("replace-model ARCHIVE MODEL --size-threshold x", 2, "invalid int value: 'x'"),
-    ("set-metadata ARCHIVE author --domain d", 2, f"{PAIR} 'author'\n"),
-    ("set-metadata ARCHIVE =Ada --domain d", 2, f"{PAIR} '=Ada'\n"),
-    ("set-metadata ARCHIVE a=1 a=2 --domain d", 2, f"{PAIR} 'a=2'\n"),
+    ("models replace ARCHIVE MODEL --size-threshold x", 2, "invalid int value: 'x'"),
+    ("metadata get ARCHIVE key", 2, "an archive.onnxa: no metadata 'key'; there is 'k'\n"),
+    ("metadata set ARCHIVE author --domain d", 2, f"{PAIR} 'author'\n"),
+    ("metadata set ARCHIVE =Ada --domain d", 2, f"{PAIR} '=Ada'\n"),
+    ("metadata set ARCHIVE a=1 a=2 --domain d", 2, f"{PAIR} 'a=2'\n"),
     (
-        "set-metadata ARCHIVE a=\udcff --domain d",
+        "metadata set ARCHIVE a=\udcff --domain d",
         2,
         "onnxarchive: expected text in UTF-8, found '\\udcff'\n",
     ),
-    ("set-metadata ARCHIVE \udcff=a", 2, "expected text in UTF-8"),
-    ("set-metadata ARCHIVE --doc-string \udcff", 2, "expected text in UTF-8"),
+    ("metadata set ARCHIVE \udcff=a", 2, "expected text in UTF-8"),
+    ("metadata set ARCHIVE --doc-string \udcff", 2, "expected text in UTF-8"),
     (
-        "set-metadata ARCHIVE --remove a --domain d",
+        "metadata remove ARCHIVE a",
         2,
-        "onnxarchive: --remove: no metadata 'a'; there is 'k'\n",
+        "onnxarchive: an archive.onnxa: no metadata 'a'; there is 'k'\n",
     ),
     (
-        "set-metadata ARCHIVE --remove k --remove k --domain d",
+        "metadata remove ARCHIVE k k",
         2,
-        "onnxarchive: --remove: no metadata 'k'; there is none\n",
+        "onnxarchive: an archive.onnxa: no metadata 'k'; there is none\n",
     ),
     ("recover ARCHIVE --timeout soon", 2, "invalid float value: 'soon'"),
-    ("assets cat ARCHIVE labels", 2, "expected the path of an asset, found 'labels'"),
-    ("assets cat ARCHIVE labels.txt --json", 2, "unrecognized arguments: --json"),
-    ("assets rm ARCHIVE labels.txt missing", 2, "found 'missing'"),
+    ("assets extract ARCHIVE new labels", 2, "expected the path of an asset, found 'labels'"),
+    ("cat ARCHIVE labels.txt --json", 2, "unrecognized arguments: --json"),
+    ("assets remove ARCHIVE labels.txt missing", 2, "found 'missing'"),
     ("view missing --no-browser", 2, NO_FILE),
     ("view text --no-browser", 3, f"text: {KINDS} a text file"),
     ("view ARCHIVE --port 65536 --no-browser", 2, "expected a port"),
@@ -178,7 +189,7 @@ CASES: list[tuple[str, int, str]] = [
     ("run ARCHIVE --provider tpu", 2, "found tpu"),
     ("run ARCHIVE --repeat 0", 2, "found repeat 0"),
     *(  # told before the model is loaded, which fails
-        (f"run bad.onnx --input x=x.npy --output {output}", 2, message)
+        (f"run bad.onnx --input x=x.npy --output-dir {output}", 2, message)
         for output, message in (
             ("bad.onnx", "bad.onnx: Not a directory"),
             ("x.npy", "x.npy: Not a directory"),
@@ -214,7 +225,7 @@ CASES += [
 ]
 CASES += [  # commands that change an archive
     (command.format(path), status, message)
-    for command in ("replace-model {} both.onnx", "set-metadata {} author=Ada", "recover {}")
+    for command in ("models replace {} both.onnx", "metadata set {} author=Ada", "recover {}")
     for path, status, message in (
         ("missing", 2, f"onnxarchive: {NO_FILE}"),
         ("folder", 3, f"onnxarchive: folder: {KINDS} a directory"),
@@ -232,7 +243,10 @@ CASES += [
         "link both.onnxa out",
         "run both.onnxa",
         "diff both.onnxa both.onnxa",
-        "set-metadata both.onnxa a=b",
+        "metadata set both.onnxa a=b",
+        "metadata get both.onnxa",
+        "metadata remove both.onnxa k",
+        "models replace both.onnxa MODEL",
         "view both.onnxa --no-browser",
     )
 ]

@@ -109,7 +109,7 @@ def test_run_touches_nothing_where_a_link_leads(
     with before_the_call(
         running, "run", lambda: exchanged.append(exchange(archive.parent, theirs))
     ):
-        assert main(["run", str(archive), "--output", str(out)]) != 0
+        assert main(["run", str(archive), "--output-dir", str(out)]) != 0
     assert exchanged == [1]
     assert "another process has renamed or replaced it" in capsys.readouterr().err
     assert contents(theirs) == before
@@ -176,7 +176,7 @@ def extract(archive: Path) -> None:
 
 
 def run_with_output(archive: Path) -> None:
-    main(["run", str(archive), "--output", str(archive.parent / "out")])
+    main(["run", str(archive), "--output-dir", str(archive.parent / "out")])
 
 
 WAYS: dict[str, Callable[[Path], object]] = {

@@ -26,7 +26,7 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 """
 ORT, NETRON, TORCH = (f"onnxarchive.interop.{it}" for it in ("running", "netron", "torch"))
-SHTAB = "onnxarchive.cli.commands.running"
+SHTAB = "onnxarchive.cli.commands.helping"
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),
     ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),

@@ -90,7 +90,7 @@ def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert len(commands()) == 16
+    assert len(commands()) == 18
     run_commands(commands())
     assert (directory / "archives" / "decoder.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out

@@ -280,7 +280,7 @@ def test_output_to_a_program_that_has_ended_is_a_broken_pipe(
     monkeypatch.setattr("onnxarchive.cli.output.drop", dropped)
     monkeypatch.setattr(sys, "stdout", Ended())
     with pytest.raises(BrokenPipeError):
-        main(["assets", "cat", str(folder / "m.onnxa"), "labels"])
+        main(["cat", str(folder / "m.onnxa"), "labels"])
     dropped.assert_not_called()
     with pytest.raises(BrokenPipeError):  # of the last flush, which `drop` lets pass
         main(["ls", str(folder / "m.onnxa")])
@@ -291,4 +291,4 @@ def test_elsewhere_it_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch)
     if os.name == "nt":
         pytest.skip("Windows has no other error for a broken pipe")
     monkeypatch.setattr(sys, "stdout", Ended())
-    assert main(["assets", "cat", str(folder / "m.onnxa"), "labels"]) == 2
+    assert main(["cat", str(folder / "m.onnxa"), "labels"]) == 2

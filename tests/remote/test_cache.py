@@ -149,13 +149,21 @@ def test_an_interrupted_download_of_an_older_object_is_removed(directory: Path) 
     assert len([*directory.iterdir()]) == 2
 
 
-@pytest.mark.parametrize("command", ["ls", "info", "models", "cat"])
+@pytest.mark.parametrize(
+    "command", ["ls", "info", "models list", "assets list", "metadata get", "cat"]
+)
 def test_a_command_that_lists_uses_a_copy_and_downloads_none(
     web: WebServer, directory: Path, command: str
 ) -> None:
     web.files[PATH] = ARCHIVE
     url = web.url(PATH)
-    arguments = [command, url, *["labels.txt"] * (command == "cat"), "--cache-dir", str(directory)]
+    arguments = [
+        *command.split(),
+        url,
+        *["labels.txt"] * (command == "cat"),
+        "--cache-dir",
+        str(directory),
+    ]
     assert run(*arguments) == 0
     assert not directory.exists()
     onnxarchive.open(url, cache=directory).close()
@@ -197,7 +205,7 @@ def test_no_secret_is_in_the_cache(web: WebServer, directory: Path, capsys: Capt
     written = [it for it in directory.iterdir() if it.name.endswith((".json", ".onnxa"))]
     assert len(written) == len([*directory.iterdir()]) == 2
     assert not [it for it in written if b"secret" in it.name.encode() + it.read_bytes()]
-    assert run("cache", "ls", "--directory", directory) == 0
+    assert run("cache", "list", "--cache-dir", directory) == 0
     assert f"\n{url} " in capsys.readouterr().out
 
 
@@ -376,7 +384,7 @@ def test_a_damaged_description_is_written_anew(
 ) -> None:
     path = complete(directory).with_suffix(".json")
     path.write_bytes(content)
-    assert run("cache", "ls", "--directory", directory) == 0
+    assert run("cache", "list", "--cache-dir", directory) == 0
     assert f"(damaged: {STEM}.onnxa)" in capsys.readouterr().out
     require_right(directory)
     assert cached_archives(str(directory))[0].url in (URL, None)
@@ -556,7 +564,7 @@ def test_ls_shows_what_is_cached(directory: Path, capsys: Captured) -> None:
     damaged = directory / f"{'d' * 32}-{'d' * 32}.json"
     damaged.write_bytes(b"garbage")
     os.utime(damaged, (0, 0))
-    assert run("cache", "ls", "--directory", directory) == 0
+    assert run("cache", "list", "--cache-dir", directory) == 0
     header, *rows, blank, summary = capsys.readouterr().out.splitlines()
     assert header.split() == ["URL", "bytes", "present", "last", "used"]
     assert [row.split()[:3] for row in rows[:2]] == [
@@ -567,7 +575,7 @@ def test_ls_shows_what_is_cached(directory: Path, capsys: Captured) -> None:
     assert "damaged" in rows[2]
     assert (blank, len(rows)) == ("", 3)
     assert summary.startswith(f"3 archives with {SIZE:,} bytes")
-    assert run("cache", "ls", "--json", "--directory", directory) == 0
+    assert run("cache", "list", "--json", "--cache-dir", directory) == 0
     result = json.loads(capsys.readouterr().out)
     assert [(it["url"], it["nbytes"], it["present"]) for it in result["archives"]] == [
         (URL, 5, 0),
@@ -593,10 +601,10 @@ def test_clear_removes_only_what_the_cache_made(directory: Path, capsys: Capture
     for other in others[:2]:
         other.write_bytes(b"")
     others[2].mkdir()
-    assert run("cache", "clear", "--directory", directory) == 0
+    assert run("cache", "clear", "--cache-dir", directory) == 0
     assert capsys.readouterr().out.startswith(f"removed 1 archive with {SIZE:,} bytes")
     assert sorted(directory.iterdir()) == sorted(others)
-    assert run("cache", "clear", "--directory", directory) == 0
+    assert run("cache", "clear", "--cache-dir", directory) == 0
 
 
 def test_clear_removes_the_archives_of_a_url(directory: Path, capsys: Captured) -> None:
@@ -604,7 +612,7 @@ def test_clear_removes_the_archives_of_a_url(directory: Path, capsys: Captured) 
     other.path = "https://models.example/other.onnxa"
     complete(directory)
     opened(directory, other).close()
-    command = ("cache", "clear", "--json", "--directory", directory)
+    command = ("cache", "clear", "--json", "--cache-dir", directory)
     assert run(*command, "https://models.example/none.onnxa") == 2
     assert "none.onnxa" in capsys.readouterr().err
     assert run(*command, URL + "?X-Amz-Signature=secret") == 0
@@ -614,7 +622,7 @@ def test_clear_removes_the_archives_of_a_url(directory: Path, capsys: Captured) 
 
 
 def test_a_missing_cache_is_empty(directory: Path, capsys: Captured) -> None:
-    assert run("cache", "ls", "--directory", directory) == 0
-    assert run("cache", "clear", "--directory", directory) == 0
+    assert run("cache", "list", "--cache-dir", directory) == 0
+    assert run("cache", "clear", "--cache-dir", directory) == 0
     assert capsys.readouterr().err == ""
     assert not directory.exists()

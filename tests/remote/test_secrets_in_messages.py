@@ -115,10 +115,13 @@ COMMANDS = [
     ["extract", "{}", "out", *OPTIONS],
     ["link", "{}", *OPTIONS],
     ["cat", "m.onnxa", "{}"],
-    ["cache", "rm", "{}"],
-    ["set-metadata", "m.onnxa", "{}"],
+    ["cache", "{}"],
+    ["metadata", "set", "m.onnxa", "{}"],
     ["assets", "add", "m.onnxa", "{}"],
-    ["replace-model", "m.onnxa", "{}"],
+    ["models", "replace", "m.onnxa", "{}"],
+    ["models", "add", "m.onnxa", "{}"],
+    ["models", "add", "m.onnxa", "decoder={}"],
+    ["help", "{}"],
     ["recover", "{}"],
 ]
 

@@ -156,11 +156,11 @@ def test_what_opens_an_archive_says_what_else_a_file_is(name: str, opening: str)
     assert caught.value.rule in ("FILE-1", "ZIP-2", "ZIP-5", "ZIP-6")
 
 
-@pytest.mark.parametrize("command", ["info", "ls", "models"])
+@pytest.mark.parametrize("command", ["info", "ls", "models list", "assets list", "metadata get"])
 def test_commands_say_it_in_one_line(
     name: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, name]) == 3
+    assert main([*command.split(), name]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"onnxarchive: {name}: expected an ONNX archive, found {KINDS[name][1]}")
 

@@ -23,6 +23,7 @@ import onnxarchive
 import onnxarchive.interop.torch
 import onnxarchive.ir
 from onnxarchive.cli.all_commands import parser
+from onnxarchive.cli.commands.helping import TOPICS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (onnxarchive, onnxarchive.ir, onnxarchive.interop.torch)
@@ -99,8 +100,9 @@ def _fenced(section: re.Match[str]) -> str:
 
 
 def _command_line() -> str:
-    """The help of the program and of each command."""
+    """The help of the program, of its topics and of each command."""
     texts = [f"The command line.\n\n```text\n{parser().format_help()}```\n"]
+    texts += [f"## help {name}\n\n```text\n{text}```\n" for name, text in TOPICS.items()]
     texts += [f"## {name}\n\n```text\n{each.format_help()}```\n" for name, each in commands()]
     return "\n".join(texts)
 

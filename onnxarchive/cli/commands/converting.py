@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import onnxarchive
 from onnxarchive import errors
-from onnxarchive.cli import output
-from onnxarchive.cli.commands.editing import ASSET, ASSET_HELP, named_assets
+from onnxarchive.cli.commands.assets import ASSET, ASSET_HELP, named_assets
+from onnxarchive.cli.output import (
+    DONE,
+    StandardOutput,
+    as_options,
+    require_no_terminal,
+    say,
+    status_of,
+    warn,
+)
 from onnxarchive.cli.parser import access, add_command, pairs, path_name, require_free
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.threads import thread_pool
@@ -75,12 +83,10 @@ def add_convert(commands: Any) -> None:
     command.add_repeated("--include PATTERN", help)
     command.add("--verify-checksum", "compare data files with the SHA-1 checksums in the model")
     help = (
-        "follow symbolic links in a source if they lead to files below DIRECTORY (without "
-        "DIRECTORY: within the model's folder of a Hugging Face cache)"
+        "follow symbolic links in a source if they lead to files below DIR (without DIR: "
+        "within the model's folder of a Hugging Face cache)"
     )
-    command.add(
-        "--follow-links DIRECTORY", help, type=path_name, nargs="?", const=True, default=False
-    )
+    command.add("--follow-links DIR", help, type=path_name, nargs="?", const=True, default=False)
     command.add("--dry-run", "report the outcome, but write no archive")
     command.add("--skip-existing", "with --output-dir: skip models whose archive exists")
     command.add_force()
@@ -117,13 +123,13 @@ def convert(arguments: argparse.Namespace) -> int:
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("--json and the archive would both go to standard output")
     if to_stream and not arguments.dry_run:
-        output.require_no_terminal()
+        require_no_terminal()
     if not to_stream:
         require_free(target, arguments.force, **access(arguments))
     with progress_bar("convert") as progress:
         conversion = onnxarchive.convert(
             source,
-            output.StandardOutput() if to_stream else target,
+            StandardOutput() if to_stream else target,
             models="all" if arguments.all_models else models,
             default=arguments.default,
             include=arguments.include or None,
@@ -140,10 +146,10 @@ def convert(arguments: argparse.Namespace) -> int:
         lines = [text, *_in_attributes(conversion), *_other_files(conversion)]
         if arguments.all_models:
             lines += _choice_of_models(conversion)
-        output.say(arguments, _as_json(conversion), lines)
+        say(arguments, _as_json(conversion), lines)
     if target.endswith(".onnx"):
-        output.warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
-    return output.DONE
+        warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
+    return DONE
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
@@ -153,7 +159,7 @@ def _require_paths(arguments: argparse.Namespace) -> None:
         return
     text = "convert takes SOURCE and TARGET, or sources with --output-dir"
     if isinstance(arguments.follow_links, str):
-        text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links: "
+        text += f"; {arguments.follow_links!r} was taken as the DIR of --follow-links: "
         text += "put --follow-links after the paths"
     if len(arguments.asset) > 1:
         text += f"; {arguments.asset[-1]!r} was taken as an asset: put --asset after the paths"
@@ -221,7 +227,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
         )
     for item in conversions:
         for warning in item.warnings:
-            output.warn(f"{item.source}: {warning}")
+            warn(f"{item.source}: {warning}")
     failed = [item for item in conversions if item.error is not None]
     rows = [
         [item.source, item.target, "failed" if item.error else item.nbytes or "there already"]
@@ -234,13 +240,13 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
     lines = [*table(["source", "archive", "bytes"], rows), "", total, *_in_attributes(*conversions)]
     for item in failed:
-        reason = output.as_options(item.error or "").removeprefix(f"{item.source}: ")
+        reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
         head, *rest = map(str.strip, reason.splitlines() or [""])
         reason = f"{head} {'; '.join(rest)}" if rest else head
         lines.append(f"failed: {item.source}: {reason}")
     for item in conversions:
         others = _other_files(item)
         lines += ["", item.source, *others] if others else []
-    output.say(arguments, [_as_json(item) for item in conversions], lines)
-    statuses = [output.status_of(getattr(errors, item.error_type or "", None)) for item in failed]
-    return max(statuses, default=output.DONE)
+    say(arguments, [_as_json(item) for item in conversions], lines)
+    statuses = [status_of(getattr(errors, item.error_type or "", None)) for item in failed]
+    return max(statuses, default=DONE)

@@ -95,7 +95,7 @@ def link(arguments: argparse.Namespace) -> None:
 def add_extract(commands: Any) -> None:
     help = "Unzip an archive to a directory of ONNX external data."
     command = add_command(commands, extract, help, "model.onnxa unzipped")
-    command.add("directory DIRECTORY", "a new or an empty directory", type=path_name)
+    command.add("directory DIR", "a new or an empty directory", type=path_name)
     command.add_url_options()
 
 
@@ -143,23 +143,20 @@ def download(arguments: argparse.Namespace) -> None:
 
 def add_cache(commands: Any) -> None:
     help = "List or clear the cache of remote archives."
-    actions = add_group(commands, "cache", help, "ls")
+    actions = add_group(commands, "cache", help, "list")
     help = "List the archives in the cache, most recently used first."
-    ls = add_command(actions, list_cache, help, "", name="ls", archive=False)
+    listed = add_command(actions, list_cache, help, "", name="list", archive=False)
     help = "Remove archives from the cache; programs that use them are not affected."
-    clear = add_command(actions, clear_cache, help, _URL, name="clear", archive=False)
-    clear.add("urls URL", "remove only these archives", nargs="*")
-    help = "the directory of the cache (default: the user's cache)"
-    for command in (ls, clear):
-        command.add_argument(
-            "--directory", "--cache-dir", metavar="DIR", type=path_name, help=help, default=True
-        )
+    cleared = add_command(actions, clear_cache, help, _URL, name="clear", archive=False)
+    cleared.add("urls URL", "remove only these archives", nargs="*")
+    for command in (listed, cleared):
+        command.add_cache_dir("the directory of the cache (default: the user's)", default=True)
 
 
 def list_cache(arguments: argparse.Namespace) -> None:
     from onnxarchive.remote.cache import cached_archives, directory_of_cache
 
-    directory = directory_of_cache(arguments.directory)
+    directory = directory_of_cache(arguments.cache_dir)
     copies = cached_archives(directory)
     rows: list[list[object]] = []
     for copy in copies:
@@ -172,7 +169,7 @@ def list_cache(arguments: argparse.Namespace) -> None:
 def clear_cache(arguments: argparse.Namespace) -> None:
     from onnxarchive.remote.cache import clear, directory_of_cache
 
-    directory = directory_of_cache(arguments.directory)
+    directory = directory_of_cache(arguments.cache_dir)
     removed = clear(directory, arguments.urls)
     say(arguments, _as_json(directory, removed), f"removed {_total(removed)} from {directory}")
 

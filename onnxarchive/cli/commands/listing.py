@@ -1,10 +1,10 @@
-"""The commands that read archives: `ls`, `info`, `models` and `cat`."""
+"""The commands that read archives: `ls`, `info` and `cat`."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnx
 
-from onnxarchive.cli.commands.editing import write_asset
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
 from onnxarchive.cli.terminal import count, cut, shape, size, table
@@ -26,8 +25,7 @@ from onnxarchive.zipformat.layout import Placement
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DEFAULT: Final = "(default)"  # shown for the empty id of the default model
-_MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
+DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 
 
 def add_ls(commands: Any) -> None:
@@ -42,7 +40,7 @@ def ls(arguments: argparse.Namespace) -> None:
     with open_archive(arguments, only or "") as archive:
         models = archive.contents.models
         chosen = models if only is None else {only: models[only]}
-        users = _users(archive)
+        users = users_of_entries(archive)
         stored: list[dict[str, Any]] = []
         others = []
         for name, entry in archive.entries.items():
@@ -82,7 +80,7 @@ def _count(model: onnx.ModelProto) -> int:
     return len(model.graph.initializer) + sum(1 for _ in tensors.walk_others(model))
 
 
-def _users(archive: Archive) -> dict[str, list[str]]:
+def users_of_entries(archive: Archive) -> dict[str, list[str]]:
     """The ids of the models that use a key, by key."""
     users: dict[str, list[str]] = {}
     for id in archive.models:
@@ -92,51 +90,10 @@ def _users(archive: Archive) -> dict[str, list[str]]:
 
 
 def _ids(ids: Iterable[str]) -> str:
-    return ", ".join(id or _DEFAULT for id in ids)
+    return ", ".join(id or DEFAULT for id in ids)
 
 
-def add_models(commands: Any) -> None:
-    help = "List the models in an archive with inputs, outputs, parameters and bytes of weights."
-    add_command(commands, models, help, "model.onnxa").add_url_options()
-
-
-def models(arguments: argparse.Namespace) -> None:
-    with open_archive(arguments) as archive:
-        users = _users(archive)
-        listed = [_described(archive, id, users) for id in archive.models]
-    header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
-    numbers = itemgetter("parameters", "shared_nbytes", "own_nbytes")
-    rows = [
-        [model["id"] or _DEFAULT, _few(model["inputs"]), _few(model["outputs"]), *numbers(model)]
-        for model in listed
-    ]
-    say(arguments, {"path": archive.path, "models": listed}, table(header, rows))
-
-
-def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Describes a model, with the bytes of shared weights and of unshared weights."""
-    used = [archive.entries[key] for key in archive.contents.models[id].refs]
-    own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
-    model, name = archive.models[id], model_entry(id)
-    return {
-        "id": id,
-        "entry": name,
-        "nbytes": archive.entries[name].nbytes,
-        **_ports(model),
-        "parameters": _parameters(model),
-        "shared_nbytes": sum(entry.nbytes for entry in used) - own_nbytes,
-        "own_nbytes": own_nbytes,
-    }
-
-
-def _few(ports: Mapping[str, str]) -> str:
-    """The names of the first inputs or outputs, and the number of others."""
-    names = list(ports)
-    more = [f"{len(names) - _MAX_PORTS:,} more"] if len(names) > _MAX_PORTS else []
-    return ", ".join(names[:_MAX_PORTS] + more)
-
-
-def _ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+def ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     """The inputs and outputs of a model with their types."""
     from onnxarchive.model.wording import describe
 
@@ -146,7 +103,7 @@ def _ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     }
 
 
-def _parameters(model: onnx.ModelProto) -> int:
+def count_parameters(model: onnx.ModelProto) -> int:
     """The number of elements of the initializers, without those of impossible shapes."""
     shapes = (ref.tensor.dims for ref in tensors.walk(model) if ref.is_initializer)
     return sum(math.prod(dims) for dims in shapes if tensors.are_dims(dims, None))
@@ -175,8 +132,8 @@ def info(arguments: argparse.Namespace) -> None:
             },
             "graph": text(model.graph.name),
             "nodes": len(model.graph.node),
-            **_ports(model),
-            "parameters": _parameters(model),
+            **ports(model),
+            "parameters": count_parameters(model),
             "bytes": _bytes(archive),
             "attributes": {"tensors": len(inside), "nbytes": sum(inside)},
             "metadata": proto.metadata(model),
@@ -299,7 +256,9 @@ def cat(arguments: argparse.Namespace) -> None:
     require_no_terminal()
     with open_archive(arguments, arguments.model) as archive:
         if arguments.name in archive.assets:
-            write_asset(archive, arguments.name)
+            output = StandardOutput()
+            for piece in archive.assets.pieces(arguments.name):
+                output.write(piece)
         else:
             name = f"{archive.path}: tensor {shown(arguments.name)}"
             remedy = "use onnxarchive.open in Python"

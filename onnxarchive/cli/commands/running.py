@@ -1,4 +1,4 @@
-"""The commands for other programs: ONNX Runtime (`run`, `prepack`), Netron (`view`), shells."""
+"""The commands for other programs: ONNX Runtime (`run`, `prepack`) and Netron (`view`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from onnxarchive.cli.commands.listing import described_sets, save_array, set_lin
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
-from onnxarchive.errors import needing
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
 from onnxarchive.model import dtypes
@@ -57,7 +56,7 @@ def add_run(commands: Any) -> None:
         "save the outputs as .npy files in a new directory, which --input reads; types that numpy "
         "lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
     )
-    command.add("--output DIR", help, type=path_name)
+    command.add("--output-dir DIR", help, type=path_name)
     command.add_url_options()
 
 
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     paths = pairs("--input NAME=FILE.npy", arguments.input, path_name)
     inputs = {name: _load(path) for name, path in paths.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
-    output = arguments.output
+    output = arguments.output_dir
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
         outcome = running.run(
             arguments.path,
@@ -108,7 +107,7 @@ def _save(outputs: Mapping[str, NDArray[Any]], directory: NewDirectory) -> dict[
         files[name] = f"{keys.assign(name[:200])}.npy"  # valid in every file system
         with directory.make_file(files[name]) as file:
             writer = PositionalWriter(file)  # its errors name the file
-            save_array(writer, output, f"output {name!r}", "run without --output")
+            save_array(writer, output, f"output {name!r}", "run without --output-dir")
             file.flush()
     return files
 
@@ -223,28 +222,3 @@ def view(arguments: argparse.Namespace) -> None:
             webbrowser.open(Path(folder.path, "view.html").as_uri())
         while True:
             time.sleep(1)
-
-
-def add_completion(commands: Any) -> None:
-    help = "Print a shell script that completes commands, options and files."
-    command = add_command(commands, completion, help, "bash > onnxarchive.bash", archive=False)
-    command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
-
-
-def completion(arguments: argparse.Namespace) -> None:
-    with needing("shtab", "complete commands"):
-        import shtab
-    top = arguments.parser_of_all()
-    _complete_files(top, shtab.FILE)
-    script = shtab.complete(top, arguments.shell)
-    say(arguments, {"shell": arguments.shell, "script": script}, script.splitlines())
-
-
-def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
-    """Sets file-name completion for each argument that takes a value and has no choices."""
-    for action in command._actions:  # noqa: SLF001 argparse has no public list of them
-        if isinstance(action.choices, dict):  # of the commands, or of the actions of one
-            for each in action.choices.values():
-                _complete_files(each, file)
-        elif action.nargs != 0 and action.choices is None:
-            action.complete = file  # type: ignore[attr-defined]  # where shtab looks
