@@ -15,19 +15,9 @@ The names in `__all__` are imported when they are first used. Other names need a
 module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 """
 
-import os as _os
-import signal as _signal
 import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-# If this process is the command (the script, or `python -m onnxarchive`), Ctrl-C ends it at once,
-# without a traceback, until `cli.run` sets handlers: imports take most of a short command's time.
-if (
-    _os.path.basename([*_sys.orig_argv[-len(_sys.argv) :], ""][0]).removesuffix(".exe") == __name__
-    and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
-):
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import onnx as _onnx  # noqa: F401  importing it here is a fifth faster than in a submodule
 
