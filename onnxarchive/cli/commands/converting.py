@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -111,21 +112,27 @@ def convert(arguments: argparse.Namespace) -> int:
     if _STANDARD_STREAM in (*sources, *models.values()):
         raise ValueError("convert cannot read standard input: save it to a file")
     if arguments.output_dir is not None:
-        for name in ("model", "all_models", "default", "include"):
-            if getattr(arguments, name):
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{option} goes with one SOURCE and TARGET, not with --output-dir")
+        _require_no_choice_of_models(arguments)
         return _convert_many(arguments, options)
+    return _convert_one(arguments, models, options)
+
+
+def _require_no_choice_of_models(arguments: argparse.Namespace) -> None:
+    """Refuses options that choose the models of one archive, where each model gets its own."""
+    for name in ("model", "all_models", "default", "include"):
+        if getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} goes with one SOURCE and TARGET, not with --output-dir")
+
+
+def _convert_one(
+    arguments: argparse.Namespace, models: Mapping[str, str], options: Mapping[str, Any]
+) -> int:
     if arguments.all_models and models:
         raise ValueError("expected --all-models or --model, found both")
     source, target = arguments.paths
     to_stream = target == _STANDARD_STREAM
-    if to_stream and arguments.json and not arguments.dry_run:
-        raise ValueError("--json and the archive would both go to standard output")
-    if to_stream and not arguments.dry_run:
-        require_no_terminal()
-    if not to_stream:
-        require_free(target, arguments.force, **access(arguments))
+    _require_target(arguments, target)
     with progress_bar("convert") as progress:
         conversion = onnxarchive.convert(
             source,
@@ -138,18 +145,32 @@ def convert(arguments: argparse.Namespace) -> int:
             **options,
         )
     if not to_stream or arguments.dry_run:
-        text = (
-            f"{conversion.target}: {'would have ' if arguments.dry_run else ''}"
-            f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
-            f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
-        )
-        lines = [text, *_in_attributes(conversion), *_other_files(conversion)]
-        if arguments.all_models:
-            lines += _choice_of_models(conversion)
-        say(arguments, _as_json(conversion), lines)
+        say(arguments, _as_json(conversion), _lines(conversion, arguments))
     if target.endswith(".onnx"):
         warn(f"{target} is an archive; 'onnxarchive export ARCHIVE TARGET' writes a .onnx")
     return DONE
+
+
+def _require_target(arguments: argparse.Namespace, target: str) -> None:
+    """Refuses a target that exists, or standard output if it cannot take the archive."""
+    if target != _STANDARD_STREAM:
+        require_free(target, arguments.force, **access(arguments))
+    elif not arguments.dry_run:
+        if arguments.json:
+            raise ValueError("--json and the archive would both go to standard output")
+        require_no_terminal()
+
+
+def _lines(conversion: Conversion, arguments: argparse.Namespace) -> list[str]:
+    text = (
+        f"{conversion.target}: {'would have ' if arguments.dry_run else ''}"
+        f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
+        f"{size(conversion.nbytes or 0)}{_shared(conversion)}"
+    )
+    lines = [text, *_in_attributes(conversion), *_other_files(conversion)]
+    if arguments.all_models:
+        lines += _choice_of_models(conversion)
+    return lines
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
@@ -208,7 +229,7 @@ def _shared(*conversions: Conversion) -> str:
     return f"; {size(shared)} shared by several models" if shared else ""
 
 
-def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+def _convert_many(arguments: argparse.Namespace, options: Mapping[str, Any]) -> int:
     with contextlib.ExitStack() as stack:
         jobs = arguments.jobs
         executor = None if jobs in (None, 1) else thread_pool(jobs)
@@ -228,25 +249,35 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     for item in conversions:
         for warning in item.warnings:
             warn(f"{item.source}: {warning}")
+    lines = _lines_of_many(conversions, is_dry_run=arguments.dry_run)
+    say(arguments, [_as_json(item) for item in conversions], lines)
+    failed = [item for item in conversions if item.error is not None]
+    statuses = [status_of(getattr(errors, item.error_type or "", None)) for item in failed]
+    return max(statuses, default=DONE)
+
+
+def _lines_of_many(conversions: Sequence[Conversion], *, is_dry_run: bool) -> list[str]:
+    """A table of the conversions, their totals, the reason of each failure, and other files."""
     failed = [item for item in conversions if item.error is not None]
     rows = [
         [item.source, item.target, "failed" if item.error else item.nbytes or "there already"]
         for item in conversions
     ]
-    verb = "would be converted" if arguments.dry_run else "converted"
+    verb = "would be converted" if is_dry_run else "converted"
     skipped = sum(item.is_skipped for item in conversions)
     done = count(len(conversions) - len(failed) - skipped, "model")
     there = f", {skipped} there already" if skipped else ""
     total = f"{done} {verb}{there}, {len(failed)} failed{_shared(*conversions)}"
     lines = [*table(["source", "archive", "bytes"], rows), "", total, *_in_attributes(*conversions)]
-    for item in failed:
-        reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
-        head, *rest = map(str.strip, reason.splitlines() or [""])
-        reason = f"{head} {'; '.join(rest)}" if rest else head
-        lines.append(f"failed: {item.source}: {reason}")
+    lines += [f"failed: {item.source}: {_reason(item)}" for item in failed]
     for item in conversions:
         others = _other_files(item)
         lines += ["", item.source, *others] if others else []
-    say(arguments, [_as_json(item) for item in conversions], lines)
-    statuses = [status_of(getattr(errors, item.error_type or "", None)) for item in failed]
-    return max(statuses, default=DONE)
+    return lines
+
+
+def _reason(failed: Conversion) -> str:
+    """Why a conversion failed, in one line."""
+    text = as_options(failed.error or "").removeprefix(f"{failed.source}: ")
+    head, *rest = map(str.strip, text.splitlines() or [""])
+    return f"{head} {'; '.join(rest)}" if rest else head
