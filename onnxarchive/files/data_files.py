@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
@@ -16,6 +17,8 @@ from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.files.locking import is_held
 
 _MAX_OPEN = 32  # data files at a time
+_SHARE = 8  # they are at most this part of the files that the process may open
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _Key = TypeVar("_Key")
 
 
@@ -34,6 +37,7 @@ class DataFiles(Closing):
         # reads it any more, and a map as soon as no view of it is left.
         self._open: dict[DataFile, MappedFile] = {}
         self._by_identity: dict[tuple[int, int], DataFile] = {}
+        self._most_open = _most_open()
 
     def open(self, path: str | os.PathLike[str], root: Root | None = None) -> DataFile:
         """Opens a file by its path in `root`; None for any path, and no restriction.
@@ -46,8 +50,8 @@ class DataFiles(Closing):
             OSError: It cannot be opened.
         """
         path = os.fsdecode(path)
-        file = _judged(path, root)
         with self._lock:
+            file = self._judged(path, root)
             data_file = self._by_identity.get(file.identity)
             if data_file is None or data_file.first_state != file.state():
                 data_file = DataFile(self, path, root, file)
@@ -62,7 +66,10 @@ class DataFiles(Closing):
             ArchiveFormatError: It is another file, or was changed since it was opened first.
         """
         with self._lock:
-            file = self._open.pop(data_file, None) or data_file.opened_again()
+            file = self._open.pop(data_file, None)
+            if file is None:
+                file = self._judged(data_file.path_in_root, data_file.root)
+                data_file.require_same(file)
             self._keep(data_file, file)
             return file
 
@@ -71,9 +78,19 @@ class DataFiles(Closing):
         with self._lock:
             self._open.clear()
 
+    def _judged(self, path: str, root: Root | None) -> MappedFile:
+        """Opens a file; if too many are open in this process, the others here are closed first."""
+        try:
+            return _judged(path, root)
+        except OSError as error:
+            if error.errno not in _TOO_MANY or not self._open:
+                raise
+        self._open.clear()
+        return _judged(path, root)
+
     def _keep(self, data_file: DataFile, file: MappedFile) -> None:
         self._open[data_file] = file
-        if len(self._open) > _MAX_OPEN:
+        if len(self._open) > self._most_open:
             del self._open[next(iter(self._open))]
 
 
@@ -81,19 +98,20 @@ class DataFile(File):
     """A file of this machine that may be closed between two reads; see `DataFiles`.
 
     Attributes:
+        path_in_root: The path by which it is opened.
+        root: The directory of `path_in_root`; None for no restriction.
         first_state: Its state when it was opened first.
     """
 
     identity: tuple[int, int]
 
     def __init__(self, files: DataFiles, path: str, root: Root | None, file: MappedFile) -> None:
-        self._files, self._path, self._root = files, path, root
+        self._files, self.path_in_root, self.root = files, path, root
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self.first_state = file.state()
 
-    def opened_again(self) -> MappedFile:
-        """The file at the path, if it is the same; for errors see `DataFiles.opened`."""
-        file = _judged(self._path, self._root)
+    def require_same(self, file: MappedFile) -> None:
+        """Refuses and closes a file that is not this one, or was changed since it was opened."""
         fault = None
         if file.identity != self.identity:
             fault = "the file was replaced after it was opened"
@@ -102,7 +120,6 @@ class DataFile(File):
         if fault is not None:
             file.close()
             raise ArchiveFormatError(fault, path=file.path)
-        return file
 
     def opened(self) -> MappedFile:
         """The file, open at least until the caller drops it."""
@@ -140,6 +157,18 @@ class DataFile(File):
 
     def close(self) -> None:
         """Does nothing: `DataFiles` closes its files."""
+
+
+def _most_open() -> int:
+    """The number of files that a `DataFiles` keeps open, in a process that may have few."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _MAX_OPEN
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_OPEN
+    return max(1, min(_MAX_OPEN, limit // _SHARE))
 
 
 def _judged(path: str, root: Root | None) -> MappedFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import onnx
 import pytest
+from limits import limited
 from models import model_of, raw_tensor
 from written import write_parts
 
@@ -147,6 +149,17 @@ def test_threads_read_files_that_are_closed_for_others(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+def test_files_are_closed_for_others_if_the_process_may_open_no_more(tmp_path: Path) -> None:
+    names = [f"data{number}" for number in range(10)]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    with DataFiles() as files:  # which would keep all of them open
+        used = len(os.listdir("/proc/self/fd"))
+        with limited(resource.RLIMIT_NOFILE, used + 3):
+            opened = [files.open(tmp_path / name) for name in names]
+        assert [file.read(0, 10).decode() for file in opened] == names
 
 
 def test_ranges_of_files_are_read_together_and_alone(tmp_path: Path) -> None:
