@@ -33,6 +33,7 @@ from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
 from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.zipformat.directory import Entry
+from onnxarchive.zipformat.layout import padding
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
@@ -198,7 +199,7 @@ def _offsets(archive: Archive) -> tuple[dict[str, int], int]:
     for entry in archive.entries.values():
         ref = archive.tensors.refs.get(entry.name)
         if ref is not None and is_outside(ref, entry.nbytes):
-            offsets[entry.name] = end + -end % _PAGE_SIZE
+            offsets[entry.name] = end + padding(end, _PAGE_SIZE)
             end = offsets[entry.name] + entry.nbytes
     return offsets, end
 

@@ -164,20 +164,16 @@ def of_array(array: NDArray[Any]) -> DataType:
     return data_type
 
 
-def as_array(
-    data: memoryview, data_type: DataType, dims: Sequence[int], offset: int = 0
-) -> NDArray[Any]:
-    """Converts the raw data of a tensor, at an offset in bytes, to a read-only array.
+def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDArray[Any]:
+    """Converts the raw data of a tensor to a read-only array.
 
     The array is a view that keeps `data` alive; for packed types, a copy with one byte per element.
     On a big-endian host, an array of bfloat16 is a copy as well, in the host's byte order.
     """
     shape = tuple(dims)
     if data_type.is_viewed:
-        array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data, offset)
+        array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data)
         return array
-    nbytes = data_type.nbytes(shape)
-    data = data[offset : offset + nbytes]
     if data_type.is_packed:
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import tomllib
@@ -157,12 +158,13 @@ def check(
     findings = _Findings()
     jobs = threads.require_jobs(jobs)
     location = Location.of(source, **access)
-    if location.path is not None:
+    with contextlib.ExitStack() as lock:
         try:
-            MappedFile(location.path, rule="FILE-1").close()
+            file = lock.enter_context(opened(location))
         except ArchiveFormatError as error:
+            if error.rule != "FILE-1":
+                raise
             return [Finding("FILE-1", None, error.message)]
-    with opened(location) as file:
         if isinstance(file, MappedFile):
             require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)

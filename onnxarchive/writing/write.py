@@ -40,7 +40,7 @@ _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
 
 # Size and CRC-32 of an entry, its data in pieces, and True if the CRC-32 need not be compared:
-# the arguments of `ZipWriter.add_stream`.
+# the arguments of `ZipWriter.add`.
 Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
 
 
@@ -138,7 +138,7 @@ def write_entries(
                 parts = fetch_all(batch)
             assert parts is not None
             for item, (nbytes, crc, pieces, is_verified) in zip(batch, parts, strict=True):
-                target.add_stream(
+                target.add(
                     item.name,
                     nbytes,
                     crc,

@@ -173,7 +173,7 @@ class Writer(Closing):
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with closing_on_error(self):
-            self._zip.add_stream(key, nbytes, crc, pieces, is_verified=is_verified)
+            self._zip.add(key, nbytes, crc, pieces, is_verified=is_verified)
             self._key_of[name] = key
             self._added[key] = tensor
             self._nbytes[key] = nbytes

@@ -76,6 +76,11 @@ def holds_signature(offset: int) -> bool:
     return b"PK" in packed and any(signature in packed for signature in END_SIGNATURES)
 
 
+def padding(offset: int, alignment: int) -> int:
+    """The number of bytes from an offset to the next multiple of an alignment."""
+    return -offset % alignment
+
+
 class Placement(NamedTuple):
     """Position of an entry in an archive; gives its local header and its directory record.
 
@@ -96,7 +101,7 @@ class Placement(NamedTuple):
     @property
     def padding(self) -> int:
         """Number of zero bytes before the data."""
-        return -self.unpadded_offset % self.alignment
+        return padding(self.unpadded_offset, self.alignment)
 
     @property
     def data_offset(self) -> int:
@@ -116,8 +121,7 @@ class Placement(NamedTuple):
     def pack(self) -> tuple[bytes, bytes]:
         """The local header, with the padding before the data, and the directory record."""
         name, nbytes, crc32, header_offset, alignment = self
-        padding = -(header_offset + header_size(len(name), nbytes)) % alignment
-        local_extra = records.pack_alignment_extra(alignment, padding)
+        local_extra = records.pack_alignment_extra(alignment, self.padding)
         extra = b""
         size, offset = nbytes, header_offset
         is_small = size < records.SATURATED_32 > offset
@@ -167,7 +171,9 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
     """
     encoded = name.encode()
     begin = header_offset + header_size(len(encoded), nbytes)
-    while holds_signature(begin + -begin % alignment + nbytes) and alignment < MAX_ALIGNMENT:
+    while alignment < MAX_ALIGNMENT:
+        if not holds_signature(begin + padding(begin, alignment) + nbytes):
+            break
         alignment *= 2
     return Placement(encoded, nbytes, crc32, header_offset, alignment)
 

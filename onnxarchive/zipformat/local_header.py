@@ -120,7 +120,7 @@ def _check_alignment(
         )
         return None
     least = layout.header_size(len(record.name), entry.nbytes)
-    expected = -(entry.header_offset + least) % alignment
+    expected = layout.padding(entry.header_offset + least, alignment)
     if padding != bytes(expected):
         broken(
             "ALIGN-3",

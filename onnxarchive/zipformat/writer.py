@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
-from onnxarchive.files.data import Buffer, SupportsWrite, add_name, as_bytes, crc32, pieces
+from onnxarchive.files.data import Buffer, SupportsWrite, add_name, crc32
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
 from onnxarchive.zipformat.layout import Placement
@@ -77,12 +77,7 @@ class ZipWriter:
         self._end = deque([before])  # the last written bytes, see `_keep_end`
         self._end_nbytes = len(before)
 
-    def add(self, name: str, data: Buffer) -> Placement:
-        """Writes an entry from bytes in memory or in a map; reads the bytes twice."""
-        view = as_bytes(data)
-        return self.add_stream(name, view.nbytes, crc32(view), pieces(view))
-
-    def add_stream(
+    def add(
         self,
         name: str,
         nbytes: int,
@@ -138,7 +133,7 @@ class ZipWriter:
     def next_data_offset(
         self, name: str, nbytes: int, alignment: int = layout.MIN_ALIGNMENT
     ) -> int:
-        """The offset of an entry's data, if the entry is added next; arguments as `add_stream`."""
+        """The offset of an entry's data, if the entry is added next; arguments as `add`."""
         alignment = max(self._alignment, alignment)
         return layout.place(name, nbytes, 0, self._offset, alignment).data_offset
 
@@ -157,7 +152,7 @@ class ZipWriter:
             nbytes: Size of the data in bytes.
             crc: CRC-32 of the data.
             end: The last `end_records.SEARCHED_SIZE` bytes of the data, or all if fewer.
-            alignment: As in `add_stream`.
+            alignment: As in `add`.
         """
         require_entries(len(self.names) + 1)
         placement = layout.place(name, nbytes, crc, self._offset, max(self._alignment, alignment))

@@ -68,7 +68,7 @@ def _write(path: Path, entries: Mapping[str, bytes]) -> Path:
     with open(path, "wb") as file:
         writer = ZipWriter(file, alignment=64)
         for name, content in entries.items():
-            writer.add_stream(name, len(content), crc32(content), [content])
+            writer.add(name, len(content), crc32(content), [content])
         writer.finish()
     return path
 

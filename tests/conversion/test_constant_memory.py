@@ -27,6 +27,7 @@ from sparse_files import (
     write_int64_data,
     write_sparse_model,
 )
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive.model import proto
@@ -288,7 +289,7 @@ def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(
     if kind == "archive":
         with open(path, "wb") as file:
             writer = ZipWriter(file)
-            writer.add(MODEL_PROTO, model)
+            add_bytes(writer, MODEL_PROTO, model)
             writer.finish()
     else:
         path.write_bytes(model)

@@ -14,6 +14,7 @@ import pytest
 from models import external, mixed_model, model_of, normalised
 from several_models import A, B, C, floats, of, require_loads
 from written import contents, saved, zipped
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -125,7 +126,7 @@ def with_entry(path: Path, name: str) -> None:
     with path.open("wb") as file:
         writer = ZipWriter(file)
         for key, data in contents.items():
-            writer.add(key, data)
+            add_bytes(writer, key, data)
         writer.finish()
 
 

@@ -19,6 +19,7 @@ from edits import replace_model
 from models import MEASURE_MEMORY, entry_of, external, model_of, run_python
 from onnx import TensorProto
 from sparse_files import GIB
+from zip_entries import add_bytes
 from zip_image import directory_of
 
 import onnxarchive
@@ -95,8 +96,8 @@ def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) ->
     with MappedFile(path, is_writable=True) as written:
         target = PositionalWriter(written, offset)
         writer = ZipWriter(target, existing=directory_of(placements), offset=offset)
-        writer.add("small", SMALL.tobytes())
-        writer.add(MODEL_PROTO, with_small(model).SerializeToString(deterministic=True))
+        add_bytes(writer, "small", SMALL.tobytes())
+        add_bytes(writer, MODEL_PROTO, with_small(model).SerializeToString(deterministic=True))
         writer.finish()
 
 

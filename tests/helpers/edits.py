@@ -16,6 +16,7 @@ import onnx
 import pytest
 from models import copying_clone, model_of, raw_tensor
 from onnx import TensorProto
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive.files import filesystem, local_file
@@ -174,8 +175,8 @@ def write_two(path: Path, model: bytes) -> None:
     with path.open("wb") as file:
         writer = ZipWriter(file)
         for tensor in weights(2).graph.initializer:
-            writer.add(tensor.name, tensor.raw_data)
-        writer.add(MODEL, model)
+            add_bytes(writer, tensor.name, tensor.raw_data)
+        add_bytes(writer, MODEL, model)
         writer.finish()
     assert onnxarchive.check(path, full=True) == []
 

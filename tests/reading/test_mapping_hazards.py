@@ -234,4 +234,9 @@ for full in (False, True):
         if writer is not None:
             os.close(writer)
     found = f"FILE-1 expected a regular file, found {kind}\n"
+    if kind == "a directory":  # which `recognised` describes
+        found = (
+            "FILE-1 expected an ONNX archive, found a directory without a model (__MODEL_PROTO or "
+            "*.onnx)\n"
+        )
     assert (done.stdout, done.stderr) == (f"FILE-1 {path} True\n" * 2 + found * 2, "")

@@ -29,6 +29,7 @@ from remote_archives import (
 )
 from web_server import Answer, WebServer
 from written import saved
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import (
@@ -143,7 +144,7 @@ def test_what_lies_between_the_models_of_a_hostile_archive_is_not_read(
         ("unlisted", bytes(4_000_000)),
         ("__MODEL_PROTO", model),
     ):
-        writer.add(name, data)
+        add_bytes(writer, name, data)
     writer.finish()
     changed = bytearray(file.getvalue())
     record = changed.rindex(b"unlisted") - DirectoryRecord.SIZE

@@ -24,6 +24,7 @@ from models import (
 )
 from onnx import TensorProto
 from outcomes import came, requires
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding
@@ -163,9 +164,9 @@ def _write(path: Path, model: onnx.ModelProto | bytes, **entries: bytes) -> Path
     with open(path, "wb") as file, unchecked:
         target = ZipWriter(file)
         for name, data in entries.items():
-            target.add(name, data)
+            add_bytes(target, name, data)
         serialized = model if isinstance(model, bytes) else model.SerializeToString()
-        target.add("__MODEL_PROTO", serialized)
+        add_bytes(target, "__MODEL_PROTO", serialized)
         target.finish()
     return path
 

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from models import external, raw_tensor
 from onnx import TensorProto
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive.model import walking
@@ -109,9 +110,9 @@ def test_an_unknown_field_at_the_end_of_external_data_is_accepted(
             model = onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(initializer=initializers))
             with (tmp_path / "model.onnxa").open("wb") as file:
                 archive = ZipWriter(file)
-                archive.add("w", weight.raw_data)
-                archive.add("v", weight.raw_data)
-                archive.add("__MODEL_PROTO", model.SerializeToString())
+                add_bytes(archive, "w", weight.raw_data)
+                add_bytes(archive, "v", weight.raw_data)
+                add_bytes(archive, "__MODEL_PROTO", model.SerializeToString())
                 archive.finish()
             assert onnxarchive.check(tmp_path / "model.onnxa", full=True) == []
             with onnxarchive.open(tmp_path / "model.onnxa") as opened:

@@ -31,6 +31,7 @@ from models import (
 from onnx import TensorProto, numpy_helper
 from several_models import A, B, C, entries_of, floats, keys_of, of, require_loads
 from written import saved
+from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError, Writer
@@ -429,8 +430,8 @@ def test_no_model_after_a_malformed_one_is_parsed_since_its_messages_are_not_cou
 ) -> None:
     with path.open("wb") as file:
         writer = ZipWriter(file)
-        writer.add(DECODER, of().SerializeToString())
-        writer.add(DEFAULT, b"\x07")
+        add_bytes(writer, DECODER, of().SerializeToString())
+        add_bytes(writer, DEFAULT, b"\x07")
         writer.finish()
     parsed = onnx.ModelProto.FromString
     with patch.object(onnx.ModelProto, "FromString", side_effect=parsed) as parse:

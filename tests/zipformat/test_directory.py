@@ -10,6 +10,7 @@ import pytest
 from findings import Findings
 from hypothesis import example, given, settings, strategies as st
 from outcomes import came, requires
+from zip_entries import add_bytes
 from zip_image import (
     CRC32,
     Change,
@@ -93,7 +94,7 @@ def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None
     target = io.BytesIO()
     zip_writer = ZipWriter(target, alignment=alignment)
     datas = [bytes([index + 1]) * nbytes for index, nbytes in enumerate(sizes)]
-    placements = [zip_writer.add(f"k{index}", data) for index, data in enumerate(datas)]
+    placements = [add_bytes(zip_writer, f"k{index}", data) for index, data in enumerate(datas)]
     zip_writer.finish()
     archive = target.getvalue()
     found = inspect(Sparse([(0, archive)]), Strict())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from written import Target
+from zip_entries import add_bytes
 from zip_image import directory_of
 
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, UnsupportedFeatureError
@@ -38,7 +39,7 @@ ENTRIES: Entries = [
 def write_all(target: SupportsWrite, entries: Entries, alignment: int = 64) -> list[int]:
     """Writes an archive; gives the offsets of its data and then its size."""
     zip_writer = ZipWriter(target, alignment=alignment)
-    offsets = [zip_writer.add(name, data).data_offset for name, data in entries]
+    offsets = [add_bytes(zip_writer, name, data).data_offset for name, data in entries]
     return [*offsets, zip_writer.finish()]
 
 
@@ -69,7 +70,7 @@ def test_zipfile_reads_what_was_written() -> None:
 def test_every_entry_lies_where_its_placement_says_and_nothing_between(alignment: int) -> None:
     target = io.BytesIO()
     zip_writer = ZipWriter(target, alignment=alignment)
-    placements = [zip_writer.add(name, data) for name, data in ENTRIES]
+    placements = [add_bytes(zip_writer, name, data) for name, data in ENTRIES]
     size = zip_writer.finish()
     archive = target.getvalue()
     assert size == len(archive)
@@ -89,12 +90,12 @@ def test_every_entry_lies_where_its_placement_says_and_nothing_between(alignment
 def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: int) -> None:
     whole = written(ENTRIES)
     before = ZipWriter(io.BytesIO())
-    placements = [before.add(name, data) for name, data in ENTRIES[:count]]
+    placements = [add_bytes(before, name, data) for name, data in ENTRIES[:count]]
     offset = placements[-1].end if placements else 0
     target = io.BytesIO()
     zip_writer = ZipWriter(target, existing=directory_of(placements), offset=offset)
     for name, data in ENTRIES[count:]:
-        zip_writer.add(name, data)
+        add_bytes(zip_writer, name, data)
     assert zip_writer.finish() == len(whole)
     assert target.getvalue() == whole[offset:]
 
@@ -105,7 +106,7 @@ def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
     before = one.pack()[0] + data
     existing = directory_of([one])
     zip_writer = ZipWriter(io.BytesIO(), existing=existing, offset=one.end, before=before)
-    zip_writer.add("w", b"abc")
+    add_bytes(zip_writer, "w", b"abc")
     with pytest.raises(ArchiveFormatError) as caught:
         zip_writer.finish()
     assert (caught.value.rule, caught.value.entry) == ("ZIP-16", "zip")
@@ -116,11 +117,11 @@ def test_entries_that_are_in_the_file_already_count(count: int) -> None:
     target = io.BytesIO()
     one = Placement(b"one", 0, 0, 0)
     zip_writer = ZipWriter(target, existing=directory_of([one] * (count - 1)))
-    zip_writer.add("last", b"")
+    add_bytes(zip_writer, "last", b"")
     zip_writer.finish()
     assert (target.getvalue()[-98:-94] == b"PK\x06\x06") == (count > 0xFFFE)
     with pytest.raises(UnsupportedFeatureError, match="at most"):
-        ZipWriter(target, existing=directory_of([one] * layout.MAX_ENTRIES)).add("more", b"")
+        add_bytes(ZipWriter(target, existing=directory_of([one] * layout.MAX_ENTRIES)), "more", b"")
 
 
 @pytest.mark.large
@@ -154,7 +155,7 @@ def test_how_a_stream_is_cut_does_not_show(data: bytes, cuts: list[int]) -> None
     parts = [data[start:end] for start, end in itertools.pairwise(bounds)]
     target = io.BytesIO()
     zip_writer = ZipWriter(target)
-    zip_writer.add_stream("key", len(data), zlib.crc32(data), parts)
+    zip_writer.add("key", len(data), zlib.crc32(data), parts)
     zip_writer.finish()
     assert target.getvalue() == written([("key", data)])
 
@@ -188,7 +189,7 @@ def test_a_target_that_would_block_is_an_error_and_not_a_gap() -> None:
     os.set_blocking(sending, False)
     with open(receiving, "rb") as received:
         with open(sending, "wb", buffering=0) as pipe, pytest.raises(BlockingIOError) as caught:
-            ZipWriter(pipe).add("key", bytes(1 << 22))
+            add_bytes(ZipWriter(pipe), "key", bytes(1 << 22))
         taken = received.read()
     assert caught.value.errno == errno.EAGAIN
     assert caught.value.characters_written <= len(taken)
@@ -221,7 +222,7 @@ def test_a_target_is_given_views_of_at_most_a_piece_that_it_may_keep() -> None:
 def test_buffers_of_every_kind_and_shape_are_taken_as_their_bytes(buffer: Buffer) -> None:
     target = io.BytesIO()
     zip_writer = ZipWriter(target)
-    zip_writer.add("key", buffer)
+    add_bytes(zip_writer, "key", buffer)
     zip_writer.finish()
     assert target.getvalue() == written([("key", bytes(buffer))])
 
@@ -262,16 +263,16 @@ OTHER_STREAMS: dict[str, list[bytes]] = {
 @pytest.mark.parametrize("stream", OTHER_STREAMS.values(), ids=list(OTHER_STREAMS))
 def test_a_stream_that_is_not_what_was_said_is_refused(stream: list[bytes]) -> None:
     zip_writer = ZipWriter(io.BytesIO())
-    zip_writer.add("first", b"1")
+    add_bytes(zip_writer, "first", b"1")
     with pytest.raises(ChecksumError, match="entry 'key': expected 12 bytes") as caught:
-        zip_writer.add_stream("key", len(STATED), zlib.crc32(STATED), stream)
+        zip_writer.add("key", len(STATED), zlib.crc32(STATED), stream)
     assert caught.value.entry == "key"
     assert zip_writer.names == ["first"]
 
 
 def test_a_wrong_crc32_is_refused_also_for_no_bytes() -> None:
     with pytest.raises(ChecksumError, match="CRC-32 0x00000001, found 0 bytes with 0x00000000"):
-        ZipWriter(io.BytesIO()).add_stream("key", 0, 1, [])
+        ZipWriter(io.BytesIO()).add("key", 0, 1, [])
 
 
 def test_the_crc32_of_bytes_that_cannot_have_changed_is_not_computed_again(
@@ -280,12 +281,12 @@ def test_the_crc32_of_bytes_that_cannot_have_changed_is_not_computed_again(
     monkeypatch.delattr(writer, "crc32")
     target = io.BytesIO()
     zip_writer = ZipWriter(target)
-    zip_writer.add_stream("key", len(STATED), 7, [STATED], is_verified=True)
+    zip_writer.add("key", len(STATED), 7, [STATED], is_verified=True)
     zip_writer.finish()
     with zipfile.ZipFile(target) as opened:
         assert opened.getinfo("key").CRC == 7
     with pytest.raises(ChecksumError, match=r"expected 12 bytes .*, found 13 bytes"):
-        zip_writer.add_stream("other", len(STATED), 7, [STATED, b"!"], is_verified=True)
+        zip_writer.add("other", len(STATED), 7, [STATED, b"!"], is_verified=True)
 
 
 def test_only_bytes_objects_are_constant() -> None:
@@ -305,7 +306,7 @@ def test_a_stream_without_end_is_left_when_it_is_too_long() -> None:
 
     target = io.BytesIO()
     with pytest.raises(ChecksumError):
-        ZipWriter(target).add_stream("key", len(STATED), zlib.crc32(STATED), endless())
+        ZipWriter(target).add("key", len(STATED), zlib.crc32(STATED), endless())
     assert b"more" not in target.getvalue()  # nothing beyond the limit is written
 
 
@@ -316,5 +317,5 @@ def test_an_error_of_a_stream_passes() -> None:
 
     zip_writer = ZipWriter(io.BytesIO())
     with pytest.raises(OSError, match="the source is gone"):
-        zip_writer.add_stream("key", len(STATED), zlib.crc32(STATED), broken())
+        zip_writer.add("key", len(STATED), zlib.crc32(STATED), broken())
     assert zip_writer.names == []
