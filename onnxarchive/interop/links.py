@@ -294,12 +294,12 @@ def _faults(
         yield f"expected all external data in one file, found it in {several}"
         return
     files = [_beside(link, location) for location in locations]
-    for location, file in zip(locations, files, strict=True):
-        if file is None:
-            yield (
-                "expected a location in the link's directory or below it, without '..' or "
-                f"backslashes in the location, found {shown(location)}"
-            )
+    outside = [shown(it) for it, file in zip(locations, files, strict=True) if file is None]
+    for location in outside:
+        yield (
+            "expected a location in the link's directory or below it, without '..' or backslashes "
+            f"in the location, found {location}"
+        )
     path = files[0] if given is None else given
     if path is None:
         return
@@ -329,27 +329,32 @@ def _faults(
                 "tensors have other bytes or positions; write a new link"
             )
             return  # positions in the link are those of the earlier archive
-        positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
-        for ref in tensors.external(model):
-            try:
-                data = tensors.external_data(ref, Strict())
-            except ArchiveFormatError as error:
-                yield error.message
-                continue
-            assert data is not None  # else `Strict` has raised an error
-            packed = (
-                position
-                for pair in ref.tensor.external_data
-                if tensors.names_packed(pair)
-                for position in ranges_of(tensors.text(pair.value))
+        yield from _faults_of_tensors(model, archive)
+
+
+def _faults_of_tensors(model: onnx.ModelProto, archive: Archive) -> Iterator[str]:
+    """Describes external tensors of a link that are at no entry of its archive."""
+    positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
+    for ref in tensors.external(model):
+        try:
+            data = tensors.external_data(ref, Strict())
+        except ArchiveFormatError as error:
+            yield error.message
+            continue
+        assert data is not None  # else `Strict` has raised an error
+        packed = (
+            position
+            for pair in ref.tensor.external_data
+            if tensors.names_packed(pair)
+            for position in ranges_of(tensors.text(pair.value))
+        )
+        if not positions.issuperset(packed):
+            yield (
+                f"{ref}: expected packed weights at entries of the archive, which has others by "
+                "now; write a new link"
             )
-            if not positions.issuperset(packed):
-                yield (
-                    f"{ref}: expected packed weights at entries of the archive, which has others "
-                    "by now; write a new link"
-                )
-            if (data.offset or 0, data.length) not in positions:
-                yield (
-                    f"{ref}: expected offset and length of an entry of the archive, found "
-                    f"{data.offset or 0} and {data.length}; write a new link"
-                )
+        if (data.offset or 0, data.length) not in positions:
+            yield (
+                f"{ref}: expected offset and length of an entry of the archive, found "
+                f"{data.offset or 0} and {data.length}; write a new link"
+            )
