@@ -18,7 +18,7 @@ import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
+from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -167,13 +167,7 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
         return _plan_anew(changes, models, assets)
     new = {item.name: item for item in tensor_items}
     new |= {name: Item(name, data) for name, data in assets.items() if data is not None}
-    order, stay = [*names, *new], len(names)
-    if not assets.keys().isdisjoint(names):  # then in the order of `save`
-        remaining = [name for name in dict.fromkeys(order) if assets.get(name, name) is not None]
-        order = [name for name in remaining if not name.startswith(ASSET_PREFIX)]
-        order += sorted(name for name in remaining if name.startswith(ASSET_PREFIX))
-        pairs = zip(names, order, strict=False)
-        stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] not in assets, pairs))
+    order, stay = _order(names, [*new], assets)
     new |= {name: replaced.pop(name) for name in order[stay:] if name in replaced}
     items = [
         new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
@@ -184,6 +178,34 @@ def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     return _EditPlan(items, model_items(serialized), stay=stay, replaced=replaced)
 
 
+def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple[list[str], int]:
+    """The entries but the models in their new order, and how many of the first ones stay.
+
+    New entries come last. If an asset is replaced or removed, tensors come before assets, and the
+    assets are sorted, as in `save`.
+
+    Args:
+        names: The entries as they were.
+        added: The entries that are added or replaced.
+        assets: The assets that are added, replaced or removed.
+    """
+    if assets.keys().isdisjoint(names):
+        return [*names, *added], len(names)
+    of_tensors: list[str] = []
+    of_assets: list[str] = []
+    for name in dict.fromkeys((*names, *added)):
+        is_removed = name in assets and assets[name] is None
+        if not is_removed:
+            (of_assets if name.startswith(ASSET_PREFIX) else of_tensors).append(name)
+    order = of_tensors + sorted(of_assets)
+    stay = 0
+    for old, new in zip(names, order, strict=False):
+        if old != new or new in assets:
+            break
+        stay += 1
+    return order, stay
+
+
 def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Item]:
     """The items of entries whose tensor has other elements, by key.
 
@@ -192,10 +214,12 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
     """
     replaced: dict[str, Item] = {}
     kinds: dict[str, object] = {}  # of shared entries, by key
-    for model in sorted(models.values(), key=lambda model: model.has_other_tensors):
-        if not model.has_other_tensors and len(uses) < uses.total():
-            refs = model.old_refs.items()
-            kinds |= {key: type_and_dims(ref) for key, ref in refs if uses[key] > 1}
+    if len(uses) < uses.total():  # models share entries
+        for model in models.values():
+            if not model.has_other_tensors:
+                refs = model.old_refs.items()
+                kinds |= {key: type_and_dims(ref) for key, ref in refs if uses[key] > 1}
+    for model in models.values():
         for path, key in [*model.stored.items()]:
             data, is_shared = model.elements.get(path), uses[key] > 1
             if data is None and not is_shared:
