@@ -59,6 +59,7 @@ if _TYPE_CHECKING:
     from onnxarchive.interop.prepacking import prepack as prepack
     from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
+    from onnxarchive.reading.detection import is_archive as is_archive
     from onnxarchive.reading.rules import Finding as Finding, check as check
     from onnxarchive.writing.saving import save as save
     from onnxarchive.writing.writer import Writer as Writer
@@ -69,6 +70,7 @@ __version__ = "0.2.0"
 # Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
     "reading.archive": "Archive load open",
+    "reading.detection": "is_archive",
     "reading.rules": "Finding check",
     "writing.saving": "save",
     "writing.writer": "Writer",
@@ -91,6 +93,8 @@ _NAMES = {
     "interop.transforming": "transform",
     "zipformat.directory": "Entry",
 }
+# Names that `dir` shows once they are imported; other modules are for this library.
+_PUBLIC_MODULES = {"interop", "ir"}
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
@@ -106,8 +110,8 @@ def __getattr__(name: str) -> "_Any":
 
 
 def __dir__() -> list[str]:
-    here = (name for name in globals() if name.startswith("__") or not name.startswith("_"))
-    return sorted({*__all__, *here})
+    here = {name for name in globals() if name.startswith("__") or name in _PUBLIC_MODULES}
+    return sorted(here | {*__all__})
 
 
 _register_with_onnx()

@@ -17,6 +17,7 @@ import pytest
 from models import model_of, raw_tensor, run_python, weight_model
 
 import onnxarchive
+from onnxarchive import ir
 from onnxarchive.interop.netron import Server
 from onnxarchive.interop.running import run
 
@@ -92,6 +93,29 @@ print("archive" in vars(onnxarchive), set(onnxarchive.__all__) <= set(dir(onnxar
 print("__version__" in dir(onnxarchive), dir(onnxarchive) == sorted(set(dir(onnxarchive))))
 """
     assert run_python(code) == "False True\nTrue True\n"
+
+
+def test_the_names_that_are_listed_are_public_whatever_was_imported() -> None:
+    code = """
+import onnxarchive, onnxarchive.cli, onnxarchive.ir, onnxarchive.interop.torch
+onnxarchive.open, onnxarchive.save, onnxarchive.edit
+print({name for name in dir(onnxarchive) if name[0] != "_"} - set(onnxarchive.__all__))
+"""
+    assert ast.literal_eval(run_python(code)) == {"interop", "ir"}
+
+
+def test_every_function_takes_none_for_a_model_that_is_not_chosen() -> None:
+    functions = {name: getattr(onnxarchive, name) for name in onnxarchive.__all__}
+    functions |= {"ir.load": ir.load, "run": run, "Server": Server}
+    parameters = {
+        name: inspect.signature(function).parameters
+        for name, function in functions.items()
+        if not (isinstance(function, type) and issubclass(function, Warning))
+    }
+    chosen = {name: them["model"].default for name, them in parameters.items() if "model" in them}
+    del chosen["save"]  # its model is the one to save
+    assert len(chosen) > 10
+    assert set(chosen.values()) == {None}
 
 
 def test_a_name_that_is_none_is_told_as_in_every_module() -> None:
