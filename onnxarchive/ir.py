@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
+def load(path: str | os.PathLike[str], *, model: str | None = None) -> onnx_ir.Model:
     """Loads a model from an archive as an `onnx_ir.Model` without reading its large tensors.
 
     Large tensors are views of the file (`onnxarchive.writing.onnx_ir.ArchiveTensor`). The tensors
@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
 
     Args:
         path: The archive.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
 
     Returns:
         The model; its large tensors are views of the file.

@@ -81,10 +81,8 @@ class Command(argparse.ArgumentParser):
         """Adds an option that may be given several times."""
         self.add(argument, help, action="append", default=[], **options)
 
-    def add_model(self, action: str, default: str | None = "") -> None:
-        self.add(
-            "--model ID", f"{action}; 'onnxarchive models list' lists the ids", default=default
-        )
+    def add_model(self, action: str) -> None:
+        self.add("--model ID", f"{action}; 'onnxarchive models list' lists the ids")
 
     def add_jobs(self) -> None:
         self.add("--jobs N", "use N cores (default: all)", type=_positive)
@@ -236,7 +234,7 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
         ) from None
 
 
-def open_archive(arguments: argparse.Namespace, model: str = "") -> Archive:
+def open_archive(arguments: argparse.Namespace, model: str | None = None) -> Archive:
     """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
     with opened(Location.of(arguments.archive, **access(arguments))) as file:
         return Archive(file, model=model)

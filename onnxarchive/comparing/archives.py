@@ -150,7 +150,7 @@ def diff(
 def _open(location: Location, model: str | None) -> Archive:
     """Opens an archive, without downloading it into a cache."""
     with opened(location) as file:
-        return Archive(file, model=model or "")
+        return Archive(file, model=model)
 
 
 def _text_changes(texts: Mapping[str, str], others: Mapping[str, str]) -> tuple[Change, ...]:

@@ -43,7 +43,7 @@ def export(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    model: str = "",
+    model: str | None = None,
     external_data: str | None = None,
     progress: Progress | None = None,
     timeout: float | None = locking.TIMEOUT,
@@ -57,7 +57,7 @@ def export(
     Args:
         path: The archive, or its URL.
         destination: The `.onnx`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
         external_data: Name of a file beside `destination` for the large tensors; each begins at a
             multiple of 4096 bytes. The `.onnx` holds the tensors that `link` copies to a link, such
             as the shape of a Reshape. None stores all in the `.onnx`, which must stay under 2 GiB.
@@ -92,7 +92,8 @@ def export(
     require_no_input(destination, [source.path])
     if external_data is None:
         with _opened(source, model) as (archive, models):
-            _export_single(archive, models[model_entry(model)], destination, progress, timeout)
+            content = models[model_entry(archive.model_id)]
+            _export_single(archive, content, destination, progress, timeout)
         return
     beside = _beside(destination, external_data)
     require_no_input(beside, [source.path])
@@ -101,8 +102,10 @@ def export(
 
 
 @contextlib.contextmanager
-def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
-    """Opens an archive, and reads the model of an id, or all for None, before the block runs.
+def _opened(
+    source: Location, model: str | None = None, *, reads_all: bool = False
+) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
+    """Opens an archive, and reads the chosen model, or all models, before the block runs.
 
     While the block runs, an edit may overwrite the models in the file.
 
@@ -110,8 +113,8 @@ def _opened(source: Location, model: str | None) -> Iterator[tuple[Archive, dict
         The archive, and the models' bytes by entry name.
     """
     with opened(source) as file:
-        archive = Archive(file, model=model or "")
-        ids = archive.models if model is None else (model,)
+        archive = Archive(file, model=model)
+        ids = archive.models if reads_all else (archive.model_id,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
     with archive, with_path(archive.path):
         yield archive, models
@@ -248,7 +251,7 @@ def extract(
     """
     directory = require_local_target(directory)
     source = Location.of(path, **access)
-    with _opened(source, None) as (archive, models):
+    with _opened(source, reads_all=True) as (archive, models):
         entries = archive.entries if assets is None else _entries_of(archive, assets)
         require_file_names(entries)
         _extract(archive, entries, models, directory, progress)

@@ -51,7 +51,7 @@ _Value = TypeVar("_Value")
 def edit(
     path: str | os.PathLike[str],
     *,
-    model: str = "",
+    model: str | None = None,
     compact: bool = False,
     copy: bool = False,
     size_threshold: int | None = None,
@@ -79,7 +79,7 @@ def edit(
     Args:
         path: The archive, a local file.
         model: Id of the model for `Edit.model`, `Edit.metadata` and `Edit.tensors`, such as
-            `"decoder"`; `""` for the default one.
+            `"decoder"`; None for the default one.
         compact: Whether to write the whole archive anew, as `save` does: with tensors in the order
             of the models, with keys derived from their names, and without those that no model uses.
         copy: Whether to write a new file at `path`, also if nothing changed; needed for a symbolic

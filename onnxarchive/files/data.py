@@ -88,6 +88,11 @@ class File(Closing):
     is_remote = False
 
     @property
+    def is_closed(self) -> bool:
+        """True after `close`; then nothing more can be read."""
+        return False
+
+    @property
     def is_held(self) -> bool:
         """True if this thread has locked the file for an edit, which is then not to be read."""
         return False

@@ -63,6 +63,11 @@ class BinaryFile(File):
                 raise
         return b"".join(parts)
 
+    @property
+    def is_closed(self) -> bool:
+        """See `File.is_closed`."""
+        return self._file is None
+
     def close(self) -> None:
         """Ends reading; the file object remains open."""
         self._file = None
@@ -94,6 +99,11 @@ class MemoryFile(File):
         if self._data is None:
             raise ValueError(f"{self.path}: the file is closed")
         return self._data[offset:][:nbytes]
+
+    @property
+    def is_closed(self) -> bool:
+        """See `File.is_closed`."""
+        return self._data is None
 
     def close(self) -> None:
         """Ends reading; views remain valid."""

@@ -396,6 +396,11 @@ class MappedFile(File, Work):
         _in_use.pop(descriptor, None)
         self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """See `File.is_closed`."""
+        return self._descriptor is None
+
     def close(self) -> None:
         """Drops descriptor and map; each is closed when nothing else refers to it."""
         if self._is_kept_locked and self.is_own and self._descriptor is not None:

@@ -47,7 +47,7 @@ def link(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    model: str = "",
+    model: str | None = None,
     prepack: bool = False,
     **access: Unpack[Access],
 ) -> None:
@@ -71,7 +71,7 @@ def link(
             allows external data only in a model's directory or below. An existing file is replaced.
             A directory gets a link `ID.onnx` for each model, and one with the archive's name, such
             as `model.onnx` for `model.onnx_data`, for the default model.
-        model: Id of the model, such as `"decoder"`; `""` for the default one, or for all if
+        model: Id of the model, such as `"decoder"`; None for the default one, or for all if
             `destination` is a directory.
         prepack: Whether the link names the weights that `onnxarchive.prepack` has stored for this
             kind of machine. ONNX Runtime before 1.32 does not notice if they are damaged, and some
@@ -101,18 +101,17 @@ def link(
     if not os.path.isdir(destination):
         _require_target(destination, Location.of(path, **access).path)  # before a download
     with open(path, model=model, **access) as archive:
-        write_links(archive, link_targets(archive, destination), prepack=prepack)
+        write_links(archive, link_targets(archive, destination, model), prepack=prepack)
 
 
-def link_targets(archive: Archive, destination: str | os.PathLike[str]) -> dict[str, str]:
-    """The files that `link` writes for an archive, by model id.
-
-    A directory gets the model that was chosen when the archive was opened; all if none was.
-    """
-    target, chosen = os.fspath(destination), archive.model_id
+def link_targets(
+    archive: Archive, destination: str | os.PathLike[str], model: str | None
+) -> dict[str, str]:
+    """The files that `link` writes for an archive, by model id; `model` is that of `link`."""
+    target = os.fspath(destination)
     if not os.path.isdir(target):
-        return {chosen: target}
-    ids = [chosen] if chosen else list(archive.models)
+        return {archive.model_id: target}
+    ids = list(archive.models) if model is None else [model]
     name = os.path.splitext(os.path.basename(archive.path))[0]
     if "" in ids and name.lower() in ids:
         raise ValueError(

@@ -35,7 +35,7 @@ def check_model(
     skip_opset_compatibility_check: bool = False,
     check_custom_domain: bool = False,
     *,
-    model: str = "",
+    model: str | None = None,
 ) -> list[Finding]:
     """Checks the model of an archive with `onnx.checker.check_model`.
 
@@ -48,7 +48,7 @@ def check_model(
         full_check: Whether to also infer shapes and compare them with the model's shapes.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
 
     Returns:
         An empty list if the model is valid; else one finding with onnx's message, since onnx stops
@@ -79,7 +79,7 @@ def check_model(
                 check_custom_domain=check_custom_domain,
             )
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            return [Finding(None, model_entry(model), " ".join(str(error).split()))]
+            return [Finding(None, model_entry(archive.model_id), " ".join(str(error).split()))]
     return []
 
 
@@ -87,7 +87,7 @@ def infer_shapes(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str] | None = None,
     *,
-    model: str = "",
+    model: str | None = None,
     check_type: bool = False,
     strict_mode: bool = False,
     data_prop: bool = False,
@@ -102,7 +102,7 @@ def infer_shapes(
         destination: An archive to write, with the inferred shapes and copies of weights, assets
             and other models, and the alignment of the archive; it may be `path`. None writes
             nothing.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
         check_type: As in onnx.
         strict_mode: As in onnx.
         data_prop: As in onnx.

@@ -59,7 +59,7 @@ class Server(http.server.ThreadingHTTPServer):
         self,
         path: str | os.PathLike[str],
         *,
-        model: str = "",
+        model: str | None = None,
         port: int = 0,
         **access: Unpack[Access],
     ) -> None:
@@ -69,7 +69,7 @@ class Server(http.server.ThreadingHTTPServer):
         self._archive = open(path, model=model, **access)
         entries = self._archive.entries
         self._served |= {f"data/{key}": entries[key] for key in self._archive.tensors.refs}
-        self._served["data/model.onnx"] = entries[model_entry(model)]
+        self._served["data/model.onnx"] = entries[model_entry(self._archive.model_id)]
         self.prefix = f"/{secrets.token_urlsafe(16)}/"
         try:
             super().__init__(("127.0.0.1", port), _Handler)

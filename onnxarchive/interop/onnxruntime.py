@@ -94,7 +94,7 @@ def session(
     sess_options: ort.SessionOptions | None = None,
     providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
     *,
-    model: str = "",
+    model: str | None = None,
     prepack: bool | None = None,
     **keywords: Unpack[Keywords],
 ) -> ort.InferenceSession:
@@ -131,7 +131,7 @@ def session(
             config entries have their former values; an entry that was not set before is empty. ONNX
             Runtime logs these changes.
         providers: As for `onnxruntime.InferenceSession`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model of
+        model: Id of the model, such as `"decoder"`; None for the default one, or for the model of
             an open `Archive`.
         prepack: Whether ONNX Runtime makes packed copies of weights. None (the default) leaves
             this to `sess_options`; without a setting there, ONNX Runtime makes the copies.
@@ -194,7 +194,7 @@ def session_options(
     path: Source,
     sess_options: ort.SessionOptions | None = None,
     *,
-    model: str = "",
+    model: str | None = None,
     prepack: bool | None = None,
     **access: Unpack[Access],
 ) -> tuple[bytes, ort.SessionOptions]:
@@ -241,6 +241,7 @@ class SessionInputs:
     Attributes:
         model: The serialized model.
         model_id: The id of the model.
+        name: The archive and the model's id, for messages.
         prepack: As in `session`.
         uses_packed: As above.
         options: A copy of the caller's options, or these if they cannot be copied.
@@ -252,7 +253,7 @@ class SessionInputs:
     def __init__(
         self,
         source: Source,
-        model: str,
+        model: str | None,
         sess_options: ort.SessionOptions | None,
         prepack: bool | None,
         access: Access,
@@ -264,6 +265,9 @@ class SessionInputs:
         archive = _opened(source, model, access, resources)
         is_own = archive is not source
         self.model_id, self.prepack, self.uses_packed = archive.model_id, prepack, uses_packed
+        self.name = repr(archive.path)
+        if archive.model_id:
+            self.name += f", model {archive.model_id!r}"
         self._copy = copy_options(sess_options, archive.model)
         self.options: Any = sess_options if self._copy is None else self._copy
         self.entries = prepacking_entries(prepack)
@@ -309,10 +313,12 @@ class SessionInputs:
         return self._copy
 
 
-def _opened(source: Source, model: str, access: Access, resources: contextlib.ExitStack) -> Archive:
+def _opened(
+    source: Source, model: str | None, access: Access, resources: contextlib.ExitStack
+) -> Archive:
     if isinstance(source, Archive):
         Location.of(source, **access)  # refuses unknown options
-        if model not in ("", source.model_id):
+        if model not in (None, source.model_id):
             raise ValueError(
                 f"{source.path}: expected the model {source.model_id!r}, chosen when the archive "
                 f"was opened, found {model!r}; open it with model={model!r}"
@@ -376,6 +382,7 @@ def _session_class() -> Any:
         def __init__(self, inputs: SessionInputs, *rest: Any, **kwargs: Any) -> None:
             """Takes `SessionInputs`, and what `InferenceSession` takes after the options."""
             self.packed_weights = inputs.packed
+            self._name = inputs.name
             self._archive_path = inputs.path
             self._lent = inputs.options, inputs.entries
             self._read_again: Callable[[], bytes] | None = None
@@ -392,6 +399,9 @@ def _session_class() -> Any:
                 super().__init__(inputs.model, inputs.options, *rest, **kwargs)
             finally:
                 inputs.require_current()
+
+        def __repr__(self) -> str:
+            return f"<onnxarchive session of {self._name}>"
 
         def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session again; it stays as it is if the archive cannot be read again."""

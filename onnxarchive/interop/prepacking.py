@@ -114,7 +114,7 @@ def prepack(
     version: str = require_onnxruntime(COMPARING, reason).__version__
     options: dict[str, Any] = {"copy": copy, "timeout": timeout}
     path = Location.of(path).require_local()
-    with open(path, model=model or "", timeout=timeout) as archive:
+    with open(path, model=model, timeout=timeout) as archive:
         ids, entries = list(archive.models) if model is None else [model], dict(archive.entries)
     if not copy:
         with edit(path, **options):
@@ -248,7 +248,7 @@ def _pack(
 def _write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions | None) -> None:
     """Lets ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
     with contextlib.ExitStack() as files:
-        inputs = SessionInputs(archive, "", sess_options, True, {}, files, uses_packed=False)
+        inputs = SessionInputs(archive, None, sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()
     options.optimized_model_filepath = as_location(f"{stem}.onnx")
     options.log_severity_level = 3  # a warning says that the optimized model suits this machine

@@ -113,7 +113,7 @@ def run(
     path: str | os.PathLike[str],
     inputs: Mapping[str, Input] | None = None,
     *,
-    model: str = "",
+    model: str | None = None,
     dims: Mapping[str, int] | None = None,
     providers: Sequence[str] | None = None,
     repeat: int = 1,
@@ -174,7 +174,10 @@ def run(
 
 
 def _make_session(
-    location: Location, model: str, providers: Sequence[str] | None, prepack: bool | None
+    location: Location,
+    model: str | None,
+    providers: Sequence[str] | None,
+    prepack: bool | None,
 ) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, full_names = require_onnxruntime(), None

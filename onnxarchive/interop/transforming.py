@@ -50,7 +50,7 @@ def transform(
     destination: str | os.PathLike[str],
     function: Function,
     *,
-    model: str = "",
+    model: str | None = None,
     weights: Weights | None = None,
     size_threshold: int | None = None,
     alignment: int | None = None,
@@ -89,7 +89,7 @@ def transform(
         destination: The archive to write; it may be `path`.
         function: Takes a ModelProto, and returns a ModelProto or a tuple of a ModelProto and a
             boolean, False if the model is invalid. Bind options with `functools.partial`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
         weights: How the function sees large tensors; see above. None means `"loaded"`, for a model
             that takes less than 2 GiB with its weights; for others, choose.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None

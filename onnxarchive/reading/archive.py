@@ -89,14 +89,14 @@ class Archive(Closing):
     max_model_nbytes: int
 
     def __init__(
-        self, file: File, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
+        self, file: File, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str | None = None
     ) -> None:
         """Reads the archive in `file`, and takes over the file."""
         self.path = file.path
         self.max_model_nbytes = max_model_nbytes
-        self.model_id = model
+        self.model_id = "" if model is None else model
         contents = read_contents(file, Strict(), max_model_nbytes)
-        require_model(contents.models, model)
+        require_model(contents.models, self.model_id)
         for number in range(contents.first_model, len(contents.entries)):
             alignment = contents.check_header(number, contents.strict)
         assert alignment is not None  # else `contents.strict` has raised an error
@@ -104,7 +104,7 @@ class Archive(Closing):
         self.contents = contents  # for other modules of this library
         self.entries = contents.entries
         self.models = Models(contents)
-        self.tensors = Tensors(contents, model)
+        self.tensors = Tensors(contents, self.model_id)
         self.assets = Assets(contents)
         _archives[id(self)] = self
 
@@ -244,6 +244,11 @@ class Archive(Closing):
                 for number in models:
                     verify(number, ProgressCounter(None, 0))
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`, as of Python's files."""
+        return self.contents.file.is_closed
+
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
 
@@ -322,7 +327,7 @@ def open(
     source: Openable,
     mode: Literal["r"] = "r",
     *,
-    model: str = "",
+    model: str | None = None,
     timeout: float | None = locking.TIMEOUT,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     prefetch: Prefetch | None = None,
@@ -347,7 +352,7 @@ def open(
             The archive uses a file object from one thread at a time; `close` leaves the file object
             open.
         mode: `"r"`. `onnxarchive.edit` changes an archive, `save` and `Writer` make one.
-        model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
+        model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; None
             for the default one.
         timeout: Seconds to wait while another process edits the file, or on Windows opens it. None
             waits without limit, 0 not at all.
@@ -417,7 +422,7 @@ def open(
 def load(
     source: Openable,
     *,
-    model: str = "",
+    model: str | None = None,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     **access: Unpack[Access],
 ) -> onnx.ModelProto:
@@ -431,7 +436,7 @@ def load(
 
     Args:
         source: The archive, as in `open`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one.
+        model: Id of the model, such as `"decoder"`; None for the default one.
         max_model_nbytes: As in `open`.
         access: As in `open`.
 

@@ -95,6 +95,11 @@ class RemoteFile(File):
         self._rest = memoryview(b"")  # the bytes from `_position` that have arrived
         self._position = version.size
 
+    @property
+    def is_closed(self) -> bool:
+        """See `File.is_closed`."""
+        return self._is_closed
+
     def close(self) -> None:
         """Releases the bytes in memory. Connections belong to the store and stay open."""
         self._is_closed = True

@@ -131,7 +131,7 @@ def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
     )
 
 
-def load(path: str | os.PathLike[str], model: str = "") -> onnx_ir.Model:
+def load(path: str | os.PathLike[str], model: str | None = None) -> onnx_ir.Model:
     """Loads a model of an archive; see `onnxarchive.ir.load`."""
     archive = open(path, model=model)
     with closing_on_error(archive), with_path(path):

@@ -297,6 +297,15 @@ def test_a_model_by_id_is_linked_alone_in_a_directory(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["Decoder.onnxa", "decoder.onnx"]
 
 
+def test_the_default_model_is_linked_alone_in_a_directory_if_it_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path, models={"decoder": runnable_model()})
+    (tmp_path / "links").mkdir()
+    path.rename(tmp_path / "links" / "m.onnxa")
+    onnxarchive.link(tmp_path / "links" / "m.onnxa", tmp_path / "links", model="")
+    assert sorted(os.listdir(tmp_path / "links")) == ["m.onnx", "m.onnxa"]
+
+
 def test_a_name_that_external_data_cannot_have_is_refused(archive: Path) -> None:
     backslash = archive.with_name("a\\b.onnxa")
     os.rename(archive, backslash)

@@ -193,6 +193,16 @@ def test_sessions_of_each_model_compute_what_it_does(archive: Path, model: str) 
             assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
 
 
+def test_the_default_model_of_an_archive_is_refused_that_was_opened_with_another_one(
+    archive: Path,
+) -> None:
+    with (
+        onnxarchive.open(archive, model="decoder") as opened,
+        pytest.raises(ValueError, match="expected the model 'decoder', chosen when"),
+    ):
+        onnxarchive.session(opened, model="")
+
+
 def test_an_archive_that_was_opened_with_another_model_is_refused(archive: Path) -> None:
     with (
         onnxarchive.open(archive) as opened,

@@ -727,3 +727,12 @@ def test_options_are_lent_where_an_operator_may_be_of_a_library(
     else:
         model.graph.node.append(node)
     assert (copy_options(ort.SessionOptions(), model) is None) == is_custom
+
+
+def test_a_session_prints_its_archive_and_model(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path, models={"decoder": runnable_model()})
+    assert repr(onnxarchive.session(path)) == f"<onnxarchive session of {str(path)!r}>"
+    printed = str(onnxarchive.session(path, model="decoder"))
+    assert printed == f"<onnxarchive session of {str(path)!r}, model 'decoder'>"
+    in_memory = repr(onnxarchive.session(path.read_bytes()))
+    assert in_memory == "<onnxarchive session of 'archive in memory'>"

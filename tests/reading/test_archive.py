@@ -836,3 +836,22 @@ def test_a_view_of_a_closed_archive_holds_no_descriptor(tmp_path: Path) -> None:
             views.append(archive.tensors["w"])
     assert len(os.listdir("/proc/self/fd")) == before
     assert len({view.tobytes() for view in views}) == 1
+
+
+def test_an_archive_is_closed_after_its_block_as_a_file_of_python(path: Path) -> None:
+    for source in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
+        with onnxarchive.open(source) as archive:
+            assert not archive.closed
+        assert archive.closed
+        archive.close()
+        assert archive.closed
+
+
+@pytest.mark.parametrize("model", [None, ""])
+def test_a_model_that_is_not_chosen_is_the_default_one(tmp_path: Path, model: str | None) -> None:
+    path, decoder = tmp_path / "two.onnxa", model_of(raw_tensor("own"))
+    onnxarchive.save(model_of(raw_tensor("w")), path, models={"decoder": decoder})
+    with onnxarchive.open(path, model=model) as archive:
+        assert archive.model_id == ""
+        assert list(archive.models) == ["", "decoder"]
+        assert [*archive.tensors] == ["w"]

@@ -105,7 +105,7 @@ def add_diff(commands: Any) -> None:
     help = "Compare the graphs, tensors and assets of two archives (weights by CRC-32)."
     command = add_command(commands, diff, help, "model.onnxa other.onnxa")
     command.add_argument("other", type=file_name, metavar="OTHER")
-    command.add_model("compare this model only", default=None)
+    command.add_model("compare this model only")
     command.add("--full", "also compare bytes, not only the CRC-32s of tensors and assets")
     command.add("--stack-traces", "also compare the stack traces in the metadata of nodes")
     command.add_url_options()

@@ -71,12 +71,13 @@ def _option(field: str) -> str:
 
 def get_metadata(arguments: argparse.Namespace) -> None:
     with open_archive(arguments, arguments.model) as archive:
-        path, metadata, model = archive.path, dict(archive.metadata), archive.model
+        path, model_id = archive.path, archive.model_id
+        metadata, model = dict(archive.metadata), archive.model
         fields = {
             field: text(getattr(model, field)) if model.HasField(field) else None
             for field in _TEXT_FIELDS
         }
-    result = {"path": path, "model": arguments.model}
+    result = {"path": path, "model": model_id}
     if arguments.key is not None:
         _require_key(path, metadata, arguments.key)
         value = metadata[arguments.key]

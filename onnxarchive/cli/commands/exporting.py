@@ -80,7 +80,7 @@ def link(arguments: argparse.Namespace) -> None:
         require_free(arguments.target, arguments.force)  # before the archive is downloaded
     archive = shown_url(arguments.archive)
     with onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments)) as opened:
-        targets = link_targets(opened, arguments.target)
+        targets = link_targets(opened, arguments.target, arguments.model)
         for target in targets.values():
             require_free(target, arguments.force)
         write_links(opened, targets, prepack=arguments.prepack)

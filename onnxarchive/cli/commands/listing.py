@@ -31,13 +31,13 @@ DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 def add_ls(commands: Any) -> None:
     help = "List the tensors and assets of an archive."
     command = add_command(commands, ls, help, "model.onnxa")
-    command.add_model("list the tensors of this model only", default=None)
+    command.add_model("list the tensors of this model only")
     command.add_url_options()
 
 
 def ls(arguments: argparse.Namespace) -> None:
     only = arguments.model
-    with open_archive(arguments, only or "") as archive:
+    with open_archive(arguments, only) as archive:
         models = archive.contents.models
         chosen = models if only is None else {only: models[only]}
         users = users_of_entries(archive)
@@ -123,7 +123,7 @@ def info(arguments: argparse.Namespace) -> None:
         inside = tensors.nbytes_in_attributes(model, DEFAULT_SIZE_THRESHOLD)
         result: dict[str, Any] = {
             "path": archive.path,
-            "model": arguments.model,
+            "model": archive.model_id,
             "models": list(archive.models),
             "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
             "ir_version": model.ir_version,
@@ -144,7 +144,7 @@ def info(arguments: argparse.Namespace) -> None:
         if label == "bytes":
             lines += [f"{part:<14}{size(nbytes)}" for part, nbytes in value.items()]
         elif label == "models":
-            others = [id for id in value if id != arguments.model]
+            others = [id for id in value if id != archive.model_id]
             lines += [f"{'other models':<14}{_ids(others)}"] if others else []
         elif label == "attributes":
             if inside:

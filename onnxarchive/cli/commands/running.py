@@ -169,7 +169,7 @@ def add_prepack(commands: Any) -> None:
         "Store the weights as ONNX Runtime packs them, so that sessions run fast and share memory."
     )
     command = add_command(commands, prepack, help, "model.onnxa")
-    command.add_model("pack the weights of this model alone", default=None)
+    command.add_model("pack the weights of this model alone")
     command.add("--remove", "remove all packed weights instead")
     command.add_copy()
 
