@@ -55,7 +55,7 @@ class Remote(File):
         self.place = place
         self.asked: list[list[tuple[int, int]]] = []
         self.before: Callable[[int], object] = lambda offset: None
-        self.is_closed = False
+        self._is_closed = False
         self._data = data
         self._key = key
         self._piece_size = piece_size
@@ -78,8 +78,12 @@ class Remote(File):
             self.before(begin)
             yield begin, self._data[begin:end]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def close(self) -> None:
-        self.is_closed = True
+        self._is_closed = True
 
     @property
     def nbytes_asked(self) -> int:

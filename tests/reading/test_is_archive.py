@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _model_in_the_middle(path: Path) -> None:
         file.writestr("other", b"")
 
 
-OTHERS = {
+OTHERS: dict[str, Callable[[Path], object]] = {
     "a model": lambda path: path.write_bytes(model_of().SerializeToString()),
     "a text": lambda path: path.write_text("not an archive\n"),
     "an empty file": lambda path: path.touch(),
