@@ -15,8 +15,7 @@ from onnxarchive.cli.output import without_secrets
 from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.errors import did_you_mean, shown
 from onnxarchive.files import locking
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive import Archive, open_location
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import local_path
 
@@ -236,5 +235,4 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
 
 def open_archive(arguments: argparse.Namespace, model: str | None = None) -> Archive:
     """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
-    with opened(Location.of(arguments.archive, **access(arguments))) as file:
-        return Archive(file, model=model)
+    return open_location(Location.of(arguments.archive, **access(arguments)), model)

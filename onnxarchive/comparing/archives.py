@@ -28,7 +28,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.remote.location import Access, Location, Openable
 
@@ -150,7 +150,7 @@ def diff(
 def _open(location: Location, model: str | None) -> Archive:
     """Opens an archive, without downloading it into a cache."""
     with opened(location) as file:
-        return Archive(file, model=model)
+        return read_archive(file, model)
 
 
 def _text_changes(texts: Mapping[str, str], others: Mapping[str, str]) -> tuple[Change, ...]:
@@ -191,7 +191,7 @@ def _contents(archive: Archive, ids: Iterable[str], *, has_assets: bool) -> _Con
     by_id: _Contents = {None: {name: entry_content(ASSET_PREFIX + name) for name in assets}}
     for id in ids:
         contents = by_id[id] = {}
-        keys = {ref.path: key for key, ref in archive.contents.models[id].refs.items()}
+        keys = {ref.path: key for key, ref in contents_of(archive).models[id].refs.items()}
         for ref in tensors.walk(archive.models[id]):
             if ref.path in keys:
                 contents[ref.path] = entry_content(keys[ref.path])
@@ -211,12 +211,12 @@ def _distinct(by_id: _Contents) -> Collection[_Content]:
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
     # Reading 0 bytes of a remote file begins a stream at the local header.
-    next(iter(archive.contents.file.pieces(entry.header_offset, 0)), None)
-    archive.contents.require_header(name)
+    next(iter(contents_of(archive).file.pieces(entry.header_offset, 0)), None)
+    contents_of(archive).require_header(name)
     end = entry.data_offset + entry.nbytes
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
         nbytes = min(_PIECE_SIZE, end - offset)
-        piece = archive.contents.file.read(offset, nbytes)
+        piece = contents_of(archive).file.read(offset, nbytes)
         if len(piece) != nbytes:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes at offset {offset}, found a file truncated to "

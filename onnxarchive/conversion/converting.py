@@ -26,7 +26,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.remote.location import Access, Location
@@ -381,10 +381,10 @@ def _open_archive(location: Location, file: File, reader: SourceReader) -> Archi
         with local or contextlib.nullcontext(file) as readable:
             if isinstance(readable, MappedFile):
                 reader.require_in_tree(readable)
-            archive = Archive(readable)
+            archive = read_archive(readable)
             # Those of a file that is not mapped are compared when the data is read.
             for name in archive.entries if readable.is_mapped else ():
-                archive.contents.require_header(name)
+                contents_of(archive).require_header(name)
             return archive
     except ArchiveError as error:
         # VERSION-1: a conversion could lose data of a later format version.
@@ -400,8 +400,8 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
         tensors_data: list[Data] = []
         cleared: dict[str, str] = {}
         # In the order of `tensors.walk`.
-        for key, ref in archive.contents.models[identifier].refs.items():
-            data = EntryData(archive.contents, key)
+        for key, ref in contents_of(archive).models[identifier].refs.items():
+            data = EntryData(contents_of(archive), key)
             expected = tensors.checksum(ref.tensor) if verify_checksum else None
             if expected is not None and (actual := sha1(data)) != expected:
                 raise ChecksumError(
@@ -412,8 +412,8 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
 
     default, *further = archive.models
     whole = source(default)
-    whole.assets = assets_of(archive)
-    if isinstance(archive.contents.file, MappedFile):
+    whole.assets = assets_of(contents_of(archive))
+    if isinstance(contents_of(archive).file, MappedFile):
         whole.files = (archive.path,)
     whole.further = {identifier: source(identifier) for identifier in further}
     return whole

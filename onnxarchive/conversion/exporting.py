@@ -28,7 +28,7 @@ from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import proto, weights
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import Archive, complete_model
+from onnxarchive.reading.archive import Archive, complete_model, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
 from onnxarchive.remote.location import Access, Location, require_local_target
@@ -113,7 +113,7 @@ def _opened(
         The archive, and the models' bytes by entry name.
     """
     with opened(source) as file:
-        archive = Archive(file, model=model)
+        archive = read_archive(file, model)
         ids = archive.models if reads_all else (archive.model_id,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
     with archive, with_path(archive.path):
@@ -148,10 +148,10 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    if archive.contents.file.is_mapped:
+    if contents_of(archive).file.is_mapped:
         views = {key: archive.read(key) for key in archive.tensors.refs}
     else:
-        data = {key: EntryData(archive.contents, key) for key in archive.tensors.refs}
+        data = {key: EntryData(contents_of(archive), key) for key in archive.tensors.refs}
         views = spool_all(data, directory_of(destination))
     unused = dict(views)
     parts = weights.fill(model_proto, lambda key: unused.pop(key, None))
@@ -162,7 +162,7 @@ def _export_single(
     # Tensors are read twice: for their CRC-32, and to be written.
     counter = ProgressCounter(progress, sum(map(len, [*views.values(), *parts])))
     for key, view in views.items():
-        check_crc32(archive.entries[key], view.nbytes, crc32(view), archive.contents.strict)
+        check_crc32(archive.entries[key], view.nbytes, crc32(view), contents_of(archive).strict)
         counter.add(view.nbytes)
     with Replacement(destination, timeout=timeout) as replacement:
         require_space(destination, sum(map(len, parts)))
@@ -189,7 +189,7 @@ def _export_external(
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
             replacement.data.file.offset = offset
-            for piece in counter(archive.contents.pieces(key)):
+            for piece in counter(contents_of(archive).pieces(key)):
                 replacement.data.file.write(piece)
         replacement.commit()
 
@@ -283,7 +283,9 @@ def _extract(
             with made.make_file(from_utf8(path)) as file:
                 target_writer = PositionalWriter(file)
                 model = models.get(entry.name)
-                content = archive.contents.pieces(entry.name) if model is None else pieces(model)
+                content = (
+                    contents_of(archive).pieces(entry.name) if model is None else pieces(model)
+                )
                 for piece in counter(content):
                     target_writer.write(piece)
                 file.flush()

@@ -18,7 +18,7 @@ from onnxarchive.model import proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.external import StaysOutside, stays_outside
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of
 
 # Pairs for the `external_data` of tensors, by key of their entry.
 Pairs: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
@@ -65,7 +65,7 @@ def linked_model(
             continue
         if location is not None:
             if offsets is None:
-                archive.contents.require_header(entry.name)
+                contents_of(archive).require_header(entry.name)
             offset = entry.data_offset if offsets is None else offsets[entry.name]
             tensors.set_location(tensor, location, offset=offset, length=entry.nbytes)
             for name, value in pairs.get(entry.name, ()) if pairs else ():
@@ -76,7 +76,7 @@ def linked_model(
             "model and the tensors that runtimes do not read from external data, found "
             f"{nbytes} bytes"
         )
-    read = archive.contents.verified([key for key, _ in inner])
+    read = contents_of(archive).verified([key for key, _ in inner])
     for (_, tensor), data in zip(inner, read, strict=True):
         tensors.set_raw_data(tensor, bytes(data))
     return model

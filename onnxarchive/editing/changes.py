@@ -24,7 +24,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, open, owner_of
+from onnxarchive.reading.archive import Archive, contents_of, open, owner_of
 from onnxarchive.reading.contents import Contents
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
@@ -86,6 +86,7 @@ class Changes:
 
     Attributes:
         archive: The archive as it was.
+        contents: What was read of it.
         file: Its file.
         options: The options of the edit.
         model_id: Id of the model for `Edit.model`.
@@ -100,12 +101,13 @@ class Changes:
     def __init__(
         self, archive: Archive, options: EditOptions, resources: contextlib.ExitStack
     ) -> None:
-        self.archive = archive
-        self.file = archive.contents.local_file
+        contents = contents_of(archive)
+        self.archive, self.contents = archive, contents
+        self.file = contents.local_file
         self.options = options
         self.model_id = archive.model_id
-        self.drafts = {id: Draft(old.model, id) for id, old in archive.contents.models.items()}
-        self.old_assets: Mapping[str, Data] = assets_of(archive)
+        self.drafts = {id: Draft(old.model, id) for id, old in contents.models.items()}
+        self.old_assets: Mapping[str, Data] = assets_of(contents)
         self.assets = dict(self.old_assets)
         self.files = resources.enter_context(DataFiles())
         self.is_open = True
@@ -131,7 +133,7 @@ class Changes:
     def removes_model(self) -> bool:
         """True if a model of the archive has gone; a renamed or replaced one has not."""
         origins = {draft.origin for draft in self.drafts.values()}
-        return not origins.issuperset(self.archive.contents.models)
+        return not origins.issuperset(self.contents.models)
 
     def draft(self, id: str) -> Draft:
         """The model with this id; a ModelNotFoundError if there is none."""
@@ -144,7 +146,7 @@ class Changes:
         """The bytes of an external tensor: those of an entry of the archive, or from elsewhere."""
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
-            return referred_data(self.archive, ref)
+            return referred_data(self.contents, ref)
         if location not in self._data:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
         tensors.external_type(ref)  # refuses data in the tensor, too
@@ -198,7 +200,7 @@ class Changes:
                 continue
             if is_placeholder(key) and key not in self._data:
                 raise ValueError(f"{self.archive.path}: {ref}: {_OF_ANOTHER}")
-            is_foreign = is_new if owner is None else not self._has_entry(owner.contents, key)
+            is_foreign = is_new if owner is None else not self._has_entry(contents_of(owner), key)
             if is_foreign:
                 archive = "an unknown archive" if owner is None else owner.path
                 raise ValueError(
@@ -218,13 +220,13 @@ class Changes:
         )
 
     def _of_archive(self, archive: Archive) -> onnx.ModelProto:
-        (source,) = sources_of(archive, {"": copied(archive.model)}).values()
+        (source,) = sources_of(contents_of(archive), {"": copied(archive.model)}).values()
         return self._of_source(source)
 
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         path = Location.of(path).require_local()
         require_no_input(self.file.absolute_path, [path])
-        elsewhere = None if is_new else partial(referred_data, self.archive)
+        elsewhere = None if is_new else partial(referred_data, self.contents)
         reader = SourceReader(elsewhere=elsewhere)
         with with_path(path):
             if os.path.isdir(path):
@@ -241,7 +243,7 @@ class Changes:
 
         A `.onnx` written by `link`, for example, has such data.
         """
-        entries, count = [*self.archive.entries.values()], self.archive.contents.first_model
+        entries, count = [*self.archive.entries.values()], self.contents.first_model
         entry_at = {(entry.data_offset, entry.nbytes): entry for entry in entries[:count]}
         end = entries[count].header_offset
         for ref, data in zip(tensors.external(source.model), source.data, strict=True):

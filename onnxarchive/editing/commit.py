@@ -34,8 +34,7 @@ from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import keys, proto, tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import EntryData, check_model_sizes, check_models
+from onnxarchive.reading.contents import Contents, EntryData, check_model_sizes, check_models
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -78,9 +77,9 @@ class _EditPlan(Plan):
     replaced: Mapping[str, Item] = field(default_factory=dict)
     is_anew: bool = False
 
-    def is_end(self, archive: Archive) -> bool:
+    def is_end(self, contents: Contents) -> bool:
         """True if every entry of the archive but the models stays as it is."""
-        return self.stay == archive.contents.first_model and not self.replaced
+        return self.stay == contents.first_model and not self.replaced
 
 
 def commit(changes: Changes) -> None:
@@ -89,15 +88,15 @@ def commit(changes: Changes) -> None:
     For errors see `onnxarchive.edit` and `undo.change_end`.
     """
     changes.require_unchanged_files()
-    archive, options = changes.archive, changes.options
+    contents, options = changes.contents, changes.options
     models = {id: EditedModel(changes, draft) for id, draft in sorted(changes.drafts.items())}
     assets = _changed_assets(changes)
     plan = (_plan_anew if options.compact else _plan_end)(changes, models, assets)
     is_same = (
-        plan.is_end(archive)
+        plan.is_end(contents)
         and not plan.items
-        and len(models) == len(archive.contents.models)
-        and all(has_bytes(archive, item.name, item.data) for item in plan.models)
+        and len(models) == len(contents.models)
+        and all(has_bytes(contents, item.name, item.data) for item in plan.models)
     )
     if options.compact or options.copy or not is_same:
         _require_valid(changes, plan)
@@ -105,11 +104,11 @@ def commit(changes: Changes) -> None:
 
 
 def _changed_assets(changes: Changes) -> dict[str, Data | None]:
-    archive, old = changes.archive, changes.old_assets
+    contents, old = changes.contents, changes.old_assets
     assets: dict[str, Data | None] = {
         ASSET_PREFIX + path: data
         for path, data in sorted(changes.assets.items())
-        if data is not old.get(path) and not has_bytes(archive, ASSET_PREFIX + path, data)
+        if data is not old.get(path) and not has_bytes(contents, ASSET_PREFIX + path, data)
     }
     removed = old.keys() - changes.assets.keys()
     return assets | {ASSET_PREFIX + path: None for path in removed}
@@ -117,14 +116,14 @@ def _changed_assets(changes: Changes) -> dict[str, Data | None]:
 
 def _require_valid(changes: Changes, plan: _EditPlan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
-    archive = changes.archive
+    contents = changes.contents
     model_sizes = {item.name: item.data.nbytes for item in plan.models}
-    check_model_sizes(model_sizes, archive.max_model_nbytes, archive.contents.strict)
+    check_model_sizes(model_sizes, contents.max_model_nbytes, contents.strict)
     if plan.is_anew:  # as in `save`, and weights in a model are only mapped
         return
     sizes = {
         entry.name: entry.nbytes
-        for entry in archive.contents.directory.entries[: plan.stay]
+        for entry in contents.directory.entries[: plan.stay]
         if not entry.name.startswith(ASSET_PREFIX)
     }
     for name, data, *_ in plan.items:
@@ -132,7 +131,7 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
             sizes[name] = data.nbytes
     models = sorted(plan.models, key=attrgetter("name"))  # the default one is first
     serialized = {item.name: b"".join(item.data.pieces()) for item in models}
-    check_models(serialized, sizes, archive.contents.strict)
+    check_models(serialized, sizes, contents.strict)
 
 
 # Planning
@@ -140,14 +139,16 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
 
 def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans the whole archive as `save` does."""
-    archive, options = changes.archive, changes.options
+    contents, options = changes.contents, changes.options
     sources = {id: model.source() for id, model in models.items()}
     by_path = {name.removeprefix(ASSET_PREFIX): data for name, data in assets.items()}
     new = {**changes.old_assets, **by_path}
     sources[""].assets = {path: data for path, data in new.items() if data is not None}
     plan = plan_archive(
         sources,
-        archive_options(archive, archive.models, options.size_threshold, options.convert_attribute),
+        archive_options(
+            contents, contents.models, options.size_threshold, options.convert_attribute
+        ),
         temporary=directory_of(changes.file.absolute_path),
     )
     return _EditPlan(plan.items, plan.models, is_anew=True)
@@ -155,24 +156,22 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
 
 def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
-    archive = changes.archive
-    names = [*archive.entries][: archive.contents.first_model]
+    contents = changes.contents
+    names = [*contents.entries][: contents.first_model]
     uses = Counter(chain.from_iterable(model.keys for model in models.values()))
-    replaced = _replaced(archive, models, uses)
+    replaced = _replaced(contents, models, uses)
     serialized, tensor_items = _serialize(changes, models, uses, replaced.keys())
     unused = [name for name in names if not (name in uses or name.startswith(ASSET_PREFIX))]
     if unused:
-        if not _were_of_removed_models(archive, models, unused):
-            raise _unused(archive, models, unused)
+        if not _were_of_removed_models(contents, models, unused):
+            raise _unused(contents, models, unused)
         return _plan_anew(changes, models, assets)
     new = {item.name: item for item in tensor_items}
     new |= {name: Item(name, data) for name, data in assets.items() if data is not None}
     order, stay = _order(names, [*new], assets)
     new |= {name: replaced.pop(name) for name in order[stay:] if name in replaced}
-    items = [
-        new.get(name) or Item(name, EntryData(archive.contents, name)) for name in order[stay:]
-    ]
-    if any(name not in archive.entries for name in new):
+    items = [new.get(name) or Item(name, EntryData(contents, name)) for name in order[stay:]]
+    if any(name not in contents.entries for name in new):
         require_names(order)
     writer.require_entries(len(order) + len(models))
     return _EditPlan(items, model_items(serialized), stay=stay, replaced=replaced)
@@ -206,7 +205,7 @@ def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple
     return order, stay
 
 
-def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str, Item]:
+def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[str, Item]:
     """The items of entries whose tensor has other elements, by key.
 
     An entry that several models use stays; the tensor with other elements, or with another data
@@ -227,12 +226,12 @@ def _replaced(archive: Archive, models: _Models, uses: Counter[str]) -> dict[str
             ref = TensorRef(path, walking.at(model.message, path))
             if data is None:
                 if kinds.setdefault(key, type_and_dims(ref)) != type_and_dims(ref):
-                    model.set_apart(ref, EntryData(archive.contents, key), uses)
+                    model.set_apart(ref, EntryData(contents, key), uses)
             elif is_shared:
                 model.set_apart(ref, data, uses)
             else:
                 view = in_memory(data)
-                checked = tensors.checked(ref, pieces(view), archive.contents.strict, entry=key)
+                checked = tensors.checked(ref, pieces(view), contents.strict, entry=key)
                 replaced[key] = Item(key, Bytes(view), crc32=Crc32.of(checked).value)
     return replaced
 
@@ -245,29 +244,29 @@ def _serialize(
     The keys of entries that new tensors use are added to `uses`; those of `replaced` get other
     bytes, and are not shared.
     """
-    archive, options = changes.archive, changes.options
+    contents, options = changes.contents, changes.options
     serialized: dict[str, SerializedModel] = {}
     items: list[Item] = []
     assigned, shared = Keys(), SharedEntries()
     if any(model.is_changed and model.others for model in models.values()):
-        assigned = Keys(filter(is_key, archive.entries))
-        for checked in archive.contents.models.values():
+        assigned = Keys(filter(is_key, contents.entries))
+        for checked in contents.models.values():
             shared.add(
-                (key, ref, EntryData(archive.contents, key))
+                (key, ref, EntryData(contents, key))
                 for key, ref in checked.refs.items()
                 if key not in replaced
             )
     for id, model in models.items():
         if not model.is_changed:
-            serialized[id] = bytes(archive.read(keys.model_entry(model.origin or ""))), {}
+            serialized[id] = bytes(contents.model(keys.model_entry(model.origin or ""))), {}
         elif not model.others:
             serialized[id] = proto.encode(model.message), {}
         else:
-            origins = archive.models if model.origin is None else [model.origin]
+            origins = contents.models if model.origin is None else [model.origin]
             planned = plan_model(
                 model.source(model.stored),
                 archive_options(
-                    archive, origins, options.size_threshold, options.convert_attribute
+                    contents, origins, options.size_threshold, options.convert_attribute
                 ),
                 stored=model.stored,
                 assigned=assigned,
@@ -280,29 +279,29 @@ def _serialize(
     return serialized, items
 
 
-def _were_of_removed_models(archive: Archive, models: _Models, unused: Sequence[str]) -> bool:
+def _were_of_removed_models(contents: Contents, models: _Models, unused: Sequence[str]) -> bool:
     """True if only models that the edit removes used these entries."""
     remaining = {model.origin for model in models.values()}
     used_before: set[str] = set()
-    for id, old in archive.contents.models.items():
+    for id, old in contents.models.items():
         if id in remaining:
             used_before.update(old.refs)
     return used_before.isdisjoint(unused)
 
 
-def _unused(archive: Archive, models: _Models, unused: Sequence[str]) -> ValueError:
+def _unused(contents: Contents, models: _Models, unused: Sequence[str]) -> ValueError:
     """The error for tensors of the archive that no model would use."""
     listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
     if len(unused) > _MAX_SHOWN_ENTRIES:
         listed += f" and {len(unused) - _MAX_SHOWN_ENTRIES} more"
     new = [ref for model in models.values() for ref in model.others if ref.is_initializer]
-    old = [ref for key in unused for ref in archive.contents.refs(key)]
+    old = [ref for key in unused for ref in contents.refs(key)]
     new_kinds, old_kinds = ({(ref.name, type_and_dims(ref)) for ref in refs} for refs in (new, old))
     names = sorted(name for name, _ in new_kinds & old_kinds)
     advice = f"; edit.tensors[{shown(names[0])}] = array replaces the elements" if names else ""
     return ValueError(
-        f"{archive.path}: no model would use {listed}; compact=True (--compact) rewrites the whole "
-        f"archive without them{advice}"
+        f"{contents.path}: no model would use {listed}; compact=True (--compact) rewrites the "
+        f"whole archive without them{advice}"
     )
 
 
@@ -311,13 +310,13 @@ def _unused(archive: Archive, models: _Models, unused: Sequence[str]) -> ValueEr
 
 def _write(changes: Changes, plan: _EditPlan) -> None:
     """Writes an edited archive: to a clone, in place, or to a new file."""
-    archive, file, options = changes.archive, changes.file, changes.options
-    directory = archive.contents.directory
+    contents, file, options = changes.contents, changes.file, changes.options
+    directory = contents.directory
     offset = directory.entries[plan.stay].header_offset
     staying = directory.entries[: plan.stay]
     names = [entry.name for entry in staying]
     file.require_own()
-    headers = {name: _headers(archive, item) for name, item in plan.replaced.items()}
+    headers = {name: _headers(contents, item) for name, item in plan.replaced.items()}
     records = [
         headers[name][1] if name in headers else record
         for name, record in zip(names, directory.records, strict=False)
@@ -328,13 +327,13 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         nbytes = sum(item.data.nbytes for item in plan.replaced.values()) + plan.nbytes
         counter = ProgressCounter(options.progress, nbytes)
         for name, item in plan.replaced.items():
-            target.offset = archive.entries[name].header_offset
+            target.offset = contents.entries[name].header_offset
             target.write(headers[name][0])
-            _write_data(archive, item, target, counter)
+            _write_data(contents, item, target, counter)
         target.offset = offset
         zip_writer = ZipWriter(
             target,
-            alignment=archive.alignment,
+            alignment=contents.alignment,
             existing=existing,
             offset=offset,
             before=target.last(SEARCHED_SIZE),
@@ -345,29 +344,27 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
         for name, item in plan.replaced.items():
             changes.nbytes_written += len(headers[name][0]) + item.data.nbytes
 
-    is_end = plan.is_end(archive) and not (plan.is_anew or options.copy)
+    is_end = plan.is_end(contents) and not (plan.is_anew or options.copy)
     if not plan.is_anew and _write_clone(file, write, else_in_place=is_end):
         return
     if is_end and file.size - offset <= undo.MAX_END_NBYTES:
-        for name in archive.entries:  # a rollback would refuse a wrong local header
-            archive.contents.require_header(name)
-        new_size = plan.size(archive.alignment, offset, existing)
+        for name in contents.entries:  # a rollback would refuse a wrong local header
+            contents.require_header(name)
+        new_size = plan.size(contents.alignment, offset, existing)
         if new_size < file.size:  # Windows could refuse to shorten it, when all is written
             require_unused(file)
         undo.change_end(file, offset, new_size, write)
         return
-    items = [
-        plan.replaced.get(name) or Item(name, EntryData(archive.contents, name)) for name in names
-    ]
-    write_options = WriteOptions(alignment=archive.alignment, progress=options.progress)
+    items = [plan.replaced.get(name) or Item(name, EntryData(contents, name)) for name in names]
+    write_options = WriteOptions(alignment=contents.alignment, progress=options.progress)
     plan = replace(plan, items=items + plan.items)
     with write_file(plan, file.absolute_path, write_options, locked=file) as written:
         changes.nbytes_written = written.size
 
 
-def _headers(archive: Archive, item: Item) -> tuple[bytes, bytes]:
+def _headers(contents: Contents, item: Item) -> tuple[bytes, bytes]:
     """The local header and the directory record of an entry that gets these bytes."""
-    contents, entry = archive.contents, archive.entries[item.name]
+    contents, entry = contents, contents.entries[item.name]
     alignment = contents.check_header(contents.entries.index_of[item.name], contents.strict)
     assert alignment is not None  # else `strict` has raised an error
     assert item.crc32 is not None
@@ -378,7 +375,7 @@ def _headers(archive: Archive, item: Item) -> tuple[bytes, bytes]:
 
 
 def _write_data(
-    archive: Archive, item: Item, target: PositionalWriter, counter: ProgressCounter
+    contents: Contents, item: Item, target: PositionalWriter, counter: ProgressCounter
 ) -> None:
     """Writes the new bytes of an entry, and compares them with the CRC-32 in its headers."""
     checksum = Crc32()
@@ -386,7 +383,7 @@ def _write_data(
         target.write(piece)
     if checksum.value != item.crc32:
         raise ChecksumError(
-            f"{archive.path}: entry {shown(item.name)}: the array changed while it was written: "
+            f"{contents.path}: entry {shown(item.name)}: the array changed while it was written: "
             f"expected CRC-32 {item.crc32:#010x}, found {checksum.value:#010x}"
         )
 

@@ -15,7 +15,7 @@ from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.contents import Contents
 from onnxarchive.sources.source import Elements, Source
 from onnxarchive.writing.stored_entries import referred_key
 
@@ -38,7 +38,7 @@ class EditedModel:
 
     def __init__(self, changes: Changes, draft: Draft) -> None:
         self._changes = changes
-        self._archive = changes.archive
+        self._contents = changes.contents
         self.origin = draft.origin
         self.message = draft.message
         self.old_refs = TensorRefs()
@@ -47,7 +47,7 @@ class EditedModel:
         self.elements: dict[Path, Data] = {}
         before = None
         if draft.origin is not None:
-            checked = changes.archive.contents.models[draft.origin]
+            checked = changes.contents.models[draft.origin]
             before, self.old_refs = checked.model, checked.refs
         # Options that say which tensors are stored outside may move tensors of an equal model.
         options = changes.options.size_threshold, changes.options.convert_attribute
@@ -68,7 +68,7 @@ class EditedModel:
         for name in sorted(elements):
             if named[name] != 1:
                 raise ValueError(
-                    f"{self._archive.path}: expected one initializer named {shown(name)}, whose "
+                    f"{self._contents.path}: expected one initializer named {shown(name)}, whose "
                     "elements were assigned to edit.tensors, found "
                     f"{'several' if named[name] else 'none'}"
                 )
@@ -98,14 +98,14 @@ class EditedModel:
                 )
         if is_placeholder(location):
             return None
-        key = referred_key(self._archive, ref)
-        options, nbytes = self._changes.options, self._archive.entries[key].nbytes
+        key = referred_key(self._contents, ref)
+        options, nbytes = self._changes.options, self._contents.entries[key].nbytes
         is_stored = ref.is_initializer or options.convert_attribute is not False
         return key if is_stored and nbytes >= (options.size_threshold or 0) else None
 
     def _assign(self, ref: TensorRef, elements: Elements) -> None:
         """Takes up assigned elements, unless they are those that the tensor has."""
-        require_fit(self._archive, ref, elements)
+        require_fit(self._contents, ref, elements)
         tensor, data = ref.tensor, elements.data
         location = tensors.location(tensor)
         if location is None:
@@ -114,7 +114,7 @@ class EditedModel:
             for name in tensors.DATA_FIELDS:
                 tensor.ClearField(name)
             tensors.set_raw_data(tensor, b"".join(data.pieces()))
-        elif ref.path in self.stored and has_bytes(self._archive, location, data):
+        elif ref.path in self.stored and has_bytes(self._contents, location, data):
             return
         else:
             self.elements[ref.path] = data
@@ -164,22 +164,22 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
     )
 
 
-def require_fit(archive: Archive, ref: TensorRef, elements: Elements) -> None:
+def require_fit(contents: Contents, ref: TensorRef, elements: Elements) -> None:
     """Refuses elements of another data type or shape than the tensor's by a ValueError."""
     number, dims = ref.tensor.data_type, tuple(ref.tensor.dims)
     if (elements.data_type.number, elements.dims) != (number, dims):
         raise ValueError(
-            f"{archive.path}: {ref}: expected {dtypes.name_of(number)} of shape {shown(dims)}, "
+            f"{contents.path}: {ref}: expected {dtypes.name_of(number)} of shape {shown(dims)}, "
             f"found {elements.data_type.name} of shape {shown(elements.dims)}"
         )
 
 
-def has_bytes(archive: Archive, name: str, data: Data) -> bool:
+def has_bytes(contents: Contents, name: str, data: Data) -> bool:
     """True if the archive has an entry of this name with these bytes."""
-    entry = archive.entries.get(name)
+    entry = contents.entries.get(name)
     if entry is None or entry.nbytes != data.nbytes or Crc32.of(data.pieces()).value != entry.crc32:
         return False
-    stored = archive.contents.file.pieces(entry.data_offset, entry.nbytes)
+    stored = contents.file.pieces(entry.data_offset, entry.nbytes)
     return are_equal(map(memoryview, stored), data.pieces())
 
 

@@ -24,7 +24,7 @@ from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import PACKED_PREFIX
 from onnxarchive.model.prepacked import unused_nbytes, warn_of_sets
-from onnxarchive.reading.archive import Archive, open
+from onnxarchive.reading.archive import contents_of, open, read_archive
 from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.views import array_in_model
@@ -139,7 +139,7 @@ def edit(
             roll_back(file)
         if os.name == "nt":  # which neither replaces nor shortens a mapped file
             file.avoid_maps()
-        archive = Archive(file, max_model_nbytes, model)
+        archive = read_archive(file, model, max_model_nbytes)
         # Innermost, since an assigned model's file remains open, and would be named instead.
         with contextlib.ExitStack() as resources, with_path(path):
             changes = Changes(archive, options, resources)
@@ -168,7 +168,7 @@ def _warn_of_unused(path: str, max_model_nbytes: int) -> None:
     faults: list[str] = []
     try:
         with open(path, max_model_nbytes=max_model_nbytes, timeout=0) as archive:
-            models = archive.contents.models.values()
+            models = contents_of(archive).models.values()
             nbytes = unused_nbytes(models, archive.entries, archive.read, faults)
     except (ArchiveError, OSError):
         return  # others have changed the file since; the edit itself is written
@@ -297,7 +297,7 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
         changes = self._changes
-        draft, own = changes.draft(id), changes.archive.contents.edited
+        draft, own = changes.draft(id), changes.contents.edited
         if not any(draft.message is message for message in own):
             draft.message = copied(draft.message)
             own.append(draft.message)
@@ -307,7 +307,7 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
         changes = self._changes
         require_model_ids([id])
         old = changes.drafts.get(id)
-        own = changes.archive.contents.edited
+        own = changes.contents.edited
         elements: dict[str, Elements] = {}
         if isinstance(model, onnx.ModelProto) and any(model is message for message in own):
             if old is not None and model is old.message:
@@ -421,7 +421,7 @@ class EditedAssets(_EditedMapping[bytes]):
     def _require(self, path: str) -> None:
         if path not in self:
             message = f"expected the path of an asset, found {shown(path)}"
-            raise self._changes.archive.contents.not_found(message, path, self)
+            raise self._changes.contents.not_found(message, path, self)
 
 
 class EditedTensors(_EditedMapping["NDArray[Any]"]):
@@ -451,7 +451,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
                 "STRING; change `string_data` in edit.model"
             )
         elements = elements_of(name, tensor)
-        require_fit(self._changes.archive, ref, elements)
+        require_fit(self._changes.contents, ref, elements)
         self._draft.elements[name] = elements
 
     def __delitem__(self, name: str) -> None:
@@ -488,7 +488,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
     def _ref(self, name: str) -> TensorRef:
         refs = self._refs(name)
         if len(refs) != 1:
-            raise self._changes.archive.contents.not_found(
+            raise self._changes.contents.not_found(
                 f"expected one initializer named {shown(name)}, found {len(refs)}",
                 name,
                 self._draft.index if not refs else (),

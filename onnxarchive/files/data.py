@@ -400,7 +400,8 @@ def read_together(parts: Iterable[Data]) -> list[Data]:
         is_dense = nbytes <= 2 * sum([nbytes for _, nbytes in ranges])
         whole = file.read(begin, nbytes) if is_dense else b""
         if len(whole) == nbytes:
-            read += [Bytes(whole[start - begin : start - begin + size]) for start, size in ranges]
+            view = memoryview(whole)
+            read += [Bytes(view[start - begin :][:size]) for start, size in ranges]
         else:
             read += [Bytes(Range(file, start, size).read()) for start, size in ranges]
     return read

@@ -37,7 +37,7 @@ from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import Archive, open, with_model
+from onnxarchive.reading.archive import Archive, contents_of, open, with_model
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.remote.urls import local_path
@@ -130,7 +130,7 @@ def write_links(archive: Archive, targets: Mapping[str, str], *, prepack: bool) 
 
     The models are changed: the archive is not used afterwards.
     """
-    file = archive.contents.local_file
+    file = contents_of(archive).local_file
     for target in targets.values():
         _require_target(target, file.absolute_path)
     with with_path(archive.path):
@@ -315,7 +315,7 @@ def _faults(
         return
     with archive:
         for file in filter(None, files):
-            if not archive.contents.local_file.is_at(file):
+            if not contents_of(archive).local_file.is_at(file):
                 yield f"expected external data in {archive.path}, found it in {file}"
         if mark is None:
             yield (

@@ -21,7 +21,7 @@ from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.model import proto, walking
 from onnxarchive.model.external import is_unread
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import open
+from onnxarchive.reading.archive import contents_of, open
 from onnxarchive.reading.rules import Finding
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.stored_entries import archive_options, save_referring
@@ -136,6 +136,6 @@ def infer_shapes(
         for ref in archive.tensors.refs.values():  # inference keeps their paths
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
-            options = archive_options(archive, archive.models)
+            options = archive_options(contents_of(archive), archive.models)
             save_referring(inferred, archive, destination, options)
     return inferred

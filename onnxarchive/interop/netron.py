@@ -21,7 +21,7 @@ from typing import Any, Final, Unpack
 
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, needing
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import open
+from onnxarchive.reading.archive import contents_of, open
 from onnxarchive.remote.location import Access
 from onnxarchive.zipformat.directory import Entry
 
@@ -102,9 +102,9 @@ class Server(http.server.ThreadingHTTPServer):
             return mimetypes.MimeTypes().guess_type(name)[0] or "", len(data), [data]
         if served is None or served.nbytes >= TOO_LARGE:
             return None
-        for _ in self._archive.contents.pieces(served.name):
+        for _ in contents_of(self._archive).pieces(served.name):
             pass  # compares local header and CRC-32
-        pieces = self._archive.contents.file.pieces(served.data_offset, served.nbytes)
+        pieces = contents_of(self._archive).file.pieces(served.data_offset, served.nbytes)
         return "application/octet-stream", served.nbytes, pieces
 
     def _set_up(self, page: bytes) -> bytes:

@@ -76,13 +76,15 @@ class ArchiveSerializer:
         from onnxarchive.files.data import as_bytes
         from onnxarchive.files.file import MemoryFile
         from onnxarchive.model import tensors, walking
-        from onnxarchive.reading.archive import Archive
+        from onnxarchive.reading.archive import contents_of, read_archive
 
         try:
-            archive = Archive(MemoryFile(as_bytes(serialized)))
+            archive = read_archive(MemoryFile(as_bytes(serialized)))
             proto.CopyFrom(archive.model)
             refs = archive.tensors.refs
-            for ref, data in zip(refs.values(), archive.contents.verified(list(refs)), strict=True):
+            for ref, data in zip(
+                refs.values(), contents_of(archive).verified(list(refs)), strict=True
+            ):
                 tensors.set_raw_data(walking.at(proto, ref.path), bytes(data))
         except ArchiveError as error:
             error.path = None  # the bytes came from memory

@@ -40,7 +40,7 @@ from onnxarchive.interop.packed_pairs import packed_pairs
 from onnxarchive.model import proto, walking
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.tensors import TensorRef, text
-from onnxarchive.reading.archive import Archive, open
+from onnxarchive.reading.archive import Archive, contents_of, open
 from onnxarchive.remote.location import Access, Location, Openable, require_known
 
 if TYPE_CHECKING:
@@ -274,10 +274,10 @@ class SessionInputs:
         self._file: MappedFile | None = None
         self.path: str | None = None
         self.packed = 0
-        if not isinstance(archive.contents.file, MappedFile):
+        if not isinstance(contents_of(archive).file, MappedFile):
             self.model = _model_in_memory(archive, self._copy, in_place=is_own)
         else:
-            self._file = archive.contents.local_file
+            self._file = contents_of(archive).local_file
             self.path = self._file.present_path()
             self.entries[_DIRECTORY], name = os.path.split(as_location(self.path))
             with with_path(archive.path):
@@ -325,7 +325,7 @@ def _opened(
             )
         return source
     archive = open(source, model=model, **access)
-    resources.enter_context(archive.contents.file)
+    resources.enter_context(contents_of(archive).file)
     return archive
 
 
@@ -350,7 +350,7 @@ def _model_in_memory(archive: Archive, options: Any, *, in_place: bool) -> bytes
 
     refs, entries = archive.tensors.refs, archive.entries
     keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
-    views = list(archive.contents.views(keys))
+    views = list(contents_of(archive).views(keys))
     with with_path(archive.path):
         model = proto.encode(linked_model(archive, None, is_outside, in_place=in_place))
     if add_buffers is not None and keys:

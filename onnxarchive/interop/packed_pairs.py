@@ -11,7 +11,7 @@ from typing import Final
 from onnxarchive.conversion.linked_models import Pairs
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model.prepacked import Forms, WeightId, packable, packed_sets, warn_of_sets
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of
 
 _PLACE: Final = re.compile(r"\|([0-9]{1,19});([0-9]{1,19});")
 
@@ -51,7 +51,7 @@ def _users(archive: Archive, models: Iterable[str]) -> dict[WeightId, list[tuple
     """For each weight of these models, the ids of those that have it, each with the key there."""
     users: dict[WeightId, list[tuple[str, str]]] = {}
     for model in models:
-        weights = packable(archive.contents.models[model], archive.entries)
+        weights = packable(contents_of(archive).models[model], archive.entries)
         for key, weight in weights.items():
             users.setdefault(weight, []).append((model, key))
     return users
@@ -75,7 +75,7 @@ def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, 
     entry = archive.entries.get(name)
     if entry is not None and entry.nbytes == nbytes:
         with contextlib.suppress(ArchiveFormatError):  # `check` names a damaged header
-            archive.contents.require_header(name)
+            contents_of(archive).require_header(name)
             return entry.data_offset, nbytes
     return None
 

@@ -50,7 +50,7 @@ from onnxarchive.model.prepacked import (
     packable,
 )
 from onnxarchive.model.walking import MAIN_GRAPH
-from onnxarchive.reading.archive import Archive, open, with_model
+from onnxarchive.reading.archive import Archive, contents_of, open, with_model
 from onnxarchive.remote.location import Location
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def prepack(
                     )
                 others = {
                     identifier: [*packable(checked, archive.entries).values()]
-                    for identifier, checked in archive.contents.models.items()
+                    for identifier, checked in contents_of(archive).models.items()
                     if identifier not in packed
                 }
             new = PackedSet(version, machine(), packed, unpacked)
@@ -206,7 +206,7 @@ def _pack(
     It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
     Weights that it changes before it packs them have other names there, and are left out.
     """
-    found = packable(archive.contents.models[archive.model_id], archive.entries).values()
+    found = packable(contents_of(archive).models[archive.model_id], archive.entries).values()
     weights = {name: (nbytes, crc32) for name, nbytes, crc32 in found}
     nbytes = sum(nbytes for nbytes, _ in weights.values())
     require_space(archive.path, 2 * nbytes, os.path.dirname(stem))

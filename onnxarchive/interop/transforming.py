@@ -29,7 +29,7 @@ from onnxarchive.model.external import StaysOutside, is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH
-from onnxarchive.reading.archive import Archive, complete_model, open
+from onnxarchive.reading.archive import Archive, complete_model, contents_of, open
 from onnxarchive.remote.location import require_local_target
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
@@ -130,7 +130,9 @@ def transform(
     with open(path, model=model) as archive, with_path(path):
         view = _view_of_weights(archive, weights)
         options = replace(
-            archive_options(archive, archive.models, size_threshold, convert_attribute),
+            archive_options(
+                contents_of(archive), archive.models, size_threshold, convert_attribute
+            ),
             alignment=archive.alignment if alignment is None else alignment,
             assets=assets,
             progress=progress,
@@ -139,7 +141,7 @@ def transform(
         # The function may take long, so the destination and assets are checked first.
         open_assets(assets)
         Replacement(destination).close()
-        is_in_place = archive.contents.is_at(destination)
+        is_in_place = contents_of(archive).is_at(destination)
         transformed = _transformed(archive, function, view, is_in_place=is_in_place)
         save_referring(transformed, archive, destination, options)
 

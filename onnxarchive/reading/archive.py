@@ -25,13 +25,20 @@ from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import opened
-from onnxarchive.reading.contents import MAX_MODEL_NBYTES, NamedEntries, read_contents
+from onnxarchive.reading.contents import (
+    MAX_MODEL_NBYTES,
+    Contents,
+    NamedEntries,
+    read_contents,
+)
 from onnxarchive.reading.views import Assets, Models, Tensors, require_model
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.sources.recognition import recognised
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from onnxarchive.remote.transfers import Read
 
 
 # By id(). Its references are listed in one step, while a set may grow under those who look through.
@@ -88,23 +95,18 @@ class Archive(Closing):
     alignment: int
     max_model_nbytes: int
 
-    def __init__(
-        self, file: File, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str | None = None
-    ) -> None:
-        """Reads the archive in `file`, and takes over the file."""
-        self.path = file.path
-        self.max_model_nbytes = max_model_nbytes
-        self.model_id = "" if model is None else model
-        contents = read_contents(file, Strict(), max_model_nbytes)
-        require_model(contents.models, self.model_id)
-        for number in range(contents.first_model, len(contents.entries)):
-            alignment = contents.check_header(number, contents.strict)
-        assert alignment is not None  # else `contents.strict` has raised an error
-        self.alignment = alignment
-        self.contents = contents  # for other modules of this library
+    def __init__(self, contents: Contents, model: str | None = None) -> None:
+        """Makes the archive of what was read of its file; None chooses the default model."""
+        model = "" if model is None else model
+        require_model(contents.models, model)
+        self._contents = contents
+        self.path = contents.path
+        self.max_model_nbytes = contents.max_model_nbytes
+        self.model_id = model
+        self.alignment = contents.alignment
         self.entries = contents.entries
         self.models = Models(contents)
-        self.tensors = Tensors(contents, self.model_id)
+        self.tensors = Tensors(contents, model)
         self.assets = Assets(contents)
         _archives[id(self)] = self
 
@@ -122,7 +124,7 @@ class Archive(Closing):
 
         `onnxarchive.edit` changes the metadata.
         """
-        return MappingProxyType(proto.metadata(self.contents.models[self.model_id].model))
+        return MappingProxyType(proto.metadata(self._contents.models[self.model_id].model))
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.
@@ -146,8 +148,8 @@ class Archive(Closing):
         """
         if name not in self.entries:
             message = f"expected the name of an entry, found {shown(name)}"
-            raise self.contents.not_found(message, name, self.entries)
-        return self.contents.model(name) if is_model(name) else self.contents.view(name)
+            raise self._contents.not_found(message, name, self.entries)
+        return self._contents.model(name) if is_model(name) else self._contents.view(name)
 
     def tensor_by_key(self, key: str) -> NDArray[Any]:
         """The tensor with this key, as a read-only array.
@@ -171,8 +173,8 @@ class Archive(Closing):
         """
         if key not in self.tensors.refs:
             message = f"expected the key of a tensor of the model, found {shown(key)}"
-            raise self.contents.not_found(message, key, self.tensors.refs)
-        return self.tensors.array(key, self.contents.view(key))
+            raise self._contents.not_found(message, key, self.tensors.refs)
+        return self.tensors.array(key, self._contents.view(key))
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
         """Reads several initializers at once, by parallel requests if the archive is remote.
@@ -196,7 +198,7 @@ class Archive(Closing):
         names = list(self.tensors if names is None else dict.fromkeys(names))
         key_of = {name: self.tensors.key(name) for name in names}
         keys = sorted({*filter(None, key_of.values())}, key=self.entries.index_of.__getitem__)
-        views = zip(keys, self.contents.views(keys), strict=True)
+        views = zip(keys, self._contents.views(keys), strict=True)
         arrays = {key: self.tensors.array(key, view) for key, view in views}
         return {
             name: self.tensors[name] if key is None else arrays[key] for name, key in key_of.items()
@@ -224,7 +226,7 @@ class Archive(Closing):
             with onnxarchive.open("model.onnxa") as archive:
                 archive.verify()
         """
-        contents = self.contents
+        contents = self._contents
         entries, first_model = contents.directory.entries, contents.first_model
         counter = ProgressCounter(progress, sum(entry.nbytes for entry in entries))
         jobs = threads.require_jobs(jobs) if contents.file.is_mapped else 1
@@ -247,7 +249,7 @@ class Archive(Closing):
     @property
     def closed(self) -> bool:
         """True after `close`, as of Python's files."""
-        return self.contents.file.is_closed
+        return self._contents.file.is_closed
 
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
@@ -256,7 +258,7 @@ class Archive(Closing):
             archive = onnxarchive.open("model.onnxa")
             archive.close()
         """
-        self.contents.file.close()
+        self._contents.file.close()
 
     def __repr__(self) -> str:
         return f"<onnxarchive.Archive {self.path!r}, {len(self.entries)} entries>"
@@ -268,7 +270,7 @@ class Archive(Closing):
             TypeError: The archive is not a local file.
             ValueError: The archive is closed.
         """
-        file = self.contents.file
+        file = self._contents.file
         if not isinstance(file, MappedFile):
             raise TypeError(
                 f"{self.path}: expected a local file to pickle, found an archive in memory, in a "
@@ -291,9 +293,21 @@ def owner_of(model: onnx.ModelProto) -> Archive | None:
     """The archive that has this very object as a model, also in an edit, while it exists."""
     for reference in _archives.valuerefs():
         archive = reference()
-        if archive is not None and archive.contents.has_model(model):
+        if archive is not None and contents_of(archive).has_model(model):
             return archive
     return None
+
+
+def contents_of(archive: Archive) -> Contents:
+    """What was read of an archive's file, for the modules of this library."""
+    return archive._contents  # noqa: SLF001  users of `Archive` have no use for it
+
+
+def read_archive(
+    file: File, model: str | None = None, max_model_nbytes: int = MAX_MODEL_NBYTES
+) -> Archive:
+    """Reads the archive in a file, and takes over the file; for errors see `open`."""
+    return Archive(read_contents(file, Strict(), max_model_nbytes), model)
 
 
 def with_model(archive: Archive, model: str) -> Archive:
@@ -305,10 +319,7 @@ def with_model(archive: Archive, model: str) -> Archive:
         ModelNotFoundError: There is no model of this id.
     """
     with with_path(archive.path):
-        require_model(archive.contents.models, model)
-    chosen = object.__new__(Archive)  # `Archive()` would read the file
-    vars(chosen).update(vars(archive), model_id=model, tensors=Tensors(archive.contents, model))
-    return chosen
+        return Archive(contents_of(archive), model)
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:
@@ -318,7 +329,7 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
     """
     refs = archive.tensors.refs
-    for ref, data in zip(refs.values(), archive.contents.verified([*refs]), strict=True):
+    for ref, data in zip(refs.values(), contents_of(archive).verified([*refs]), strict=True):
         tensors.set_raw_data(ref.tensor, bytes(data))
     return archive.model
 
@@ -411,12 +422,28 @@ def open(
             "Writer make one"
         )
     read = partial(open_recognised, max_model_nbytes=max_model_nbytes)
-    with opened(Location.of(source, **access), timeout=timeout, read=read) as file:
-        archive = Archive(file, max_model_nbytes, model)
+    location = Location.of(source, **access)
+    archive = open_location(
+        location, model, max_model_nbytes=max_model_nbytes, timeout=timeout, read=read
+    )
+    file = contents_of(archive).file
     if prefetch is not None and isinstance(file, MappedFile):
         with closing_on_error(archive):
             file.prefetch(prefetch)
     return archive
+
+
+def open_location(
+    location: Location,
+    model: str | None = None,
+    *,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+    timeout: float | None = locking.TIMEOUT,
+    read: Read | None = None,
+) -> Archive:
+    """Opens an archive; see `open`. Without `read`, nothing is downloaded into the cache."""
+    with opened(location, timeout=timeout, read=read) as file:
+        return read_archive(file, model, max_model_nbytes)
 
 
 def load(
@@ -460,4 +487,4 @@ def load(
 def open_recognised(file: File, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
     """Opens a file as an archive; an error says what else the file is."""
     with recognised(file), with_path(file.path):
-        return Archive(file, max_model_nbytes)
+        return read_archive(file, max_model_nbytes=max_model_nbytes)

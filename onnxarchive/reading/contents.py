@@ -65,13 +65,19 @@ class Contents:
             order of their ids.
         first_model: Index of the first model's entry, if no rule is broken; the models are last.
         entries: The entries by name, if no rule is broken.
+        max_model_nbytes: Limit in bytes on all models together, with which they were read.
         edited: The models of an edit of this archive.
         strict: Raises broken rules as errors that name the file.
     """
 
     def __init__(
-        self, file: File, directory: Directory, models: Mapping[str, CheckedModel]
+        self,
+        file: File,
+        directory: Directory,
+        models: Mapping[str, CheckedModel],
+        max_model_nbytes: int = MAX_MODEL_NBYTES,
     ) -> None:
+        self.max_model_nbytes = max_model_nbytes
         self.file = file
         self.size = file.size
         self.directory = directory
@@ -82,6 +88,25 @@ class Contents:
         # For each entry 1 if its local header was found to match the directory, else 0.
         self._verified = bytearray(len(directory.entries))
         self.strict = Strict(file.path)
+
+    @property
+    def path(self) -> str:
+        """The name of the file for messages."""
+        return self.file.path
+
+    @cached_property
+    def alignment(self) -> int:
+        """Alignment in bytes, from the default model's local header.
+
+        The local headers of all models are compared with the directory.
+
+        Raises:
+            ArchiveFormatError: One does not match.
+        """
+        for number in range(self.first_model, len(self.entries)):
+            alignment = self.check_header(number, self.strict)
+        assert alignment is not None  # else `self.strict` has raised an error
+        return alignment
 
     @property
     def local_file(self) -> MappedFile:
@@ -413,7 +438,7 @@ def read_contents(file: File, report: Report, max_model_nbytes: int = MAX_MODEL_
     sizes = {key: size_of[key] for key in named}
     checked = check_models(data, sizes, report, are_all=directory.is_whole)
     models = {keys.model_id(name): model for name, model in checked.items()}
-    return Contents(file, directory, models)
+    return Contents(file, directory, models, max_model_nbytes)
 
 
 def _read_models(

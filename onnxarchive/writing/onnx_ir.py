@@ -22,7 +22,7 @@ from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, show
 from onnxarchive.files.data import Bytes, Data, Made, SupportsWrite, closing_on_error, pieces
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, open
+from onnxarchive.reading.archive import Archive, contents_of, open
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.plan import refuse_external
@@ -265,7 +265,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
     """The bytes of `raw_data`: the entry of an `ArchiveTensor`, else a copy."""
     if isinstance(tensor, ArchiveTensor):
-        return EntryData(tensor.archive.contents, tensor.key)
+        return EntryData(contents_of(tensor.archive), tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
         copy = io.BytesIO()

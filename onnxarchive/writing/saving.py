@@ -16,6 +16,7 @@ from onnxarchive.files.filesystem import directory_of, require_no_input, require
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.reading.archive import contents_of
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -152,7 +153,7 @@ def save(
     def require_current(file: MappedFile | None) -> None:
         assert target.path is not None  # else no file is replaced
         for archive in archives:
-            archive.contents.require_current(target.path, file, remedy=_REMEDY)
+            contents_of(archive).require_current(target.path, file, remedy=_REMEDY)
 
     write_archive(plan, target, options, require=require_current)
 

@@ -15,25 +15,25 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive
-from onnxarchive.reading.contents import EntryData
+from onnxarchive.reading.archive import Archive, contents_of
+from onnxarchive.reading.contents import Contents, EntryData
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import plan_archive
 from onnxarchive.writing.write import write_file
 
 
-def assets_of(archive: Archive) -> dict[str, Data]:
+def assets_of(contents: Contents) -> dict[str, Data]:
     """The data of an archive's assets by path."""
     return {
-        name.removeprefix(ASSET_PREFIX): EntryData(archive.contents, name)
-        for name in archive.entries
+        name.removeprefix(ASSET_PREFIX): EntryData(contents, name)
+        for name in contents.entries
         if name.startswith(ASSET_PREFIX)
     }
 
 
 def archive_options(
-    archive: Archive,
+    contents: Contents,
     models: Iterable[str],
     size_threshold: int | None = None,
     convert_attribute: bool | None = None,
@@ -41,7 +41,7 @@ def archive_options(
     """Options that keep the archive's alignment, and tensors outside its models or in them.
 
     Args:
-        archive: The archive.
+        contents: The archive.
         models: Ids of the models whose tensors count.
         size_threshold: Another threshold. None means a threshold that moves no tensor out of a
             model, and as few as possible into models.
@@ -49,34 +49,34 @@ def archive_options(
             tensor other than an initializer.
     """
     models = list(models)
-    refs = chain.from_iterable(archive.contents.models[model].refs.values() for model in models)
+    refs = chain.from_iterable(contents.models[model].refs.values() for model in models)
     outside_attributes = any(not ref.is_initializer for ref in refs)
     if size_threshold is None:
         inside, outside = -1, DEFAULT_SIZE_THRESHOLD
         for ref in chain.from_iterable(
-            tensors.walk(archive.contents.models[model].model) for model in models
+            tensors.walk(contents.models[model].model) for model in models
         ):
             if not (ref.is_initializer or outside_attributes):
                 continue
             key = tensors.location(ref.tensor)
             if key is not None:
-                outside = min(outside, archive.entries[key].nbytes)
+                outside = min(outside, contents.entries[key].nbytes)
             elif (nbytes := tensors.stored_nbytes(ref.tensor)) is not None:
                 inside = max(inside, nbytes)
         size_threshold = max(inside + 1, outside)
     return WriteOptions(
         size_threshold=size_threshold,
-        alignment=archive.alignment,
+        alignment=contents.alignment,
         convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
     )
 
 
-def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
+def referred_data(contents: Contents, ref: TensorRef) -> EntryData:
     """The bytes of the entry that an external tensor refers to; see `referred_key`."""
-    return EntryData(archive.contents, referred_key(archive, ref))
+    return EntryData(contents, referred_key(contents, ref))
 
 
-def referred_key(archive: Archive, ref: TensorRef) -> str:
+def referred_key(contents: Contents, ref: TensorRef) -> str:
     """The location of an external tensor, which must be a key of the archive.
 
     Raises:
@@ -87,12 +87,12 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     reference = tensors.external_data(ref, Strict())
     assert reference is not None  # else `Strict` has raised an error
     key = reference.location
-    if not (is_key(key) and key in archive.entries):
+    if not (is_key(key) and key in contents.entries):
         raise ArchiveFormatError(
             f"{ref}: expected a key of the archive as the location of external data, found "
             f"{key!r}; store a new tensor's bytes in raw_data"
         )
-    stored = archive.entries[key].nbytes
+    stored = contents.entries[key].nbytes
     length = nbytes if reference.length is None else reference.length
     if (reference.offset or 0, length, nbytes) != (0, stored, stored):
         raise ArchiveFormatError(
@@ -104,13 +104,13 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
 
 
 def sources_of(
-    archive: Archive,
+    contents: Contents,
     models: Mapping[str, onnx.ModelProto],
 ) -> dict[str, Source]:
     """Models by id that refer to an archive, as sources; the models are not changed."""
     sources: dict[str, Source] = {}
     for identifier, model in models.items():
-        data = [referred_data(archive, ref) for ref in tensors.external(model)]
+        data = [referred_data(contents, ref) for ref in tensors.external(model)]
         sources[identifier] = Source(model, data)
     return sources
 
@@ -127,14 +127,15 @@ def save_referring(
     closed before, unless another object or process has edited it since it was opened: then an
     ArchiveError is raised.
     """
+    contents = contents_of(archive)
     models = {**archive.models, archive.model_id: model}
-    sources = sources_of(archive, models)
-    sources[""].assets = assets_of(archive)
+    sources = sources_of(contents, models)
+    sources[""].assets = assets_of(contents)
     plan = plan_archive(sources, options, temporary=directory_of(path))
 
     def require(target: MappedFile | None) -> None:
-        archive.contents.require_current(path, target)
-        if os.name == "nt" and archive.contents.is_at(path):  # Windows replaces no open file
+        contents.require_current(path, target)
+        if os.name == "nt" and contents.is_at(path):  # Windows replaces no open file
             archive.close()
 
     write_file(plan, path, options, require=require).close()

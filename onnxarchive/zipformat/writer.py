@@ -20,7 +20,7 @@ from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
 from onnxarchive.zipformat.layout import Placement
 
-_GATHERED_SIZE = 1 << 16  # larger pieces are written alone, without a copy
+_GATHERED_SIZE = 1 << 14  # larger pieces are written alone, without a copy
 _WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are as many
 
 

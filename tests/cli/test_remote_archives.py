@@ -15,6 +15,7 @@ from web_server import Answer, WebServer, serving
 from written import files_below, saved
 
 import onnxarchive
+from onnxarchive.reading.archive import contents_of
 
 ARCHIVE = an_archive()
 ONCE = ("--storage-option", "max_retries=0")
@@ -200,8 +201,8 @@ def test_no_output_of_the_library_shows_a_secret(web: WebServer, url: str, tmp_p
         shown = [repr(archive), archive._repr_html_(), archive.path, repr(archive.tensors)]
         shown += [
             repr(vars(archive)),
-            repr(archive.contents.file),
-            repr(vars(archive.contents.file)),
+            repr(contents_of(archive).file),
+            repr(vars(contents_of(archive).file)),
         ]
     shown.append(repr(onnxarchive.convert(url, tmp_path / "c.onnxa", storage_options=options)))
     shown.append(repr(onnxarchive.diff(url, url, storage_options=options)))

@@ -31,6 +31,7 @@ from onnxarchive import (
     ObjectChangedError,
     UnsupportedFeatureError,
 )
+from onnxarchive.reading.archive import contents_of
 from onnxarchive.remote import objects
 
 ARCHIVE = an_archive()
@@ -450,7 +451,9 @@ def test_archives_are_written_to_stores(kind: str, tmp_path: Path, web: WebServe
     onnxarchive.save(a_model(), local, assets=ASSETS, size_threshold=0)
     onnxarchive.save(a_model(), target, assets=ASSETS, size_threshold=0, **access)
     with onnxarchive.open(target, **access) as archive:
-        assert archive.contents.file.read(0, archive.contents.file.size) == local.read_bytes()
+        assert (
+            contents_of(archive).file.read(0, contents_of(archive).file.size) == local.read_bytes()
+        )
     converted = onnxarchive.convert(target, f"{target}2", **access)
     onnxarchive.convert(local, tmp_path / "local2")
     assert converted.nbytes == (tmp_path / "local2").stat().st_size

@@ -564,7 +564,7 @@ def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: byte
     code = """
 import gc, pathlib, sys
 import numpy as np, onnxarchive, onnxruntime
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import read_archive
 from onnxarchive.files.file import MemoryFile
 cpu = ["CPUExecutionProvider"]
 x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
@@ -574,7 +574,7 @@ def make(how, data):
         pieces = onnxarchive.session_options(data, prepack=False)
         return onnxruntime.InferenceSession(*pieces, providers=cpu)
     if how == "archive":
-        with Archive(MemoryFile(memoryview(data))) as opened:
+        with read_archive(MemoryFile(memoryview(data))) as opened:
             return onnxarchive.session(opened, providers=cpu, prepack=False)
     return onnxarchive.session(data, providers=cpu, prepack=False)
 

@@ -35,6 +35,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.reading.archive import contents_of
 from onnxarchive.remote import cache
 from onnxarchive.remote.cache import cached_archives, clear, directory_of_cache
 from onnxarchive.remote.stores import STALL
@@ -183,7 +184,7 @@ def test_an_object_in_memory_is_not_cached(directory: Path) -> None:
         store = MemoryStore()
         store.put("model.onnxa", data)
         with onnxarchive.open("model.onnxa", store=store, cache=directory) as archive:
-            assert archive.contents.file.size == len(data)
+            assert contents_of(archive).file.size == len(data)
     assert not directory.exists()
 
 

@@ -19,7 +19,7 @@ from onnxarchive.errors import shown
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of
 from onnxarchive.zipformat.layout import Placement
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_ls(commands: Any) -> None:
 def ls(arguments: argparse.Namespace) -> None:
     only = arguments.model
     with open_archive(arguments, only) as archive:
-        models = archive.contents.models
+        models = contents_of(archive).models
         chosen = models if only is None else {only: models[only]}
         users = users_of_entries(archive)
         stored: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def ls(arguments: argparse.Namespace) -> None:
             "in_model": sum(_count(model.model) - len(model.refs) for model in chosen.values()),
             "assets": len(others) - len(models),
             "weights": sum(tensor["nbytes"] for tensor in stored),
-            "nbytes": archive.contents.file.size,
+            "nbytes": contents_of(archive).file.size,
         }
     words, numbers = itemgetter("name", "key", "data_type"), itemgetter("nbytes", "data_offset")
     rows = [[*words(row), shape(row["dims"]), *numbers(row), _ids(row["models"])] for row in stored]
@@ -84,7 +84,7 @@ def users_of_entries(archive: Archive) -> dict[str, list[str]]:
     """The ids of the models that use a key, by key."""
     users: dict[str, list[str]] = {}
     for id in archive.models:
-        for key in archive.contents.models[id].refs:
+        for key in contents_of(archive).models[id].refs:
             users.setdefault(key, []).append(id)
     return users
 
@@ -165,7 +165,7 @@ def info(arguments: argparse.Namespace) -> None:
 
 def _bytes(archive: Archive) -> dict[str, int]:
     """The bytes of an archive by use, such as weights or padding."""
-    entries, nbytes = archive.entries.values(), archive.contents.file.size
+    entries, nbytes = archive.entries.values(), contents_of(archive).file.size
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
     models = sum(archive.entries[model_entry(id)].nbytes for id in archive.models)
     data = sum(entry.nbytes for entry in entries)
@@ -195,7 +195,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
 
     weights = {
         id: [*packable(checked, archive.entries).values()]
-        for id, checked in archive.contents.models.items()
+        for id, checked in contents_of(archive).models.items()
     }
     present = {*chain.from_iterable(weights.values())}
     names = {id: {name for name, *_ in listed} for id, listed in weights.items()}
@@ -266,7 +266,7 @@ def cat(arguments: argparse.Namespace) -> None:
             if key is None:
                 array = archive.tensors[arguments.name]
             else:
-                (data,) = archive.contents.verified([key])
+                (data,) = contents_of(archive).verified([key])
                 array = archive.tensors.array(key, data)
             save_array(StandardOutput(), array, name, remedy)
 

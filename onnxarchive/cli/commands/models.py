@@ -22,7 +22,7 @@ from onnxarchive.cli.parser import (
 )
 from onnxarchive.cli.terminal import table
 from onnxarchive.model.keys import MODEL_ID, model_entry
-from onnxarchive.reading.archive import Archive
+from onnxarchive.reading.archive import Archive, contents_of
 
 _MAX_PORTS: Final = 4  # inputs or outputs in a row
 _MODEL_HELP: Final = (
@@ -84,7 +84,7 @@ def list_models(arguments: argparse.Namespace) -> None:
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Describes a model, with the bytes of shared weights and of unshared weights."""
-    used = [archive.entries[key] for key in archive.contents.models[id].refs]
+    used = [archive.entries[key] for key in contents_of(archive).models[id].refs]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)
     return {

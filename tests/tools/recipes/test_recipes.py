@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from processes import completed
 
 import onnxarchive
+from onnxarchive.reading.archive import contents_of
 
 pytestmark = pytest.mark.tool
 
@@ -158,7 +159,7 @@ def test_a_model_is_saved_to_a_bucket_and_used_from_there(s3: S3Server) -> None:
     url = "s3://bucket/folder/model.onnxa"
     assert onnxarchive.check(url, full=True, storage_options=s3.options) == []
     with onnxarchive.open(url, storage_options=s3.options) as archive:
-        assert printed[-1] == f"{archive.contents.file.size:,} bytes downloaded"
+        assert printed[-1] == f"{contents_of(archive).file.size:,} bytes downloaded"
 
 
 def test_a_cluster_converts_the_models_of_a_bucket(s3: S3Server) -> None:
