@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.make import parts
+from conformance.make.clauses import clauses
 from conformance.make.conditions import single_conditions
 from conformance.make.conforming import conforming
 from conformance.make.ends import false_ends
@@ -85,6 +86,7 @@ def vectors() -> list[Vector]:
         *false_ends(),
         *several_models(),
         *single_conditions(),
+        *clauses(),
         *large(),
     ]
     assert len({vector.name for vector in listed}) == len(listed)

@@ -28,6 +28,7 @@ import onnxarchive
 from conformance import run as runner
 from conformance.make import __main__ as recipe
 from onnxarchive import ArchiveError
+from onnxarchive.model.tensors import text
 from onnxarchive.reading.rules import rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,7 +170,7 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
             {
                 "model": identifier,
                 "key": key,
-                "name": tensor.name,
+                "name": text(tensor.name),
                 "data_type": tensor.data_type,
                 "dims": list(tensor.dims),
                 "sha256": hashlib.sha256(archive.read(key)).hexdigest(),

@@ -1,0 +1,393 @@
+"""Vectors for clauses that a reader could leave out without failing any other vector."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from conformance.make import zips as v
+from conformance.make.ends import END_NBYTES, LOCATOR, ZIP64_END, end_record, holding
+from conformance.make.parts import (
+    BIG,
+    BIG_CRC32,
+    FLOAT,
+    MODEL_PROTO,
+    UINT8,
+    W_DATA,
+    Tensor,
+    Vector,
+    W,
+    accepted,
+    alignment_extra,
+    archive,
+    graph,
+    model,
+    of_proto,
+    plus,
+    refused,
+    sparse,
+    with_models,
+)
+from conformance.make.zips import Entry, Image, content, extra_field, number, zip64_field
+
+# The CRC-32 of BEFORE_OFFSET zeros; a constant, since computing it takes seconds.
+BEFORE_OFFSET = v.SATURATED_32 - 64
+BEFORE_OFFSET_CRC32 = 0x624BDB78
+
+
+def clauses() -> Iterator[Vector]:
+    """The vectors of this module, small and large."""
+    yield from _ends()
+    yield from _records()
+    yield from _spaces()
+    yield from _false_records()
+    yield from _names()
+    yield from _models()
+    yield from _tensors()
+    for vector in (*_sparse_ends(), *_sparse_entries()):
+        yield replace(vector, large=True)
+
+
+def _first_changed(**changes: object) -> Image:
+    image = archive(W)
+    image.entries[0] = replace(image.entries[0], **changes)  # type: ignore[arg-type]
+    return image
+
+
+def _ends() -> Iterator[Vector]:
+    for field in ("disk", "directory_disk"):
+        yield refused(
+            f"end-{field.replace('_', '-')}-saturated: ZIP-3 (disk)",
+            f"The end record has 0xFFFF as the number of {DISKS[field]}.",
+            replace(archive(W), end={field: 0xFFFF}),
+        )
+    saturated = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, *[0xFFFFFFFF] * 2, 0)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, 2**64 - 1, 1)
+    yield refused(
+        "file-of-97-bytes: ZIP64-1 ZIP64-3 (locator-offset)",
+        "A file of 97 bytes: a Zip64 end record without its first byte, a locator with the offset "
+        "2^64 - 1, and an end record with saturated values.",
+        ZIP64_END[1:] + locator + saturated,
+    )
+    small = replace(archive(W), has_zip64=True)
+    last = small.place()[-1]
+    offset = last.data_offset + len(last.entry.data)
+    nbytes = sum(len(it.record) for it in small.place())
+    end = offset + nbytes
+    for name, about, rules, count, size, at in (
+        (
+            "size-wraps-most",
+            "the largest count and size, and an offset with which the end is right modulo 2^64",
+            "ZIP-5 ZIP-4",
+            262_144,
+            262_144 * 1098,
+            end - 262_144 * 1098 + 2**64,
+        ),
+        (
+            "size-wraps-least",
+            "the largest count with the least size, and an offset with which the end is right "
+            "modulo 2^64",
+            "ZIP-5 ZIP-4",
+            262_144,
+            262_144 * 46,
+            end - 262_144 * 46 + 2**64,
+        ),
+        ("offset-2-32", "the right offset plus 2^32", "ZIP-5", 2, nbytes, offset + 2**32),
+        ("size-2-32", "the right size plus 2^32", "ZIP-4 ZIP-5", 2, nbytes + 2**32, offset),
+        ("count-2-32", "the right counts plus 2^32", "ZIP-4", 2 + 2**32, nbytes, offset),
+    ):
+        yield refused(
+            f"small-file-{name}: {rules} (record-huge)",
+            f"In a small file, the Zip64 end record states {about}.",
+            replace(
+                small,
+                zip64={
+                    "disk_count": count,
+                    "count": count,
+                    "directory_size": size,
+                    "directory_offset": at,
+                },
+            ),
+        )
+
+
+DISKS = {"disk": "this disk", "directory_disk": "the disk of the directory"}
+
+
+def _records() -> Iterator[Vector]:
+    for bit in (0x40, 0x80, 0x100, 0x8000):
+        yield refused(
+            f"attributes-of-dos-{bit:#06x}: ZIP-11",
+            f"The bit {bit:#06x} of MS-DOS is set in the attributes of an entry.",
+            _first_changed(record={"external_attributes": 0x81A40000 | bit}),
+        )
+    for file_type, called in ((0x9, "0x9"), (0xC, "0xC, a socket"), (0x1, "0x1, a pipe")):
+        yield refused(
+            f"attributes-type-{file_type}: ZIP-11",
+            f"The type of an entry is {called}.",
+            _first_changed(record={"external_attributes": file_type << 28 | 0x01A40000}),
+        )
+
+
+def _spaces() -> Iterator[Vector]:
+    name = "k" * 29
+    short = Tensor(name, UINT8, (8,))
+    image = archive(short)
+    image.entries[0].local_extra = extra_field(0xD935, b"\0")
+    yield refused(
+        "space-of-one-byte-less: ZIP-6 ZIP-14 (gaps)",
+        "The space for a local header has room for all but one byte of the alignment field.",
+        image,
+        stage="open",
+    )
+    # The header needs 36 + 58 bytes. The data is stated to begin in the middle of the name.
+    longer = Tensor("k" * 58, UINT8, (72,), bytes(8))
+    image = archive(longer)
+    image.entries[0].both = {"compressed_size": plus(64), "uncompressed_size": plus(64)}
+    yield refused(
+        "space-within-the-name: ZIP-6 ZIP-7 ZIP-15 (gaps)",
+        "The data of an entry is stated to begin at a multiple of 64 within the name.",
+        image,
+        stage="open",
+    )
+
+
+def _false_records() -> Iterator[Vector]:
+    near = holding(
+        ZIP64_END[:4]
+        + struct.pack("<Q", 44 + 2**32)
+        + ZIP64_END[12:]
+        + end_record(disk=0x100)
+        + end_record(directory_disk=0x100)
+        + end_record(disk_count=0x101)
+        + struct.pack("<4sIQI", b"PK\6\7", 0x10000, 64, 1)
+        + struct.pack("<4sIQI", b"PK\6\7", 0, 64, 0x10001)
+        + struct.pack("<4sIQI", b"PK\6\7", 0, 64, 0)
+        + LOCATOR[:4]
+        + bytes(16)
+        + b"PK\5\7"
+    )
+    yield accepted(
+        "nearly-records-in-upper-bytes: ZIP-16",
+        "Bytes that differ from false records only in the upper bytes of a number, among them the "
+        "signature of a Zip64 end record with the size 44 + 2^32.",
+        archive(near),
+        near,
+    )
+    filler = holding(bytes(END_NBYTES))
+    stamped = Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605})
+    yield refused(
+        "false-end-record-in-directory-alone: ZIP-16 (false-end)",
+        "The time and date of an empty asset form the signature of an end record. Only the "
+        "directory record, not the local header, lies in the last 65,633 bytes.",
+        Image([stamped, filler.entry, Entry(MODEL_PROTO, model(graph(filler)))]),
+    )
+
+
+def _with_asset(name: str) -> Image:
+    return archive(W, assets=(Entry(f"assets/{name}".encode(), b"x"),))
+
+
+def _names() -> Iterator[Vector]:
+    for name, text, about in (
+        ("private", "\ue000", "a code point for private use, U+E000"),
+        ("joiner", "a\u200db", "a character for formatting, U+200D"),
+        ("u-00a0", "a\u00a0b", "a no-break space, U+00A0, the first character after the controls"),
+    ):
+        yield accepted(
+            f"name-of-asset-{name}: ASSET-1",
+            f"The name of an asset has {about}.",
+            _with_asset(text),
+            W,
+        )
+    for name, text, about in (
+        ("u-001f", "a\x1f", "the control character U+001F"),
+        ("u-009f", "a\u009f", "the control character U+009F"),
+        (
+            "composed-and-lower-mark",
+            "\u00e1\u0323",
+            "a composed letter, and a mark that in canonical order comes before the mark of this "
+            "letter",
+        ),
+        (
+            "letter-of-two-marks",
+            "\u0112\u0300",
+            "a letter with a mark, and a mark that composes with this letter to U+1E14",
+        ),
+    ):
+        yield refused(
+            f"name-of-asset-{name}: ASSET-1",
+            f"The name of an asset has {about}.",
+            _with_asset(text),
+        )
+
+
+def _models() -> Iterator[Vector]:
+    yield accepted(
+        "model-ir-version-twice: MODEL-3",
+        "The field ir_version occurs twice.",
+        of_proto(number(1, 9) + model(graph(W)), W),
+        W,
+    )
+    double = Tensor("inside", 11, (1,), pairs=(), is_external=False)
+    yield refused(
+        "model-packed-part-of-double: MODEL-3 (proto-corrupt)",
+        "Packed double_data of 12 bytes.",
+        of_proto(model(graph(W, replace(double, more=content(10, bytes(12))))), W),
+    )
+    for name, raw, printed in (
+        ("cut", b"a\xe2\x82b", "a\ufffdb"),
+        ("surrogate", b"a\xed\xa0\x80b", "a\ufffd\ufffd\ufffdb"),
+        ("too-large", b"a\xf4\x90\x80\x80b", "a\ufffd\ufffd\ufffd\ufffdb"),
+    ):
+        tensor = replace(W, name=printed, more=content(8, raw))
+        yield accepted(
+            f"tensor-name-{name}: MODEL-3",
+            f"The name of a tensor has the bytes {raw[1:-1].hex(' ')}, which are not UTF-8.",
+            archive(tensor),
+            tensor,
+        )
+
+
+def _tensors() -> Iterator[Vector]:
+    for field in (4, 5, 7, 10, 11):
+        tensor = replace(W, more=content(field, b""))
+        yield accepted(
+            f"external-packed-{PACKED[field].replace('_', '-')}-empty: DATA-7",
+            f"An external tensor has a packed {PACKED[field]} without elements.",
+            archive(tensor),
+            tensor,
+        )
+    inside = Tensor("inside", pairs=(), is_external=False)
+    yield accepted(
+        "data-location-external-then-default: MODEL-3 DATA-7",
+        "A tensor with raw_data has the data_location EXTERNAL, then DEFAULT.",
+        of_proto(
+            model(
+                graph(
+                    W,
+                    replace(inside, more=number(14, 1) + number(14, 0) + content(9, bytes(8))),
+                )
+            ),
+            W,
+        ),
+        W,
+    )
+    yield refused(
+        "external-data-length-empty: DATA-5 (ext-numbers)",
+        "Pairs of external_data: a length of no digits.",
+        archive(replace(W, pairs=(("location", "w"), ("length", "")))),
+    )
+    checksum = hashlib.sha1(W_DATA).hexdigest()
+    right, wrong = (
+        replace(W, pairs=(("location", "w"), ("checksum", it))) for it in (checksum, "0" * 40)
+    )
+    for name, about, default, further in (
+        ("default", "right in the further model, wrong in the default model", wrong, right),
+        ("further", "wrong in the further model, right in the default model", right, wrong),
+    ):
+        yield refused(
+            f"models-checksum-wrong-in-{name}: DATA-6",
+            f"Two models share an entry; the checksum is {about}.",
+            with_models((W,), model(graph(default)), {"a": model(graph(further))}),
+        )
+    two = Tensor("w", FLOAT, (2,), bytes(8))
+    yield refused(
+        "models-differ-in-dims-of-further-prefix: DATA-8",
+        "Two models share an entry; the dims are [2] in the further model, [2, 1] in the default "
+        "model.",
+        with_models((two,), model(graph(replace(two, dims=(2, 1)))), {"a": model(graph(two))}),
+    )
+
+
+PACKED = {4: "float_data", 5: "int32_data", 7: "int64_data", 10: "double_data", 11: "uint64_data"}
+
+
+def _sparse_ends() -> Iterator[Vector]:
+    yield refused(
+        "sparse-locator-offset-2-32: ZIP64-3 (locator-offset)",
+        "The locator gives the right offset plus 2^32.",
+        partial(sparse, locator={"record_offset": plus(2**32)}),
+    )
+    yield refused(
+        "sparse-record-size-2-32: ZIP64-2 (record-size)",
+        "The Zip64 end record states the size 44 + 2^32.",
+        partial(sparse, zip64={"rest_size": 44 + 2**32}),
+    )
+    for field, called in DISKS.items():
+        yield refused(
+            f"sparse-end-{field.replace('_', '-')}-saturated: ZIP-3 (disk)",
+            f"In the end record, the number of {called} is saturated like the other values.",
+            partial(sparse, end={field: 0xFFFF}),
+        )
+
+
+def _sparse_entries() -> Iterator[Vector]:
+    yield accepted(
+        "header-offset-4294967295: ZIP64-4 ZIP-13",
+        "A header offset of 0xFFFFFFFF, the first one that needs a Zip64 field.",
+        partial(_with_header_at, v.SATURATED_32),
+        W,
+    )
+    yield refused(
+        "sparse-field-offset-4294967294: ZIP64-4 (extra-unneeded)",
+        "A Zip64 field with the header offset 0xFFFFFFFE, which fits 32 bits.",
+        partial(
+            _with_header_at,
+            v.SATURATED_32 - 1,
+            both={"version_needed": 45},
+            record={"header_offset": v.SATURATED_32},
+            record_extra=zip64_field(v.SATURATED_32 - 1),
+        ),
+    )
+    yield refused(
+        "sparse-space-without-zip64-field: ZIP-6 ZIP-14 (gaps)",
+        "The space for a local header has room for all but one byte of Zip64 field and alignment "
+        "field.",
+        _without_zip64_space,
+        stage="open",
+    )
+    yield accepted(
+        "sparse-padding-longest: ZIP-6 ALIGN-3",
+        "An entry with a Zip64 field and 32,767 bytes of padding.",
+        partial(_big_padded, alignment=32768, padding=32767),
+        BIG,
+    )
+    yield refused(
+        "sparse-padding-of-32768: ZIP-6 ALIGN-3 (gaps)",
+        "An entry with a Zip64 field and one byte more padding than any alignment needs.",
+        partial(_big_padded, alignment=64, padding=32768),
+        stage="open",
+    )
+
+
+def _with_header_at(offset: int, **changes: object) -> Image:
+    """An archive whose entry `w` has this header offset, 0xFFFFFFFF or less."""
+    nbytes = offset - 64
+    before = Entry(b"assets/zeros", v.Zeros(nbytes), crc=BEFORE_OFFSET_CRC32)
+    entry = replace(W.entry, **changes)  # type: ignore[arg-type]
+    return Image([before, entry, Entry(MODEL_PROTO, model(graph(W)))])
+
+
+def _without_zip64_space() -> Image:
+    """An archive of a tensor like `BIG`, whose alignment field has one byte of data."""
+    nbytes = len(BIG.data)
+    image = archive(replace(BIG, key="b" * 9))
+    image.entries[0].crc = BIG_CRC32
+    image.entries[0].local_extra = zip64_field(nbytes, nbytes) + extra_field(0xD935, b"\0")
+    return image
+
+
+def _big_padded(alignment: int, padding: int) -> Image:
+    """An archive of `BIG` with this padding, after an asset that makes it end at the alignment."""
+    fill = Entry(b"assets/fill")
+    big = replace(BIG.entry, crc=BIG_CRC32)
+    image = Image([fill, big, Entry(MODEL_PROTO, model(graph(BIG)))])
+    unpadded = image.place()[1].header_offset + 30 + len(big.name) + 20 + 6
+    fill.data = bytes(-(unpadded + padding) % 32768)
+    nbytes = len(BIG.data)
+    big.local_extra = zip64_field(nbytes, nbytes) + alignment_extra(alignment, padding)
+    return image
