@@ -21,6 +21,7 @@ from typing import Any
 
 from conformance.make import parts
 from conformance.make.clauses import clauses
+from conformance.make.clauses_of_models import clauses_of_models
 from conformance.make.conditions import single_conditions
 from conformance.make.conforming import conforming
 from conformance.make.ends import false_ends
@@ -87,6 +88,7 @@ def vectors() -> list[Vector]:
         *several_models(),
         *single_conditions(),
         *clauses(),
+        *clauses_of_models(),
         *large(),
     ]
     assert len({vector.name for vector in listed}) == len(listed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,10 +12,8 @@ from conformance.make.ends import END_NBYTES, LOCATOR, ZIP64_END, end_record, ho
 from conformance.make.parts import (
     BIG,
     BIG_CRC32,
-    FLOAT,
     MODEL_PROTO,
     UINT8,
-    W_DATA,
     Tensor,
     Vector,
     W,
@@ -25,16 +22,16 @@ from conformance.make.parts import (
     archive,
     graph,
     model,
-    of_proto,
+    more_entries,
     plus,
     refused,
     sparse,
     with_models,
 )
-from conformance.make.zips import Entry, Image, content, extra_field, number, zip64_field
+from conformance.make.zips import Entry, Image, extra_field, zip64_field
 
-# The CRC-32 of BEFORE_OFFSET zeros; a constant, since computing it takes seconds.
-BEFORE_OFFSET = v.SATURATED_32 - 64
+MESSAGES = 4_194_304  # the largest number
+# A constant, since computing the CRC-32 of 0xFFFFFFFF - 64 zeros takes seconds.
 BEFORE_OFFSET_CRC32 = 0x624BDB78
 
 
@@ -45,8 +42,6 @@ def clauses() -> Iterator[Vector]:
     yield from _spaces()
     yield from _false_records()
     yield from _names()
-    yield from _models()
-    yield from _tensors()
     for vector in (*_sparse_ends(), *_sparse_entries()):
         yield replace(vector, large=True)
 
@@ -131,6 +126,22 @@ def _records() -> Iterator[Vector]:
             _first_changed(record={"external_attributes": file_type << 28 | 0x01A40000}),
         )
 
+    for field in ("name_length", "extra_length"):
+        yield refused(
+            f"local-{field.replace('_', '-')}: ZIP-7 (size-mismatch)",
+            f"The local header has a wrong value: {field.replace('_', ' ')}.",
+            _first_changed(local={field: plus(1)}),
+        )
+
+    exact = Tensor("k" * 28, UINT8, (8,))
+    image = archive(exact)
+    image.entries[0].padding = bytes(64)
+    yield refused(
+        "padding-of-64-for-none: ALIGN-3 (gaps)",
+        "An entry that needs no padding has 64 bytes of it.",
+        image,
+    )
+
 
 def _spaces() -> Iterator[Vector]:
     name = "k" * 29
@@ -177,6 +188,18 @@ def _false_records() -> Iterator[Vector]:
         archive(near),
         near,
     )
+    signatures = (
+        signature[:at] + bytes([signature[at] + 1]) + signature[at + 1 :]
+        for signature in (b"PK\5\6", b"PK\6\6", b"PK\6\7")
+        for at in (0, 1, 3)
+    )
+    other = holding(b"".join(it + struct.pack("<Q12x", 44) for it in signatures))
+    yield accepted(
+        "nearly-records-with-other-signatures: ZIP-16",
+        "Bytes that would be false records if one byte of the signature were one less.",
+        archive(other),
+        other,
+    )
     filler = holding(bytes(END_NBYTES))
     stamped = Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605})
     yield refused(
@@ -187,11 +210,83 @@ def _false_records() -> Iterator[Vector]:
     )
 
 
+def _not_utf_8() -> Iterator[Vector]:
+    for data in (
+        *("80", "c1bf", "c328", "c3", "e09fbf", "e228a1", "e28228", "e282c0", "e282"),
+        *("f08fbfbf", "f09f9828", "f09f98", "f4908080", "f5808080", "ff"),
+    ):
+        name = b"assets/" + bytes.fromhex(data)
+        yield refused(
+            f"name-with-bytes-{data}: NAME-1",
+            f"The name of an asset ends with the bytes {data}, which are not UTF-8.",
+            archive(W, assets=(Entry(name, b"x", both={"flags": 0x0800}),)),
+        )
+    yield accepted(
+        "asset-names-of-all-lengths: NAME-1 ASSET-1",
+        "Names with the first and the last characters of 2, 3 and 4 bytes that names may have.",
+        archive(
+            W,
+            assets=tuple(
+                Entry(f"assets/{it}".encode(), b"x")
+                for it in "\u00a1\u07fe\u0800\u0e01\ud7fb\ue000\ufffd\U00010000\U0010fffd"
+            ),
+        ),
+        W,
+    )
+
+
+def _hangul() -> Iterator[Vector]:
+    pairs = (
+        *("a\u1161", "\u1113\u1161", "\u1100a", "\u1100\u1176", "a\u11a8", "\ud7b0\u11a8"),
+        *("\uac01\u11a8", "\uac00\u11a7", "\uac00\u11c3"),
+    )
+    yield accepted(
+        "asset-names-of-hangul-not-composed: ASSET-1",
+        "Hangul letters and syllables next to code points with which they do not compose.",
+        archive(W, assets=tuple(Entry(f"assets/{it}".encode(), b"x") for it in pairs)),
+        W,
+    )
+    for first, second in (("\u1112", "\u1161"), ("\u1100", "\u1175"), ("\uac00", "\u11c2")):
+        code = f"{ord(first):04x}-{ord(second):04x}"
+        yield refused(
+            f"name-of-asset-hangul-{code}: ASSET-1 (fold-collision)",
+            "The name of an asset has the first or last letter of a range, which composes.",
+            _with_asset(first + second),
+        )
+    yield refused(
+        "name-of-asset-mark-between: ASSET-1 (fold-collision)",
+        "The name of an asset has a letter and a mark that compose although another mark of a "
+        "lower class is between them.",
+        _with_asset("a\u0327\u0301"),
+    )
+
+
 def _with_asset(name: str) -> Image:
     return archive(W, assets=(Entry(f"assets/{name}".encode(), b"x"),))
 
 
 def _names() -> Iterator[Vector]:
+    yield from _not_utf_8()
+    yield from _hangul()
+    for character in "@[`{:":
+        code = f"{ord(character):02x}"
+        yield refused(
+            f"name-with-0x{code}: KEY-1",
+            f"A key has the character 0x{code}, next to a range of letters or digits.",
+            archive(replace(W, key=f"w{character}")),
+        )
+        yield refused(
+            f"model-id-with-0x{code}: MODEL-4",
+            f"The id of a further model has the character 0x{code}.",
+            with_models((W,), model(graph(W)), {f"a{character}": model(graph(W))}),
+        )
+    names = (".a", "a.", "..a", "a..", "...", ".b/..c", "d /.e")
+    yield accepted(
+        "asset-names-with-dots: ASSET-1",
+        "Names of assets with dots at the begin or at the end of a component.",
+        archive(W, assets=tuple(Entry(f"assets/{it}".encode(), b"x") for it in names)),
+        W,
+    )
     for name, text, about in (
         ("private", "\ue000", "a code point for private use, U+E000"),
         ("joiner", "a\u200db", "a character for formatting, U+200D"),
@@ -203,6 +298,14 @@ def _names() -> Iterator[Vector]:
             _with_asset(text),
             W,
         )
+    near = ("@", "`", "[", "{", "]", "}", "^", "~", "0", "P", "p!")
+    yield accepted(
+        "asset-names-of-punctuation: NAME-2",
+        "Names that differ only in a bit that is not the case of a letter, such as `@` and a grave "
+        "accent.",
+        archive(W, assets=tuple(Entry(f"assets/{it}".encode(), b"x") for it in near)),
+        W,
+    )
     for name, text, about in (
         ("u-001f", "a\x1f", "the control character U+001F"),
         ("u-009f", "a\u009f", "the control character U+009F"),
@@ -225,92 +328,22 @@ def _names() -> Iterator[Vector]:
         )
 
 
-def _models() -> Iterator[Vector]:
-    yield accepted(
-        "model-ir-version-twice: MODEL-3",
-        "The field ir_version occurs twice.",
-        of_proto(number(1, 9) + model(graph(W)), W),
-        W,
-    )
-    double = Tensor("inside", 11, (1,), pairs=(), is_external=False)
-    yield refused(
-        "model-packed-part-of-double: MODEL-3 (proto-corrupt)",
-        "Packed double_data of 12 bytes.",
-        of_proto(model(graph(W, replace(double, more=content(10, bytes(12))))), W),
-    )
-    for name, raw, printed in (
-        ("cut", b"a\xe2\x82b", "a\ufffdb"),
-        ("surrogate", b"a\xed\xa0\x80b", "a\ufffd\ufffd\ufffdb"),
-        ("too-large", b"a\xf4\x90\x80\x80b", "a\ufffd\ufffd\ufffd\ufffdb"),
-    ):
-        tensor = replace(W, name=printed, more=content(8, raw))
-        yield accepted(
-            f"tensor-name-{name}: MODEL-3",
-            f"The name of a tensor has the bytes {raw[1:-1].hex(' ')}, which are not UTF-8.",
-            archive(tensor),
-            tensor,
-        )
-
-
-def _tensors() -> Iterator[Vector]:
-    for field in (4, 5, 7, 10, 11):
-        tensor = replace(W, more=content(field, b""))
-        yield accepted(
-            f"external-packed-{PACKED[field].replace('_', '-')}-empty: DATA-7",
-            f"An external tensor has a packed {PACKED[field]} without elements.",
-            archive(tensor),
-            tensor,
-        )
-    inside = Tensor("inside", pairs=(), is_external=False)
-    yield accepted(
-        "data-location-external-then-default: MODEL-3 DATA-7",
-        "A tensor with raw_data has the data_location EXTERNAL, then DEFAULT.",
-        of_proto(
-            model(
-                graph(
-                    W,
-                    replace(inside, more=number(14, 1) + number(14, 0) + content(9, bytes(8))),
-                )
-            ),
-            W,
-        ),
-        W,
-    )
-    yield refused(
-        "external-data-length-empty: DATA-5 (ext-numbers)",
-        "Pairs of external_data: a length of no digits.",
-        archive(replace(W, pairs=(("location", "w"), ("length", "")))),
-    )
-    checksum = hashlib.sha1(W_DATA).hexdigest()
-    right, wrong = (
-        replace(W, pairs=(("location", "w"), ("checksum", it))) for it in (checksum, "0" * 40)
-    )
-    for name, about, default, further in (
-        ("default", "right in the further model, wrong in the default model", wrong, right),
-        ("further", "wrong in the further model, right in the default model", right, wrong),
-    ):
-        yield refused(
-            f"models-checksum-wrong-in-{name}: DATA-6",
-            f"Two models share an entry; the checksum is {about}.",
-            with_models((W,), model(graph(default)), {"a": model(graph(further))}),
-        )
-    two = Tensor("w", FLOAT, (2,), bytes(8))
-    yield refused(
-        "models-differ-in-dims-of-further-prefix: DATA-8",
-        "Two models share an entry; the dims are [2] in the further model, [2, 1] in the default "
-        "model.",
-        with_models((two,), model(graph(replace(two, dims=(2, 1)))), {"a": model(graph(two))}),
-    )
-
-
-PACKED = {4: "float_data", 5: "int32_data", 7: "int64_data", 10: "double_data", 11: "uint64_data"}
-
-
 def _sparse_ends() -> Iterator[Vector]:
+    yield accepted(
+        "entries-65535-made-by: ZIP64-2",
+        "The Zip64 end record states 0 as the version made by.",
+        lambda: replace(more_entries(65535), zip64={"version_made_by": 0}),
+        W,
+    )
     yield refused(
         "sparse-locator-offset-2-32: ZIP64-3 (locator-offset)",
         "The locator gives the right offset plus 2^32.",
         partial(sparse, locator={"record_offset": plus(2**32)}),
+    )
+    yield refused(
+        "sparse-locator-signature: ZIP64-1 (locator-missing)",
+        "The locator has a wrong signature.",
+        partial(sparse, locator={"signature": b"PK\6\x08"}),
     )
     yield refused(
         "sparse-record-size-2-32: ZIP64-2 (record-size)",
@@ -362,6 +395,24 @@ def _sparse_entries() -> Iterator[Vector]:
         partial(_big_padded, alignment=64, padding=32768),
         stage="open",
     )
+    for name, what, header_offset in (
+        ("header-offset-holds-end-record", "header offset of the model", 0x06054B50F0),
+        ("directory-offset-holds-end-record", "offset of the directory", 0x06054B4FF0),
+    ):
+        yield refused(
+            f"{name}: ZIP-16 (false-end)",
+            f"The {what}, which takes 8 bytes, contains the signature of an end record from its "
+            "second byte on.",
+            partial(_with_model_at, header_offset),
+        )
+
+
+def _with_model_at(header_offset: int) -> Image:
+    """An archive whose model has this header offset, which does not fit 32 bits."""
+    zeros = v.Zeros(header_offset - 64)
+    image = archive(Tensor("w", UINT8, (zeros.nbytes,), zeros))
+    image.entries[0].crc = 0  # not computed, since it is compared only by a full check
+    return image
 
 
 def _with_header_at(offset: int, **changes: object) -> Image:

@@ -104,6 +104,33 @@ def test_guide_has_every_rule_in_one_step() -> None:
     assert sorted(rule for step in steps for rule in step.split(",")) == sorted(rules())
 
 
+# The clauses
+
+
+CLAUSES = [*csv.DictReader((SUITE / "clauses.csv").read_text(encoding="utf-8").splitlines())]
+
+
+def test_every_rule_has_clauses_in_the_order_of_the_specification() -> None:
+    text = (ROOT / "spec" / "specification.md").read_text(encoding="utf-8")
+    order = re.findall(r"^\*\*([A-Z0-9]+-[0-9]+)\*\*", text, re.MULTILINE)
+    assert [*dict.fromkeys(clause["rule"] for clause in CLAUSES)] == order
+    named = [(clause["rule"], clause["clause"]) for clause in CLAUSES]
+    assert len({*named}) == len(named)
+
+
+def test_every_clause_has_vectors_or_is_implied(record_property: Record) -> None:
+    for clause in CLAUSES:
+        assert bool(clause["vectors"]) != bool(clause["implied"]), clause
+    record_property("clauses", len(CLAUSES))
+    record_property("implied clauses", sum(bool(clause["implied"]) for clause in CLAUSES))
+
+
+def test_every_vector_shows_a_clause_of_one_of_its_rules() -> None:
+    shown = [(name, clause["rule"]) for clause in CLAUSES for name in clause["vectors"].split()]
+    assert {name for name, _ in shown} == {*BY_NAME}
+    assert [it for it in shown if it[1] not in BY_NAME[it[0]]["rules"]] == []
+
+
 # The library on every vector
 
 
