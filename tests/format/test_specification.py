@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import struct
+import unicodedata
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from onnxarchive.zipformat.records import (
     Zip64EndRecord,
     Zip64Locator,
 )
-from tools.docs import messages
+from tools.docs import messages, unicode
 
 SPEC = Path(__file__).parents[2] / "spec"
 VECTORS = SPEC.parent / "conformance" / "vectors"
@@ -211,6 +212,100 @@ def test_messages_are_those_of_onnx() -> None:
         listed = message_rows(text)
         for row, numbers in message_rows(messages.table()).items():
             assert numbers <= listed[row], row
+
+
+# Unicode
+
+
+def unicode_rows() -> list[tuple[range, str, str]]:
+    """The rows of unicode.csv: the code points, the property and the value."""
+    with (SPEC / "unicode.csv").open(newline="", encoding="utf-8") as file:
+        return [
+            (range(int(row["first"], 16), int(row["last"], 16) + 1), row["property"], row["value"])
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_table_of_unicode_is_that_of_python() -> None:
+    assert "data of Unicode 14.0" in TEXT
+    if unicodedata.unidata_version.startswith("14.0."):
+        assert (SPEC / "unicode.csv").read_text(encoding="utf-8") == unicode.table()
+    else:  # what a version of Unicode assigns and normalizes, later versions do, too
+        assert unicodedata.unidata_version > "14"
+        for points, property_, value in unicode_rows():
+            if property_ == "class":
+                assert {unicodedata.combining(chr(point)) for point in points} == {int(value)}
+            elif property_ != "unassigned":
+                assert {unicodedata.decomposition(chr(point)) for point in points} == {value}
+
+
+class Normalization:
+    """The steps of the text, with the table."""
+
+    def __init__(self) -> None:
+        self.classes: dict[int, int] = {}
+        self.parts: dict[int, list[int]] = {}
+        self.composed: dict[tuple[int, int], int] = {}
+        for points, property_, value in unicode_rows():
+            for point in points:
+                if property_ == "class":
+                    self.classes[point] = int(value)
+                elif property_ != "unassigned":
+                    self.parts[point] = [int(it, 16) for it in value.split()]
+                    if property_ == "composition":
+                        first, second = self.parts[point]
+                        self.composed[first, second] = point
+        for point in range(0xAC00, 0xD7A4):
+            index = point - 0xAC00
+            letters = [0x1100 + index // 588, 0x1161 + index % 588 // 28]
+            if index % 28:
+                letters.append(0x11A7 + index % 28)
+                self.composed[point - index % 28, letters[2]] = point
+            else:
+                self.composed[letters[0], letters[1]] = point
+            self.parts[point] = letters
+
+    def decompose(self, point: int) -> list[int]:
+        if point not in self.parts:
+            return [point]
+        return [it for part in self.parts[point] for it in self.decompose(part)]
+
+    def compose(self, points: list[int]) -> list[int]:
+        kept: list[int] = []
+        starter = None
+        for point in points:
+            of_point = self.classes.get(point, 0)
+            after = [] if starter is None else kept[starter + 1 :]
+            classes = [self.classes.get(it, 0) for it in after]
+            is_blocked = any(it >= of_point for it in classes)
+            pair = None if starter is None else (kept[starter], point)
+            if starter is not None and not is_blocked and pair in self.composed:
+                kept[starter] = self.composed[pair]
+                continue
+            if of_point == 0:
+                starter = len(kept)
+            kept.append(point)
+        return kept
+
+    def __call__(self, text: str) -> str:
+        points = [it for character in text for it in self.decompose(ord(character))]
+        ordered: list[int] = []
+        for is_mark, run in itertools.groupby(points, lambda it: self.classes.get(it, 0) > 0):
+            marks = [*run]
+            ordered += sorted(marks, key=lambda it: self.classes.get(it, 0)) if is_mark else marks
+        return "".join(map(chr, self.compose(ordered)))
+
+
+def test_steps_of_the_text_give_normalization_form_c() -> None:
+    normalize = Normalization()
+    marks = [*map(chr, normalize.classes)][::9]
+    letters = [*map(chr, normalize.parts)][::23]
+    texts = [chr(point) for point in normalize.parts]
+    texts += ["".join(text) for text in itertools.product("aE\u0112\u1100\uac00", marks, marks[:9])]
+    texts += [letter + mark for letter in letters for mark in marks]
+    texts += ["\u1100\u1161\u11a8", "\uac00\u11a8", "\uac00\u11a7", "a\u0305\u0301", "\u0338\u0338"]
+    for text in texts:
+        assert normalize(text) == unicodedata.normalize("NFC", text), ascii(text)
 
 
 # Tensors
