@@ -239,6 +239,8 @@ def _hangul() -> Iterator[Vector]:
     pairs = (
         *("a\u1161", "\u1113\u1161", "\u1100a", "\u1100\u1176", "a\u11a8", "\ud7b0\u11a8"),
         *("\uac01\u11a8", "\uac00\u11a7", "\uac00\u11c3"),
+        # 28 code points in a row: a syllable without a third letter is one of 28 syllables.
+        *("".join(f"{chr(first + it)}\u11a8" for it in range(28)) for first in (0x4E00, 0xE000)),
     )
     yield accepted(
         "asset-names-of-hangul-not-composed: ASSET-1",
@@ -279,6 +281,20 @@ def _names() -> Iterator[Vector]:
             f"model-id-with-0x{code}: MODEL-4",
             f"The id of a further model has the character 0x{code}.",
             with_models((W,), model(graph(W)), {f"a{character}": model(graph(W))}),
+        )
+    border = Tensor("azAZ09_")
+    yield accepted(
+        "names-of-first-and-last-letters: KEY-1 MODEL-4",
+        "A key and an id of a model with the first and the last letters and digits.",
+        with_models((border,), model(graph(border)), {"z09az_": model(graph(border))}),
+        border,
+        further={"z09az_": (border,)},
+    )
+    for lower in "az":
+        yield refused(
+            f"fold-collision-of-{lower}: NAME-2 (fold-collision)",
+            f"Two keys that differ only in the case of {lower}.",
+            archive(Tensor(lower.upper()), Tensor(lower)),
         )
     names = (".a", "a.", "..a", "a..", "...", ".b/..c", "d /.e")
     yield accepted(
