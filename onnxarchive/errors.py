@@ -25,7 +25,12 @@ MENDED_RULES = frozenset(
     }
 )
 
+# Rules that are broken where bytes of an archive were changed after it was written.
+DAMAGE_RULES = frozenset({"ZIP-7", "ZIP-15"})
+
 INTERRUPTED = "its download or copy may have been interrupted"  # of a file that ends too early
+AGAIN = "copy or download it again"
+DAMAGED = f"the file is damaged: {AGAIN}"
 
 _Error = TypeVar("_Error", bound=BaseException)
 _MAX_SHOWN = 100  # characters of a value in a message; escapes may double this number
@@ -76,6 +81,8 @@ class ArchiveError(Exception):
 
     @property
     def _remedy(self) -> str:
+        if self.path is not None and self.rule in DAMAGE_RULES:
+            return f"; {DAMAGED}"
         if self.path is None or self.rule not in MENDED_RULES:
             return ""
         if "://" not in self.path and not os.path.exists(self.path):  # such as data in memory

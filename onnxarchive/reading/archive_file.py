@@ -20,19 +20,15 @@ from onnxarchive.errors import (
 from onnxarchive.files import local_file, locking
 from onnxarchive.files.data import File, closing_on_error
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.location import Location
+from onnxarchive.sources.damage import read_chain
 from onnxarchive.sources.recognition import recognised
-from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE, locate
-from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.records import EndRecord, LocalHeader
+from onnxarchive.zipformat.records import EndRecord
 
 if TYPE_CHECKING:
     from onnxarchive.files.undo import UnfinishedEdit
     from onnxarchive.remote.transfers import Read
-
-_USUAL_HEADER_SIZE = 512  # bytes; the largest local header has about 128 KiB
 
 
 @contextlib.contextmanager
@@ -139,37 +135,7 @@ def unfinished_edit(file: MappedFile) -> UnfinishedEdit | None:
         file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
     ):
         return edit
-    before = _first_archive(file)
-    return None if before is None else undo.find_torn(file, *before)
-
-
-def _first_archive(file: MappedFile) -> tuple[int, int] | None:
-    """Finds the archive at the beginning of a file by local headers alone.
-
-    Returns:
-        The offset of the first model's entry and the size of the archive, in bytes; None if the
-        file does not begin with an archive.
-    """
-    offset = directory_size = 0
-    first_model = None
-    for count in range(1, layout.MAX_ENTRIES + 1):
-        placement = _placement(file, offset)
-        if placement is None or placement.end > file.size:
-            return None
-        directory_size += len(placement.pack()[1])
-        if placement.name.startswith(MODEL_PROTO.encode()):
-            first_model = offset if first_model is None else first_model
-            if placement.name == MODEL_PROTO.encode():
-                end = layout.end_of_archive(count, directory_size, placement.end)
-                return first_model, placement.end + directory_size + len(end)
-        offset = placement.end
-    return None
-
-
-def _placement(file: MappedFile, offset: int) -> Placement | None:
-    """The entry with a local header at `offset`, or None."""
-    for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
-        local = LocalHeader.unpack(file.read(offset, size))
-        if local is not None:
-            return layout.placement(local, offset)
-    return None
+    chain = read_chain(file)
+    if chain.first_model is None or chain.size is None:
+        return None
+    return undo.find_torn(file, chain.first_model, chain.size)

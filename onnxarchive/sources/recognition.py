@@ -21,6 +21,7 @@ from onnxarchive.files.data import File
 from onnxarchive.files.local_file import MappedFile, opened
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
+from onnxarchive.sources.damage import explain
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
 
 HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
@@ -124,9 +125,10 @@ def recognised(
     *,
     expected: str = "an ONNX archive",
 ) -> Iterator[None]:
-    """Replaces an ArchiveFormatError of the block by an error that names the kind of the file.
+    """Replaces an ArchiveFormatError of the block by an error that says what the file is.
 
-    The file is read only after an error.
+    It names the kind of another file, and what happened to an archive (see `damage`). The file is
+    read only after an error.
 
     Args:
         source: The path of the file, its bytes, or the opened file, of which only the first bytes
@@ -134,7 +136,8 @@ def recognised(
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
-        OtherKindError: The file is of another kind; raised instead of the ArchiveFormatError.
+        OtherKindError: The file is of another kind, or damaged; raised instead of the
+            ArchiveFormatError.
     """
     try:
         yield
@@ -147,14 +150,32 @@ def recognised(
             kind = _kind_of_bytes(source, convert="")
         elif source is not None:
             kind = kind_of_path(source)
-        if kind is None or (kind.is_source and expected == "a model"):
+        if kind is not None and not (kind.is_source and expected == "a model"):
+            message: str | None = f"expected {expected}, found {kind}"
+        else:
+            message = _explanation(source, error, expected)
+        if message is None:
             raise
         raise OtherKindError(
-            f"expected {expected}, found {kind}",
-            rule=error.rule,
-            entry=error.entry,
-            path=error.path,
+            message, rule=error.rule, entry=error.entry, path=error.path
         ) from without_traceback(error)
+
+
+def _explanation(
+    source: str | os.PathLike[str] | File | memoryview | None,
+    error: ArchiveFormatError,
+    expected: str,
+) -> str | None:
+    """What happened to an archive; None if that is unknown, or if the file is not read for that."""
+    import shlex  # opening an archive does not need it
+
+    with contextlib.suppress(OSError, ValueError, ArchiveError):
+        if isinstance(source, File):
+            return explain(source, error, "", expected) if source.is_mapped else None
+        if isinstance(source, str | os.PathLike):
+            with MappedFile(source) as file:
+                return explain(file, error, shlex.quote(os.fsdecode(source)), expected)
+    return None
 
 
 def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:

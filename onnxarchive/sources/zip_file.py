@@ -24,6 +24,7 @@ from itertools import islice
 from threading import Lock
 
 from onnxarchive.errors import (
+    DAMAGED,
     INTERRUPTED,
     ArchiveError,
     ArchiveFormatError,
@@ -383,7 +384,7 @@ class ZippedFile(File):
             if checksum.value != self.crc32:
                 raise ChecksumError(
                     f"expected {self.size} bytes with CRC-32 {self.crc32:#010x}, found "
-                    f"{checksum.value:#010x}; the zip is damaged"
+                    f"{checksum.value:#010x}; {DAMAGED}"
                 )
 
     def _inflated(self, step: int) -> Iterator[memoryview]:

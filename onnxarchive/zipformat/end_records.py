@@ -71,8 +71,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP-2",
             f"expected an end record without comment in the last {EndRecord.SIZE} of "
-            f"{file_size} bytes, found none; the file is not an archive, or its end is missing: "
-            f"{INTERRUPTED}",
+            f"{file_size} bytes, found none; the file is not an archive, other bytes follow it, or "
+            f"its end is missing: {INTERRUPTED}",
         )
         return None
     end_offset = file_size - EndRecord.SIZE

@@ -772,13 +772,13 @@ def test_a_missing_tensor_is_said_without_the_quotes_of_a_key_error(archive: Arc
     ],
 )
 def test_an_error_is_the_same_after_pickling_and_copying(kind: type[ArchiveError]) -> None:
-    error = kind("expected this, found that", rule="ZIP-7", entry="w")
+    error = kind("expected this, found that", rule="ZIP-4", entry="w")
     error.path = "/a/model.onnxa"
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(other) is kind
-        assert (other.rule, other.entry, other.path) == ("ZIP-7", "w", "/a/model.onnxa")
+        assert (other.rule, other.entry, other.path) == ("ZIP-4", "w", "/a/model.onnxa")
         assert other.message == "expected this, found that"
-        assert str(other) == "/a/model.onnxa: expected this, found that [ZIP-7]"
+        assert str(other) == "/a/model.onnxa: expected this, found that [ZIP-4]"
 
 
 def test_an_error_of_format_is_a_value_error() -> None:
