@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from onnxarchive.editing.pairs import recover_pairs
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, Strict, with_path
+from onnxarchive.errors import AGAIN, ArchiveError, ArchiveFormatError, Strict, with_path
 from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.data import File
 from onnxarchive.files.hidden_files import (
@@ -29,6 +29,7 @@ from onnxarchive.files.new_directory import CONTENT, remove_leftover
 from onnxarchive.reading.archive_file import unfinished_edit
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
+from onnxarchive.sources.damage import followed_archive
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.zipformat.records import LocalHeader
 
@@ -43,6 +44,7 @@ class Recovery:
         downloads: Paths of partial downloads that remain.
         export: `"completed"` or `"undone"` if an interrupted export with external data was; else
             None.
+        cut_nbytes: Number of bytes after the archive that were cut off.
 
     Example:
         recovery = onnxarchive.recover("model.onnxa")
@@ -53,12 +55,14 @@ class Recovery:
     removed: tuple[str, ...]
     downloads: tuple[str, ...] = ()
     export: Literal["completed", "undone"] | None = None
+    cut_nbytes: int = 0
 
 
 def recover(
     path: str | os.PathLike[str],
     *,
     downloads: bool = False,
+    cut: bool = False,
     timeout: float | None = locking.TIMEOUT,
 ) -> Recovery:
     """Rolls back an interrupted edit, and removes what killed processes left of a file.
@@ -73,15 +77,18 @@ def recover(
         path: The archive; or the file or directory that was to be written, which need not exist.
         downloads: Whether to remove the partial download of the file, too, which the next download
             would continue.
+        cut: Whether to cut off bytes that another tool has put after the archive. All before them
+            must be valid: directory, models and local headers. Without `cut`, the error says how
+            many bytes follow, and what they begin with.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
-        What was rolled back, removed or kept.
+        What was rolled back, cut off, removed or kept.
 
     Raises:
         LockedError: The archive stayed locked until `timeout`.
-        ArchiveError: The file is not an archive, nothing else was found, or a rollback would not
-            restore an archive. The file is unchanged.
+        ArchiveError: The file is not an archive, nothing else was found, or a rollback or a cut
+            would not restore an archive. The file is unchanged.
         OSError: The archive cannot be read or written, no file and nothing left of it exists, or
             a file cannot be renamed or removed.
 
@@ -108,8 +115,9 @@ def recover(
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
         if roll_back(file):
             return replace(recovery, is_rolled_back=True)
+        cut_nbytes = _cut(file) if cut else 0
         _require_whole(file)
-        return recovery
+        return replace(recovery, cut_nbytes=cut_nbytes)
 
 
 def _remove_directories(path: str) -> list[str]:
@@ -174,6 +182,29 @@ def roll_back(file: MappedFile) -> bool:
         ) from error
     undo.restore(edit)
     return True
+
+
+def _cut(file: MappedFile) -> int:
+    """Cuts off the bytes after the archive in a locked file; returns their number.
+
+    Raises:
+        ArchiveError: What would be left breaks a rule. The file is unchanged.
+    """
+    chain = followed_archive(file)
+    if chain is None or chain.first_model is None or chain.size is None:
+        return 0
+    # The state before other bytes were appended: that before an edit without a log of its end.
+    before = undo.UnfinishedEdit(file, chain.first_model, chain.size)
+    cut_nbytes = file.size - before.size
+    try:
+        _require_whole(before)
+    except ArchiveFormatError as error:
+        raise ArchiveError(
+            f"the archive before the last {cut_nbytes:,} bytes is not valid ({error.message}); "
+            f"nothing was cut off: {AGAIN}"
+        ) from error
+    undo.restore(before)
+    return cut_nbytes
 
 
 def _require_whole(file: File) -> None:

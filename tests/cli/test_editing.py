@@ -331,6 +331,7 @@ def test_recover_says_what_it_did(archive: Path, capsys: Captured) -> None:
             "removed": [str(left.resolve())],
             "downloads": [],
             "export": None,
+            "cut_nbytes": 0,
         }
 
 

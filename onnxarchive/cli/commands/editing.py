@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import Command, add_command, add_group, open_archive, pairs
-from onnxarchive.cli.terminal import progress_bar, size
+from onnxarchive.cli.terminal import count, progress_bar, size
 from onnxarchive.errors import did_you_mean, shown, shown_names
 from onnxarchive.model.tensors import text
 
@@ -122,13 +122,18 @@ def add_recover(commands: Any) -> None:
         "its data, or a directory of extract."
     )
     command = add_command(commands, recover, help, "model.onnxa")
+    help = "cut off bytes that another tool has put after the archive, if all before them is valid"
+    command.add("--cut", help)
     command.add("--downloads", "remove the partial download of the file, too")
     command.add_timeout()
 
 
 def recover(arguments: argparse.Namespace) -> None:
     recovery = onnxarchive.recover(
-        arguments.archive, downloads=arguments.downloads, timeout=arguments.timeout
+        arguments.archive,
+        downloads=arguments.downloads,
+        cut=arguments.cut,
+        timeout=arguments.timeout,
     )
     result = {
         "path": arguments.archive,
@@ -136,6 +141,7 @@ def recover(arguments: argparse.Namespace) -> None:
         "removed": list(recovery.removed),
         "downloads": list(recovery.downloads),
         "export": recovery.export,
+        "cut_nbytes": recovery.cut_nbytes,
     }
     path = arguments.archive
     lines = [f"removed   {removed}" for removed in recovery.removed]
@@ -143,6 +149,8 @@ def recover(arguments: argparse.Namespace) -> None:
         lines.append(f"kept      {kept}, a partial download; --downloads removes it")
     if recovery.export is not None:
         lines.append(f"{path}: an interrupted export was {recovery.export}")
+    if recovery.cut_nbytes:
+        lines.append(f"{path}: {count(recovery.cut_nbytes, 'byte')} after the archive cut off")
     if recovery.is_rolled_back:
         lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:
