@@ -29,6 +29,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
+from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.sources import compiled
 from onnxarchive.sources.models import (
@@ -190,7 +191,8 @@ def convert(
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
-        ChecksumError: Bytes of the source do not match a checksum.
+        ChecksumError: Bytes of the source do not match a checksum. If several entries of a local
+            archive do not, the error names all of them.
         UnsupportedFeatureError: A zip is encrypted, or compressed by an unknown method.
         LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
             while it was opened.
@@ -264,7 +266,7 @@ def convert_silently(
     names = {identifier: location.name for identifier, location in sources.items()}
     # What is found when the models are planned and written may be a fault of any of them.
     together = ", ".join(names.values()) if repository is None else repository.path
-    with contextlib.ExitStack() as resources, with_path(together):
+    with contextlib.ExitStack() as resources, naming_all_damaged(), with_path(together):
         data_files = resources.enter_context(DataFiles())
         models: dict[str, Source] = {}
         for identifier, location in sources.items():

@@ -31,6 +31,7 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, complete_model, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData, check_crc32
+from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.layout import padding
@@ -71,7 +72,8 @@ def export(
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a model or tensor do not match their CRC-32.
+        ChecksumError: The bytes of a model or tensor do not match their CRC-32; if several do not,
+            the error of a local archive names all of them.
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
         LockedError: A file to replace stayed locked until `timeout`, or another process was
             exporting to the folder with external data; or the archive was edited while it was
@@ -116,7 +118,7 @@ def _opened(
         archive = read_archive(file, model)
         ids = archive.models if reads_all else (archive.model_id,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
-    with archive, with_path(archive.path):
+    with naming_all_damaged(), archive, with_path(archive.path):
         yield archive, models
 
 
@@ -235,7 +237,7 @@ def extract(
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
-        ChecksumError: The bytes of an entry do not match their CRC-32.
+        ChecksumError: The bytes of an entry do not match their CRC-32; see `export`.
         TensorNotFoundError: There is no such asset.
         UnsupportedFeatureError: `directory` is a URL; or an entry has a name that Windows, where
             this runs, cannot give to a file.
