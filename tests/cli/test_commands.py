@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -195,9 +196,10 @@ def test_check_takes_several_archives_and_goes_on_after_one_that_it_cannot_read(
     for files, status in (([], 1), ([missing], 2)):
         assert run("check", *files, archive, broken, archive) == status
         captured = capsys.readouterr()
-        sound, fault, again = captured.out.splitlines()
+        sound, explanation, fault, again = captured.out.splitlines()
         valid = "valid (43 rules checked; weights not read, --full reads them)"
         assert sound == again == f"{archive}: {valid}"
+        assert "found it without the last 1; its download or copy may have been" in explanation
         assert fault.startswith(f"{broken}: ZIP-2: expected an end record")
         error = f"onnxarchive: {missing}: No such file or directory\n"
         assert captured.err == (error if files else "")
@@ -237,13 +239,36 @@ def test_every_command_takes_jobs_and_force_with_the_same_words(capsys: Captured
     }
 
 
+def test_check_of_a_zip_of_another_tool_begins_with_advice_and_counts_by_rule(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    path, zipped = tmp_path / "a.onnxa", tmp_path / "zipped.onnxa"
+    onnxarchive.save(
+        model_of(*(raw_tensor(f"w{index}") for index in range(300))), path, size_threshold=0
+    )
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(zipped, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    lines = output_of(capsys, "check", zipped, status=1).splitlines()
+    advice, *first, more, summary = [line.removeprefix(f"{zipped}: ") for line in lines]
+    assert advice == (
+        "another tool made this zip of the files of an archive; 'onnxarchive convert "
+        f"{shlex.quote(str(zipped))} NEW.onnxa' makes an archive of it"
+    )
+    assert [line.partition(": expected")[0] for line in first] == [
+        f"ZIP-6: entry 'w{index}'" for index in range(3)
+    ]
+    assert (more, summary) == ("ZIP-6: and 298 more", "301 faults (ZIP-6 301); --json lists them")
+    assert len(result_of(capsys, "check", zipped, status=1)) == 301
+
+
 def test_check_names_the_kind_of_another_file(
     source: Path, archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     output = output_of(capsys, "check", source, status=1)
-    assert output.splitlines()[0].startswith(f"{source}: ZIP-2: ")
     other = "expected an ONNX archive, found"
-    assert f"{source}: {other} an ONNX model; 'onnxarchive convert " in output
+    assert output.startswith(f"{source}: {other} an ONNX model; 'onnxarchive convert ")
+    assert output.splitlines()[1].startswith(f"{source}: ZIP-2: ")
     (tmp_path / "empty").touch()
     assert f"{tmp_path / 'empty'}: {other} an empty file; " in output_of(
         capsys, "check", tmp_path / "empty", status=1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,9 @@ from onnxarchive.sources.recognition import OtherKindError
 if TYPE_CHECKING:
     from onnxarchive.comparing.archives import Difference
     from onnxarchive.comparing.changes import Change
+    from onnxarchive.reading.rules import Finding
 
+_MAX_OF_RULE: Final = 3  # findings
 _MAX_LINES: Final = 50  # of a section
 _MAX_PARTS: Final = 8  # of a line
 _MAX_LENGTH: Final = 100  # characters of a name or a value
@@ -70,9 +72,11 @@ def check(arguments: argparse.Namespace) -> int:
             status = max(status, fail(error, status_of(type(error)), debug=arguments.debug))
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
-        lines += [f"{archive}: {text}" for text in findings or (_passed(arguments.full),)]
         if findings:
-            lines += [f"{archive}: {text}" for text in _other_kind(source, access(arguments))]
+            texts = [*_explanation(source, access(arguments), findings[0]), *_by_rule(findings)]
+        else:
+            texts = [_passed(arguments.full)]
+        lines += [f"{archive}: {text}" for text in texts]
     if link is not None and not result and status == DONE:
         findings = onnxarchive.check_link(link, *archives)
         result = [{"link": link, **asdict(finding)} for finding in findings]
@@ -82,15 +86,33 @@ def check(arguments: argparse.Namespace) -> int:
     return max(status, FOUND if result else DONE)
 
 
-def _other_kind(source: str, access: Access) -> list[str]:
-    """What the source is, in a list, if it is no archive and of a known kind."""
+def _explanation(source: str, access: Access, first: Finding) -> list[str]:
+    """What the source is, or what happened to it, and what helps: in a list, if that is known.
+
+    The first finding, which the error may quote, is printed after it.
+    """
     try:
         onnxarchive.open(source, storage_options=access.get("storage_options")).close()
     except OtherKindError as error:
-        return [error.message]
+        fault = str(first).removeprefix(f"{first.rule}: ")
+        return [error.message.removesuffix(f" ({fault})")]
     except (ArchiveError, OSError):  # as described by the findings
         pass
     return []
+
+
+def _by_rule(findings: Sequence[Finding]) -> Iterator[str]:
+    """The first findings of each rule, and the number of the others; then all numbers together."""
+    rules: dict[str | None, list[Finding]] = {}
+    for finding in findings:
+        rules.setdefault(finding.rule, []).append(finding)
+    for rule, found in rules.items():
+        yield from map(str, found[:_MAX_OF_RULE])
+        if len(found) > _MAX_OF_RULE:
+            yield f"{rule}: and {len(found) - _MAX_OF_RULE:,} more"
+    if any(len(found) > _MAX_OF_RULE for found in rules.values()):
+        counts = [f"{rule} {len(found):,}" for rule, found in rules.items()]
+        yield f"{len(findings):,} faults ({', '.join(counts)}); --json lists them"
 
 
 def _passed(full: bool) -> str:
