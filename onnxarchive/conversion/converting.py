@@ -197,8 +197,8 @@ def convert(
         LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
             while it was opened.
         ValueError: An option or the path of an asset is not allowed, `path` is one of the source's
-            files or begins with `~`, or with `models="all"` two models get the same id, or no model
-            is the default.
+            files or begins with `~`, the directory `source` has several models, or with
+            `models="all"` two models get the same id, or no model is the default.
         OSError: A file cannot be read, or the archive cannot be written.
 
     Example:

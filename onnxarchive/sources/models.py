@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -83,6 +84,7 @@ class SourceReader:
             tensor. If symbolic links lead out of the directory, the error names only the first
             tensor with such a link.
         UnsupportedFeatureError: A zip has an unsupported feature, such as encryption.
+        ValueError: A directory has several models; the error lists them.
         OSError: The model or a directory cannot be opened.
 
     Attributes:
@@ -154,7 +156,7 @@ class SourceReader:
         root, files = self._directory(path, data_files)
         self._require_in_tree(path, root.path)
         names = [name for name in _models_and_assets(root) if not is_litter(name)]
-        model = _only([name for name in names if is_model_name(name)], root)
+        model = _only_of_directory(path, root, names)
         source = self._whole(files, model, names)
         source.directory = root.path
         source.files = _paths(root, files)
@@ -164,7 +166,7 @@ class SourceReader:
         """The source in a zip, whose files may all be in one folder; see `read_directory`."""
         entries, notes = read_zip(view, self.temporary)
         names = [name for name in entries if not is_litter(name)]
-        model = _only([name for name in names if is_model_name(name)])
+        model = _only_of_zip(names)
         folder = model[: model.rfind("/") + 1]
         inside = [name for name in names if name.startswith(folder)]
         found = {name.removeprefix(folder): entries[name] for name in inside}
@@ -378,30 +380,85 @@ def _add_others(
     keys.check_names([*asset_names, MODEL_PROTO], Strict())
 
 
-def _only(names: list[str], root: Root | None = None) -> str:
-    """The only model at the smallest folder depth; the error names those in folders of `root`."""
+def _uppermost(names: list[str]) -> list[str]:
+    """The names of models at the smallest folder depth."""
     depth = min((name.count("/") for name in names), default=0)
-    names = [name for name in names if name.count("/") == depth]
-    if len(names) == 1:
-        return names[0]
-    if names:
+    return [name for name in names if name.count("/") == depth]
+
+
+def _only_of_zip(names: list[str]) -> str:
+    """The only model at the smallest folder depth among the names of files in a zip."""
+    models = _uppermost([name for name in names if is_model_name(name)])
+    if len(models) > 1:
         raise ArchiveFormatError(
-            f"{_EXPECTED_MODEL}, found {shown_names(names)}; 'onnxarchive convert ONE.onnx "
+            f"{_EXPECTED_MODEL}, found {shown_names(models)}; 'onnxarchive convert ONE.onnx "
             "NEW.onnxa --model ID=OTHER.onnx' packs several models, and --all-models those of a "
             "directory"
         )
-    remedy = ""
-    below = [] if root is None else _models_below(root, _MAX_SEARCHED)
-    if below:
-        remedy = f"; folders below have {shown_names(below)}: convert one of these"
-        if len(below) > 1:
-            remedy += ", or all with --all-models"
-    raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
+    if not models:
+        raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none")
+    return models[0]
+
+
+def _only_of_directory(path: str, root: Root, names: list[str]) -> str:
+    """The only model at the smallest folder depth among the names of files in a directory.
+
+    Raises:
+        ValueError: There are several, or others in folders below; the error lists them.
+        ArchiveFormatError: There is none.
+    """
+    uppermost = _uppermost([name for name in names if is_model_name(name)])
+    if len(uppermost) == 1:
+        return uppermost[0]
+    models = [*map(PurePosixPath, _models_below(root, _MAX_SEARCHED))]
+    if not models:
+        raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none")
+    where = "" if uppermost else " in folders below"
+    lines = [f"{path}: {_EXPECTED_MODEL}, found {len(models):,}{where} (bytes with their data):"]
+    lines += [f"{_nbytes_with_data(root, model):>17,}  {model}" for model in models[:_MAX_LISTED]]
+    if len(models) > _MAX_LISTED:
+        lines.append(f"and {len(models) - _MAX_LISTED:,} more")
+    one = shlex.quote(os.path.join(path, *map(from_utf8, models[0].parts)))
+    lines.append(f"'onnxarchive convert {one} NEW.onnxa' converts one of them")
+    raise ValueError("\n".join([*lines, _command_for_all(path, root, models)]))
+
+
+def _nbytes_with_data(root: Root, model: PurePosixPath) -> int:
+    """The size of a model and of the files that exporters name after it, as `model.onnx_data`."""
+    nbytes = 0
+    with contextlib.suppress(OSError):  # it may have been removed
+        for entry in root.scan("" if len(model.parts) == 1 else str(model.parent)):
+            if in_utf8(entry.name).startswith(model.name) and _leads_to(entry.is_file):
+                nbytes += entry.stat().st_size
+    return nbytes
+
+
+def _command_for_all(path: str, root: Root, models: list[PurePosixPath]) -> str:
+    """The command that makes one archive of all models of a directory, or one of each."""
+    name = shlex.quote(path)
+    first = next((model for model in models if not _PRECISION.search(model.stem)), models[0])
+    include = f"*{MODEL_SUFFIX}" if _PRECISION.search(first.stem) else None
+    for default in (None, str(first)):
+        try:
+            repository = _repository(path, root.path, models, default, include)
+        except (ValueError, ArchiveFormatError):
+            continue
+        command = f"onnxarchive convert {name} NEW.onnxa --all-models"
+        command += "" if default is None else f" --default {shlex.quote(default)}"
+        command += "" if include is None else f" --include {shlex.quote(include)}"
+        if not repository.left_out:
+            return f"'{command} --assets' converts all of them to one archive"
+        return (
+            f"'{command} --assets' converts {len(repository.models)} of them to one archive, "
+            "without further precisions (--include PATTERN chooses others)"
+        )
+    return f"'onnxarchive convert {name} --output-dir NEW' makes an archive of each"
 
 
 def _models_below(root: Root, max_folders: int | None = None) -> list[str]:
     """The models in a directory and in folders below it; see `_paths_below`."""
-    return sorted(filter(is_model_name, _paths_below(root, max_folders=max_folders)))
+    paths = _paths_below(root, max_folders=max_folders)
+    return sorted(path for path in paths if is_model_name(path) and not is_litter(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +502,20 @@ def models_of_repository(
     """
     root = Root(os.fspath(directory))
     below = [*map(PurePosixPath, _models_below(root))]
+    return _repository(os.fspath(directory), root.path, below, default, include)
+
+
+def _repository(
+    directory: str,
+    real_directory: str,
+    below: list[PurePosixPath],
+    default: str | None,
+    include: str | Collection[str] | None,
+) -> Repository:
+    """As `models_of_repository`, given the paths of the models below a directory.
+
+    `real_directory` is the path of the directory without links.
+    """
     onnx_files = [path for path in below if path.suffix.lower() == MODEL_SUFFIX]
     if include is None:
         usual = [path for path in onnx_files if path.suffix == MODEL_SUFFIX]
@@ -467,9 +538,9 @@ def models_of_repository(
         defaults = paths
     if len(defaults) != 1:
         raise ValueError(
-            f"{os.fspath(directory)}: expected one default model {wanted!r} among "
-            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default= "
-            "(--default)"
+            f"{directory}: expected one default model {wanted!r} among "
+            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default=NAME "
+            "(--default NAME)"
         )
     models = {"": os.path.join(directory, *map(from_utf8, defaults[0].parts))}
     for file in paths:
@@ -482,12 +553,12 @@ def models_of_repository(
         if identifier in models:
             raise ValueError(
                 f"expected models with different ids, found {models[identifier]} and {path}, both "
-                f"with the id {identifier!r}; choose with include= (--include)"
+                f"with the id {identifier!r}; choose with include=PATTERN (--include PATTERN)"
             )
         models[identifier] = path
     chosen = {*paths}
     left_out = tuple([str(path) for path in below if path not in chosen])
-    return Repository(os.fspath(directory), root.path, models, left_out)
+    return Repository(directory, real_directory, models, left_out)
 
 
 def _further_models(names: list[str], default: str) -> list[str]:

@@ -232,10 +232,10 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_no_models_are_missing(
 def test_the_command_packs_a_repository(
     repository: Path, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert", str(repository), str(path)]) == 3
-    assert "or all with --all-models" in capsys.readouterr().err
+    assert main(["convert", str(repository), str(path)]) == 2
+    assert "NEW.onnxa --all-models --assets' converts " in capsys.readouterr().err
     (repository / "onnx" / "model.onnx").rename(repository / "onnx" / "encoder_model.onnx")
-    assert main(["convert", str(repository / "onnx"), str(path)]) == 3
+    assert main(["convert", str(repository / "onnx"), str(path)]) == 2
     assert "--all-models" in capsys.readouterr().err
     options = ["--all-models", "--default", "encoder_model", "--assets"]
     assert main(["convert", str(repository), str(path), *options]) == 0

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from written import contents, converted, saved, zipped
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError
+from onnxarchive import ArchiveError, ArchiveFormatError
 
 
 def _small_model() -> onnx.ModelProto:
@@ -84,16 +84,22 @@ def test_a_model_alone_in_a_directory_is_enough(tmp_path: Path) -> None:
 # Choosing the model
 
 
-def test_models_in_folders_are_named(tmp_path: Path) -> None:
+def test_models_in_folders_are_listed(tmp_path: Path) -> None:
     for name in ("onnx/model.onnx", "onnx/deep/model_q4.onnx", ".git/model.onnx", "top.txt"):
         (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "m" / name).write_bytes(b"")
-    with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
+        (tmp_path / "m" / name).write_bytes(b"model")
+    (tmp_path / "m" / "onnx" / "model.onnx_data").write_bytes(bytes(12_345))
+    with pytest.raises(ValueError, match="expected one model") as caught:
         onnxarchive.convert(tmp_path / "m", tmp_path / "m.onnxa")
-    assert caught.value.message.endswith(
-        "; folders below have 'onnx/deep/model_q4.onnx', 'onnx/model.onnx': convert one of these, "
-        "or all with --all-models"
-    )
+    assert not isinstance(caught.value, ArchiveError)
+    first, *listed, one, several = str(caught.value).splitlines()
+    assert first.startswith(f"{tmp_path / 'm'}: expected one model ")
+    assert [line.split() for line in listed] == [
+        ["5", "onnx/deep/model_q4.onnx"],
+        ["12,350", "onnx/model.onnx"],
+    ]
+    assert "/m/onnx/deep/model_q4.onnx NEW.onnxa' converts one of them" in one
+    assert "NEW.onnxa --all-models --assets' converts 1 of them to one archive, without" in several
 
 
 def test_a_folder_named_like_a_model_is_none(directory: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,12 +26,14 @@ from onnxarchive.cli.parser import access, add_command, pairs, path_name, requir
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.threads import thread_pool
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.remote.location import Location
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
     from onnxarchive.conversion.converting import Conversion
 
 _MODEL_SUFFIX = ".onnx"
+_ARCHIVE_SUFFIX = ".onnxa"
 _STANDARD_STREAM = "-"
 
 
@@ -37,10 +41,13 @@ def add_convert(commands: Any) -> None:
     help = "Convert models (.onnx files, directories, zips of any tool, archives) to archives."
     command = add_command(commands, convert, help, "model.onnx archive.onnxa", archive=False)
     command.usage = (
-        "onnxarchive convert [options] SOURCE TARGET\n"
+        "onnxarchive convert [options] SOURCE [TARGET]\n"
         "       onnxarchive convert [options] SOURCE... --output-dir DIR"
     )
-    help = "SOURCE and TARGET (- is standard output); with --output-dir, models and directories"
+    help = (
+        "SOURCE and TARGET (- is standard output; default: the source's name with .onnxa, beside a "
+        "local source or in the working directory); with --output-dir, models and directories"
+    )
     command.add_argument("paths", nargs="*", type=path_name, metavar="PATH", help=help)
     help = (
         "convert every model in the sources, one at a time, or N at a time with --jobs N; "
@@ -130,9 +137,9 @@ def _convert_one(
 ) -> int:
     if arguments.all_models and models:
         raise ValueError("expected --all-models or --model, found both")
-    source, target = arguments.paths
+    source = arguments.paths[0]
+    target = _target(arguments)
     to_stream = target == _STANDARD_STREAM
-    _require_target(arguments, target)
     with progress_bar("convert") as progress:
         conversion = onnxarchive.convert(
             source,
@@ -151,14 +158,38 @@ def _convert_one(
     return DONE
 
 
-def _require_target(arguments: argparse.Namespace, target: str) -> None:
-    """Refuses a target that exists, or standard output if it cannot take the archive."""
+def _target(arguments: argparse.Namespace) -> str:
+    """The target: a path that is free, or standard output if it can take the archive."""
+    if len(arguments.paths) == 1:
+        target = _beside(arguments.paths[0])
+        if os.path.lexists(target):
+            text = "exists; to replace it, name it as TARGET and give --force"
+            raise FileExistsError(errno.EEXIST, text, target)
+        return target
+    target = str(arguments.paths[1])
     if target != _STANDARD_STREAM:
         require_free(target, arguments.force, **access(arguments))
     elif not arguments.dry_run:
         if arguments.json:
             raise ValueError("--json and the archive would both go to standard output")
         require_no_terminal()
+    return target
+
+
+def _beside(source: str) -> str:
+    """The path of the archive for a source: beside it, or for a URL in the working directory."""
+    location = Location.of(source)
+    if location.url is not None:
+        from onnxarchive.conversion.downloading import path_of  # and all that it needs
+
+        name = os.path.basename(path_of(location.remote, None))
+        return os.path.splitext(name)[0] + _ARCHIVE_SUFFIX
+    if not os.path.isdir(source):
+        return os.path.splitext(source)[0] + _ARCHIVE_SUFFIX
+    directory = os.path.normpath(source)
+    if os.path.basename(directory) in ("", os.curdir, os.pardir):
+        directory = os.path.abspath(directory)
+    return directory + _ARCHIVE_SUFFIX
 
 
 def _lines(conversion: Conversion, arguments: argparse.Namespace) -> list[str]:
@@ -178,13 +209,17 @@ def _require_paths(arguments: argparse.Namespace) -> None:
     count = len(arguments.paths)
     if count == 2 or (count and arguments.output_dir is not None):
         return
-    text = "convert takes SOURCE and TARGET, or sources with --output-dir"
-    if isinstance(arguments.follow_links, str):
-        text += f"; {arguments.follow_links!r} was taken as the DIR of --follow-links: "
-        text += "put --follow-links after the paths"
-    if len(arguments.asset) > 1:
-        text += f"; {arguments.asset[-1]!r} was taken as an asset: put --asset after the paths"
-    raise ValueError(text)
+    # A source alone needs no target, unless an option took the source or the target.
+    is_alone = count == 1 and not arguments.paths[0].endswith(_ARCHIVE_SUFFIX)
+    directory, assets = arguments.follow_links, arguments.asset
+    taken = ""
+    if isinstance(directory, str) and not (is_alone and os.path.isdir(directory)):
+        taken += f"; {directory!r} was taken as the DIR of --follow-links: "
+        taken += "put --follow-links after the paths"
+    if len(assets) > 1 and (assets[-1].endswith(_ARCHIVE_SUFFIX) or not is_alone):
+        taken += f"; {assets[-1]!r} was taken as an asset: put --asset after the paths"
+    if count != 1 or taken:
+        raise ValueError(f"convert takes SOURCE and TARGET, or sources with --output-dir{taken}")
 
 
 def _as_json(conversion: Conversion) -> dict[str, Any]:
