@@ -49,7 +49,7 @@ def test_python_snippets_run_one_after_another(
     for library in ("onnxruntime", "onnx_ir"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     snippets = blocks("python")
-    assert len(snippets) == 10
+    assert len(snippets) == 11
     run_python(snippets)
     printed = capsys.readouterr().out
     assert "(64, 32) float32" in printed
