@@ -94,9 +94,14 @@ def followed_archive(file: File) -> Chain | None:
     Its end records and its directory are valid; models and local headers have not been compared.
     """
     chain = read_chain(file)
-    if chain.size is None or chain.size >= file.size or _fault(file, chain.size) is not None:
-        return None
-    return chain
+    return chain if _is_followed_archive(file, chain) else None
+
+
+def _is_followed_archive(file: File, chain: Chain) -> bool:
+    """True if a chain is an archive whose end records and directory are valid, and bytes follow."""
+    if chain.size is None or chain.size >= file.size:
+        return False
+    return _fault(file, chain.size) is None
 
 
 def _fault(file: File, size: int) -> ArchiveError | None:
@@ -129,20 +134,19 @@ def explain(file: File, error: ArchiveError, command: str, expected: str) -> str
         command: The path of the file as a word of a command line; `""` if it has none.
         expected: See `recognition.recognised`.
     """
-    fault = _fault(file, file.size)
     if error.rule is not None and not _is_of_zip(error.rule):
         return None
+    fault = _fault(file, file.size)
     # The error may be about another file, such as a source of an edit; or about what `convert`
     # alone requires of a zip.
     if fault is None and (error.rule is not None or expected != "a model"):
         return None
-    followed = followed_archive(file)
-    if followed is not None and followed.size is not None:
+    chain = read_chain(file)
+    if chain.size is not None and _is_followed_archive(file, chain):
         advice = f"; 'onnxarchive recover --cut {command}' cuts off what follows" if command else ""
-        return _describe_rest(file, followed.size) + advice
+        return _describe_rest(file, chain.size) + advice
     if file.read(0, len(_COPIED_AS_TEXT)) == _COPIED_AS_TEXT:
         return f"expected {expected}, found one that was copied as text: {AGAIN}, as a binary file"
-    chain = read_chain(file)
     missing = None if _has_end_record(file) else _missing(file, chain)
     if missing is not None:
         return f"{missing}; {INTERRUPTED}: {AGAIN}"
@@ -203,7 +207,10 @@ def _changed(file: File, names: list[str], command: str) -> str:
             break
         if _has_alignment(local):
             own.add(local.name)
+        placement = layout.placement(local, offset)  # knows sizes of 4 GiB and more
         offset += local.packed_size + local.compressed_size
+        if placement is not None:
+            offset = placement.end
     others = [name for name in names if name.encode() not in own]
     convert = f"; 'onnxarchive convert {command} NEW.onnxa'" if command else ""
     if not own:

@@ -26,6 +26,7 @@ from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources import recognition
+from onnxarchive.zipformat import layout
 
 
 def _zip(*names: str) -> Callable[[Path], object]:
@@ -302,3 +303,22 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         onnxarchive.open(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError):
         onnxarchive.open(tmp_path / "none")
+
+
+@pytest.mark.large
+def test_entries_of_4_gib_and_more_are_not_taken_for_those_of_another_tool(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnxa"
+    weight = layout.place("w", 5 << 30, 0, 0, 64)
+    model = layout.place(MODEL_PROTO, 1, 0, weight.end, 64)
+    headers, records = zip(*(placement.pack() for placement in (weight, model)), strict=True)
+    directory = b"".join(records)
+    with open(path, "wb") as file:
+        for placement, header in zip((weight, model), headers, strict=True):
+            file.seek(placement.header_offset)
+            file.write(header)
+        file.seek(model.end)
+        file.write(directory + layout.end_of_archive(2, len(directory), model.end))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("note.txt", b"note")
+    with pytest.raises(ArchiveFormatError, match=r"another tool wrote 'note\.txt' to"):
+        onnxarchive.open(path)
