@@ -346,15 +346,18 @@ class Strict(Report):
         raise kind(subject + message, rule=rule, entry=entry, path=self._path)
 
 
-# By module: name of the library in messages, and argument of `pip install`.
+# The packages of the extra `remote`. Messages name what an extra installs: if this package was
+# installed from a clone, an extra of it cannot be installed by name.
+_REMOTE: Final = "obstore fsspec platformdirs"
+# By module: name of the library in messages, and arguments of `pip install`.
 _LIBRARIES: Final = {
-    "fsspec": ("fsspec", "'onnxarchive[remote]'"),
-    "netron": ("Netron", "'onnxarchive[view]'"),
-    "obstore": ("obstore", "'onnxarchive[remote]'"),
-    "platformdirs": ("platformdirs", "'onnxarchive[remote]'"),
-    "onnx_ir": ("onnx_ir", "'onnxarchive[ir]'"),
-    "onnxruntime": ("ONNX Runtime", "'onnxarchive[ort]'"),
-    "shtab": ("shtab", "'onnxarchive[completion]'"),
+    "fsspec": ("fsspec", _REMOTE),
+    "netron": ("Netron", "netron"),
+    "obstore": ("obstore", _REMOTE),
+    "platformdirs": ("platformdirs", _REMOTE),
+    "onnx_ir": ("onnx_ir", "onnx-ir"),
+    "onnxruntime": ("ONNX Runtime", "onnxruntime"),
+    "shtab": ("shtab", "shtab"),
     "torch": ("PyTorch", "torch"),
 }
 

@@ -128,7 +128,7 @@ def _netron_files() -> dict[str, Path]:
     if _INDEX not in files or _VERSION not in files[_INDEX].read_bytes():
         raise UnsupportedFeatureError(
             f"expected Netron's page {directory / _INDEX} with the tag {_VERSION.decode()} ...>, "
-            "found no such page or no such tag; pip install --upgrade 'onnxarchive[view]'"
+            "found no such page or no such tag; pip install --upgrade netron"
         )
     return files
 

@@ -405,8 +405,8 @@ class ZippedFile(File):
                 import zipfile_deflate64  # noqa: F401 teaches zipfile the method
             except ImportError:
                 raise UnsupportedFeatureError(
-                    "expected the package zipfile-deflate64 for deflate64 data, found it missing: "
-                    "pip install 'onnxarchive[deflate64]'"
+                    "zipfile-deflate64 is needed to read deflate64 data, but is missing: "
+                    "pip install zipfile-deflate64"
                 ) from None
         if method == records.METHOD_LZMA:
             dictionary_nbytes = int.from_bytes(self._compressed[5:9], "little")  # 5.8.8

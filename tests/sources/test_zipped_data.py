@@ -379,7 +379,7 @@ def test_a_bomb_declared_as_what_it_is_takes_little_memory(method: int, total: i
     assert run(BOMB, str(method), str(total), str(total)) == f"{total}\n"
 
 
-def test_a_method_without_its_package_is_an_error_that_names_the_extra() -> None:
+def test_a_method_without_its_package_is_an_error_that_names_the_package() -> None:
     printed = run(
         """
     import sys
@@ -392,4 +392,4 @@ def test_a_method_without_its_package_is_an_error_that_names_the_extra() -> None
         print(error)
     """
     )
-    assert "pip install 'onnxarchive[deflate64]'" in printed
+    assert printed.rstrip().endswith(": pip install zipfile-deflate64")
