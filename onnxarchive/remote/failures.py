@@ -11,10 +11,21 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 from onnxarchive.errors import ObjectChangedError, shown
+from onnxarchive.remote.probe import (
+    CHECK_PROXY,
+    NO_CONNECTION,
+    NO_PROXY,
+    NO_TLS,
+    NO_TRUST,
+    NOT_RESOLVED,
+    REFUSED,
+)
 from onnxarchive.remote.redirects import NOWHERE, REMEDY, RefusedRedirectError
+from onnxarchive.remote.urls import WEB, scheme_of
 
 _Made = TypeVar("_Made")
 # The ends of the key in the text of an InvalidPathError. A pattern would take time that grows with
@@ -26,8 +37,11 @@ _MOST_SHOWN = 2  # characters of a value that hides nothing
 _MOST_TEXT = 8 << 10  # characters of an error's text; obstore adds the body of an answer
 # The addresses from which machines in a cloud request credentials if none are configured.
 _CREDENTIAL_SERVER = re.compile(r"//(169\.254\.169\.254|metadata\.google\.internal)/")
+# The server in the text of an error of obstore.
+_SERVER = re.compile(r"https?://(?:[^/?#\s]*@)?([\w.-]+(?::\d+)?)(?=[/?#\s,]|$)", re.ASCII)
 _COPY = "; fetch the whole file with another tool, such as curl, and open the copy"
 NO_SIZE = f"the server states no size{_COPY}"
+_RUSTLS, _SSL = r"InvalidCertificate\(\s*", "CERTIFICATE_VERIFY_FAILED.*"
 # {pattern of an error's text: reason to show}; the first pattern that matches counts.
 _REASONS = {
     re.escape(NOWHERE): f"the server redirects{REMEDY}",
@@ -46,7 +60,27 @@ _REASONS = {
     r"following redirect": "the server redirects in a circle or too many times",
     r"redirect without LOCATION": "the server redirects to no address; S3 does so if a bucket is "
     "in another region: set region in storage_options",
-    r"\bConnect\b|ConnectError": "there is no connection to the server",
+    r"InvalidLastModified": f"the server states a Last-Modified that is no date{_COPY}",
+    # Certificates, in the words of rustls and of Python's ssl.
+    rf"{_RUSTLS}UnknownIssuer|{_SSL}(issuer|self.signed)": NO_TRUST,
+    rf"{_RUSTLS}Other\(\s*OtherError\(\s*CaUsedAsEndEntity": f"{NO_CONNECTION}: its "
+    "certificate is that of an authority, signed by itself; the server needs one that an authority "
+    "has signed",
+    rf"{_RUSTLS}NotValidForName|{_SSL}mismatch": f"{NO_CONNECTION}: its certificate is for "
+    "another host; use the host that the certificate names",
+    rf"{_RUSTLS}(Expired|NotValidYet)|{_SSL}(expired|yet valid)": f"{NO_CONNECTION}: its "
+    "certificate has expired, or is not valid yet; check the clock of this machine",
+    r"InvalidCertificate|SSLCertVerificationError": f"{NO_CONNECTION}: its certificate "
+    "is not valid",
+    r"InvalidMessage\(\s*InvalidContentType|WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE": NO_TLS,
+    # obstore asks a proxy for a connection to a server of https.
+    r"\bTunnelUnsuccessful\b": f"the proxy opens no connection to the server; {CHECK_PROXY}",
+    r"\bConnectFailed\(": NO_PROXY,
+    r"dns error|^gaierror|ConnectorDNSError|Name or service not known|getaddrinfo": NOT_RESOLVED,
+    r"\bConnectionRefused\b": REFUSED,
+    r"\bConnect\b|ConnectError": NO_CONNECTION,
+    r"ConnectionReset|IncompleteMessage": "the server closed the connection without an "
+    "answer; check if it expects https:// or a proxy",
     r"builder error": "http:// is not allowed; allow_http in storage_options allows it",
 }
 # {code in the answer of a store: likely cause}
@@ -55,6 +89,7 @@ _CAUSES = {
     "ExpiredToken": "the token has expired; get new credentials",
     "RequestTimeTooSkewed": "set the clock of this machine",
 }
+_S3FS_NO_BUCKET = "bucket does not exist"  # in the words of s3fs
 
 
 class StalledError(OSError):
@@ -103,6 +138,10 @@ def changed(name: str) -> ObjectChangedError:
     )
 
 
+class NoRangesError(OSError):
+    """The server does not answer requests for ranges of bytes."""
+
+
 def failure(error: BaseException, name: str) -> Exception:
     """The error to raise instead of an error of obstore, fsspec or their dependencies.
 
@@ -110,55 +149,137 @@ def failure(error: BaseException, name: str) -> Exception:
     """
     if type(error).__name__ == "PreconditionError":
         return changed(name)
-    return OSError(*_reason(error), name)
+    kind = NoRangesError if type(error).__name__ == "NotSupportedError" else OSError
+    return kind(*_reason(_Problem.of(error, name)), name)
 
 
-def _reason(error: BaseException) -> tuple[int, str]:
-    """The number of the error to raise, and its text."""
-    chain = [error]  # fsspec may report any error as a missing file
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is known of a library's error.
+
+    Attributes:
+        error: The error.
+        name: The object's name for messages.
+        text: The error's type and text, which may contain secrets.
+        status: The HTTP status of the answer, if there is one.
+        code: The code in the answer of a store; empty if there is none.
+    """
+
+    error: BaseException
+    name: str
+    text: str
+    status: int | None
+    code: str
+
+    @classmethod
+    def of(cls, error: BaseException, name: str) -> _Problem:
+        """Reads the text of an error."""
+        text = _text(error)
+        code = _CODE.search(text)
+        return cls(error, name, text, status_of(error), "" if code is None else code[1])
+
+    @property
+    def answer(self) -> str:
+        """Status and code of the answer, for messages; empty without a status."""
+        if self.status is None:
+            return ""
+        return f"HTTP status {self.status}" + (f", {self.code}" if self.code else "")
+
+
+# The number of the error to raise, and its text.
+_Reason: TypeAlias = tuple[int, str]
+
+
+def _reason(problem: _Problem) -> _Reason:
+    """Asks for each kind of error in turn."""
+    for find in (_redirect, _missing, _no_access, _wrong_key, _known_text, _status, _number):
+        if (reason := find(problem)) is not None:
+            return reason
+    return errno.EIO, f"the request failed ({type(problem.error).__name__})"
+
+
+def _redirect(problem: _Problem) -> _Reason | None:
+    chain = [problem.error]  # fsspec may report any error as a missing file
     while len(chain) < 9 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
     for each in chain:
         if isinstance(each, RefusedRedirectError):
             return errno.EIO, str(each)
-    text, kind, status = _text(error), type(error).__name__, status_of(error)
-    code = _CODE.search(text)
-    answer = "" if status is None else f"HTTP status {status}" + (f", {code[1]}" if code else "")
-    # obstore takes 405, too, for a missing file.
-    if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
-        return errno.ENOENT, "No such object"
-    if _CREDENTIAL_SERVER.search(text):
+    return None
+
+
+def _missing(problem: _Problem) -> _Reason | None:
+    """A missing object or bucket. obstore takes 405, too, for a missing file."""
+    status, error = problem.status, problem.error
+    is_file_error = status is None and isinstance(error, FileNotFoundError)
+    if status not in (404, 410) and not is_file_error:
+        return None
+    if problem.code == "NoSuchBucket" or (is_file_error and _S3FS_NO_BUCKET in problem.text):
+        return errno.ENOENT, "No such bucket; create it, or check its name"
+    if problem.code == "ContainerNotFound":
+        return errno.ENOENT, "No such container; create it, or check its name and the account"
+    return errno.ENOENT, "No such object"
+
+
+def _no_access(problem: _Problem) -> _Reason | None:
+    if _CREDENTIAL_SERVER.search(problem.text):
         return errno.EACCES, (
             "expected credentials from the environment or in storage_options, found none; set "
             "skip_signature in storage_options for a public bucket"
         )
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return errno.EACCES, (
-            f"the server refuses access{answer and f' ({answer})'}; expected credentials that "
-            "allow it and have not expired, from the environment, in storage_options, or in the "
-            "signature of the URL"
-        )
-    if kind == "InvalidPathError":
-        rest = str(error).partition('Path "')[2]
-        end = max(map(rest.rfind, _KEY_ENDS))
-        key = "of an object" if end < 0 else shown(rest[:end])
-        return errno.EIO, (
-            f"obstore cannot list a folder because of the key {key}: the key has control "
-            "characters, or a component that is empty, '.' or '..'; rename the object"
-        )
-    # A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks
-    # the object's name.
+    if not isinstance(problem.error, PermissionError) and problem.status not in (401, 403):
+        return None
+    answer = problem.answer
+    return errno.EACCES, (
+        f"the server refuses access{answer and f' ({answer})'}; expected credentials that "
+        "allow it and have not expired, from the environment, in storage_options, or in the "
+        "signature of the URL"
+    )
+
+
+def _wrong_key(problem: _Problem) -> _Reason | None:
+    if type(problem.error).__name__ != "InvalidPathError":
+        return None
+    rest = str(problem.error).partition('Path "')[2]
+    end = max(map(rest.rfind, _KEY_ENDS))
+    key = "of an object" if end < 0 else shown(rest[:end])
+    return errno.EIO, (
+        f"obstore cannot list a folder because of the key {key}: the key has control "
+        "characters, or a component that is empty, '.' or '..'; rename the object"
+    )
+
+
+def _known_text(problem: _Problem) -> _Reason | None:
+    """The reason by a pattern of the error's text.
+
+    A timeout becomes a plain OSError: asyncio would replace a TimeoutError by an error that lacks
+    the object's name.
+    """
     for pattern, reason in _REASONS.items():
-        if re.search(pattern, text):
-            return errno.EIO, reason
-    if status is not None:
-        remedy = _CAUSES.get(code[1], "") if code else ""
-        return errno.EIO, f"the server answered with {answer}{remedy and f'; {remedy}'}"
-    # Errors of TLS and of names of hosts have numbers of their own.
-    number: Any = getattr(error, "errno", None)
-    if number in errno.errorcode and not isinstance(error, ssl.SSLError):
+        if re.search(pattern, problem.text):
+            return errno.EIO, reason.replace("to the server", f"to {_server(problem)}", 1)
+    return None
+
+
+def _server(problem: _Problem) -> str:
+    """The server for messages. A web address has its name already."""
+    match = None if scheme_of(problem.name) in WEB else _SERVER.search(problem.text)
+    return "the server" if match is None else f"the server {match[1]}"
+
+
+def _status(problem: _Problem) -> _Reason | None:
+    if problem.status is None:
+        return None
+    remedy = _CAUSES.get(problem.code, "")
+    return errno.EIO, f"the server answered with {problem.answer}{remedy and f'; {remedy}'}"
+
+
+def _number(problem: _Problem) -> _Reason | None:
+    """The system's number. Errors of TLS and of names of hosts have numbers of their own."""
+    number: Any = getattr(problem.error, "errno", None)
+    if number in errno.errorcode and not isinstance(problem.error, ssl.SSLError):
         return number, os.strerror(number)
-    return errno.EIO, f"the request failed ({kind})"
+    return None
 
 
 def _converted(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import closing
@@ -17,10 +18,28 @@ PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)  # those that obstore follows
 _TRANSIENT = (407, 408, 425, 429)  # with 500 and above: the next answer may differ
 _TRIES = 3  # at an address with transient answers
+# Why there is no connection, for these and all other requests.
+_PROXY = "the proxy that HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or proxy_url names"
+CHECK_PROXY = f"check {_PROXY}"
+NO_CONNECTION = "there is no connection to the server"
+NO_PROXY = f"there is no connection to the proxy; {CHECK_PROXY}"
+NO_TLS = f"{NO_CONNECTION}: it does not answer with TLS; if it has no TLS, use http://"
+NO_TRUST = (
+    f"{NO_CONNECTION}: no known authority has signed its certificate; SSL_CERT_FILE in the "
+    "environment names a file of authorities (PEM), and so does root_certificate in storage_options"
+)
+NOT_RESOLVED = f"{NO_CONNECTION}: no host has this name; check the name, the network and {_PROXY}"
+REFUSED = (
+    f"{NO_CONNECTION}: its port refuses it; check that the server runs, the port, and {_PROXY}"
+)
 
 
 class NoAnswerError(Exception):
     """The server does not answer, now or at all; obstore would get no answer, either."""
+
+
+class NoConnectionError(NoAnswerError):
+    """There is no connection; the text says why, and what to check."""
 
 
 class UnclearAnswerError(Exception):
@@ -42,6 +61,7 @@ def redirects_of(
         NoAnswerError: There is no connection, or no final answer after some tries.
         UnclearAnswerError: The answer is not understood.
     """
+    problem = None
     try:
         for _ in range(_TRIES):
             status, locations = _ask(url, client, proxy, timeout)
@@ -54,9 +74,7 @@ def redirects_of(
     except TimeoutError:
         reason = "the server took too long to answer"
     except OSError as error:
-        reason = "there is no connection to the server"
-        if match := re.match(r"Tunnel connection failed: (\d+)", str(error)):
-            reason = f"the proxy answered with HTTP status {match[1]}"
+        problem = _no_connection(error, proxy)
     except UnclearAnswerError:
         raise
     except Exception as error:  # such as ValueError or http.client.HTTPException
@@ -64,7 +82,24 @@ def redirects_of(
         raise UnclearAnswerError(f"the server's answer is not understood ({kind})") from None
     else:
         reason = f"the server answered with HTTP status {status}"
+    if problem is not None:
+        raise problem
     raise NoAnswerError(reason)
+
+
+def _no_connection(error: OSError, proxy: SplitResult | None) -> NoAnswerError:
+    """The error to raise instead of one of Python's HTTP client."""
+    if match := re.match(r"Tunnel connection failed: (\d+)", str(error)):
+        return NoAnswerError(f"the proxy answered with HTTP status {match[1]}")
+    if isinstance(error, ssl.SSLError):
+        return NoConnectionError(NO_TLS)
+    if proxy is not None:
+        return NoConnectionError(NO_PROXY)
+    if isinstance(error, socket.gaierror):
+        return NoConnectionError(NOT_RESOLVED)
+    if isinstance(error, ConnectionRefusedError):
+        return NoConnectionError(REFUSED)
+    return NoAnswerError(NO_CONNECTION)
 
 
 def _ask(

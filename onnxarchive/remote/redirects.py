@@ -23,7 +23,13 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.background import start_thread
-from onnxarchive.remote.probe import PORTS, NoAnswerError, UnclearAnswerError, redirects_of
+from onnxarchive.remote.probe import (
+    PORTS,
+    NoAnswerError,
+    NoConnectionError,
+    UnclearAnswerError,
+    redirects_of,
+)
 from onnxarchive.remote.proxies import UnknownProxyError, proxy_of
 from onnxarchive.remote.urls import shown_url
 
@@ -126,6 +132,8 @@ def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | N
                 if not _is_local(url, location):
                     return _redirect(url, location)
             url = urlsplit(urljoin(url.geturl(), locations[0]))
+    except NoConnectionError as error:
+        return str(error)
     except NoAnswerError as error:
         return f"{error}{_UNKNOWN}"
     except UnclearAnswerError as error:

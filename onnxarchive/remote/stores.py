@@ -57,6 +57,9 @@ _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 # By option: the argument of obstore's stores that takes it, if it is not `config`.
 _GROUPS = dict.fromkeys(_CLIENT_OPTIONS.split(), "client_options")
 _GROUPS |= dict.fromkeys(_RETRY_OPTIONS, "retry_config")
+_CERTIFICATES = {"root_certificate", "proxy_ca_certificate"}
+_PEM = "-----BEGIN CERTIFICATE-----"
+_NO_ACCOUNT = "Account must be specified"  # in the words of obstore
 _NUMBERS = {"max_retries": int, "base": float}
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}  # of the units of a duration
 
@@ -126,10 +129,15 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
         hosts = [urlsplit(opened.url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
         limits = keep_secrets(name, opened, key, hosts, has_token=has_token)
         return make(client_options=client | limits) if limits else opened, key
-    keys = ", ".join(sorted(dict(_flat(options)))) or "none"
+    if _NO_ACCOUNT in fault:
+        raise ValueError(
+            f"{name}: the URL names a container, but not its storage account; set account_name in "
+            f"storage_options, or AZURE_STORAGE_ACCOUNT_NAME ({fault})"
+        )
+    keys = ", ".join(sorted(dict(_flat(options))))
     raise ValueError(
-        f"{name}: expected a URL and storage_options that obstore takes, found options {keys} "
-        f"({fault})"
+        f"{name}: expected a URL and storage_options that obstore takes, found "
+        f"{f'options {keys}' if keys else 'no options'} ({fault})"
     )
 
 
@@ -204,6 +212,8 @@ def grouped(options: Options) -> dict[str, Any]:
             groups[key].update({name.lower(): option for name, option in _group(value).items()})
         else:
             groups[_GROUPS.get(key, "config")][key] = value
+    for name in _CERTIFICATES & client.keys():
+        client[name] = _certificate(name, client[name])
     for group, name in ((client, "default_headers"), (retries, "backoff")):
         if name in group:
             group[name] = _group(group[name])
@@ -226,6 +236,20 @@ def grouped(options: Options) -> dict[str, Any]:
 def _group(value: Any) -> dict[str, Any]:
     """A group of options; on the command line, it is an object of JSON."""
     return dict(json.loads(value) if isinstance(value, str) else value)
+
+
+def _certificate(name: str, value: Any) -> Any:
+    """The text of a certificate, of which obstore takes no path."""
+    if not isinstance(value, str | os.PathLike) or _PEM in str(value):
+        return value
+    try:
+        with open(value, encoding="ascii") as file:
+            text = file.read()
+    except (OSError, ValueError):
+        text = ""
+    if _PEM not in text:
+        raise ValueError(f"{name} is neither the text of certificates (PEM) nor a file of them")
+    return text
 
 
 def _duration(value: Any) -> Any:

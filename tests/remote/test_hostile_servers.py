@@ -19,7 +19,7 @@ from web_server import MODIFIED, Answer, Request, WebServer, serving
 
 import onnxarchive
 from onnxarchive import ObjectChangedError
-from onnxarchive.remote.failures import failure
+from onnxarchive.remote.failures import NoRangesError, failure
 from onnxarchive.remote.objects import END_SIZE, RemoteFile
 
 SIZE = len(CONTENT)
@@ -96,7 +96,12 @@ WRONG_ANSWERS: dict[str, tuple[Any, type[Exception], str]] = {
     "404": (with_status(404), FileNotFoundError, "No such object"),
     "410": (with_status(410), FileNotFoundError, "No such object"),
     "500": (with_status(500), OSError, "HTTP status 500"),
-    "no ranges": (endless, OSError, "does not answer requests for ranges"),
+    "no date": (
+        with_headers(Last_Modified="now"),
+        OSError,
+        "a Last-Modified that is no date; .*curl",
+    ),
+    "no ranges": (endless, NoRangesError, "does not answer requests for ranges"),
     "a longer body": (endless_range, OSError, "found more"),
     "one byte more": (with_body(lambda it: it + b"x"), OSError, "found more"),
     "one byte less": (with_body(lambda it: it[:-1]), OSError, f"expected {END_SIZE} bytes"),
@@ -269,6 +274,8 @@ KEYS = {"access_key_id": "me", "secret_access_key": "SECRET", "max_retries": 0, 
             PermissionError,
             r"\(HTTP status 403, AccessDenied\); .* not expired",
         ),
+        (404, "NoSuchBucket", FileNotFoundError, "No such bucket; create it"),
+        (404, "ContainerNotFound", FileNotFoundError, "No such container; create it"),
         (403, "RequestTimeTooSkewed", PermissionError, "403, RequestTimeTooSkewed"),
         (503, "SlowDown", OSError, "503, SlowDown"),
     ],
@@ -295,7 +302,7 @@ NAMED = "storage_options that obstore takes, .*"  # before the name of an option
         (S3, {"timeout": 'a "SECRET'}, r'parse "\.\.\." as Duration'),
         (S3, {"backoff": '{"base": "SECRET"}'}, "base is not a number"),
         (S3, {"max_retries": "SECRET"}, "max_retries is not a number"),
-        ("az://bucket/m.onnxa", {}, "Account must be specified"),
+        ("az://bucket/m.onnxa", {}, "set account_name in .*, or AZURE_STORAGE_ACCOUNT_NAME"),
         (
             "az://bucket/m.onnxa",
             {"account_name": "me", "account_key": "SECRET!"},
@@ -309,7 +316,7 @@ NAMED = "storage_options that obstore takes, .*"  # before the name of an option
         (f"{WEB}?sig=SECRET", {"timeout": [5]}, f"{NAMED}timeout"),
         (S3, {"max_retries": "SECRET"}, f"{NAMED}max_retries"),
         (S3, {"default_headers": "SECRET"}, f"{NAMED}default_headers"),
-        ("https://me:SECRET@:x/m.onnxa", {}, f"{NAMED}none"),
+        ("https://me:SECRET@:x/m.onnxa", {}, f"{NAMED}no options"),
         (S3, {"key": "SECRET"}, f"{NAMED}key"),
         (S3, {"access_key_id": "SECRET", "client_options": "SECRET"}, f"{NAMED}access_key_id"),
         *(

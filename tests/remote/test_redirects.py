@@ -427,7 +427,7 @@ UNKNOWN_PROXIES = [
 @pytest.mark.parametrize(
     ("proxy", "text"),
     [
-        ("http://127.0.0.1:1", "there is no connection to the server, so it is unknown whether"),
+        ("http://127.0.0.1:1", "there is no connection to the proxy; check the proxy that HTTP"),
         ("https://x.invalid", "expected a proxy of the scheme http, found 'https', so it is"),
         *((proxy, "to be a URL such as http://host:port") for proxy in UNKNOWN_PROXIES),
     ],
