@@ -58,6 +58,8 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
     if debug and isinstance(error, BaseException):
         _print_error(_shown_safely("".join(traceback.format_exception(error))))
     text = errors.describe_error(error)
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_directory():
+        text = "the working directory has been removed; change to another one"
     path = getattr(error, "filename", None) or getattr(error, "path", None)
     if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))
@@ -68,6 +70,15 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
         text = f"{''.join(first[:_MAX_LINES])}and {len(first) - _MAX_LINES:,} more lines"
     _print_error(f"onnxarchive: {_shown_safely(as_options(text))}")
     return status
+
+
+def _has_directory() -> bool:
+    """False if the working directory has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def without_secrets(text: str) -> str:

@@ -158,6 +158,16 @@ def path_name(text: str) -> str:
     return local_path(os.path.expanduser(text))
 
 
+def directory_name(text: str) -> str:
+    """Converts the argument of a directory to write, as `path_name`; refuses "-"."""
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "files are written to a directory, not to standard output; write './-' for a directory "
+            "named '-'"
+        )
+    return path_name(text)
+
+
 def file_name(text: str) -> str:
     """Converts the argument of a file to read, as `path_name`; refuses "-"."""
     try:

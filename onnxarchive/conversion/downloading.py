@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +15,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
 from onnxarchive.remote.location import require_local_target, require_no_misspelled_url
-from onnxarchive.remote.objects import RemoteFile
+from onnxarchive.remote.objects import open_to_download
 from onnxarchive.remote.origins import origin_of
 from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import Address, local_path
@@ -33,8 +34,9 @@ def download(
     The file appears when it is complete and passes `Archive.verify`; an edit of the file that it
     replaces is waited for. The hidden file `.NAME.download` beside it keeps the bytes of an
     interrupted download; the next call resumes the download if the object has the same strong ETag
-    or version, or else restarts it. Every download restarts on a file system without locks, or from
-    an object that `onnxarchive.open` would not cache.
+    or version, or else restarts it. Every download restarts on a file system without locks, from an
+    object that `onnxarchive.open` would not cache, and from a server that does not answer requests
+    for ranges of bytes; then a UserWarning says so.
 
     Args:
         url: The archive.
@@ -70,7 +72,11 @@ def download(
         require_no_misspelled_url(url)
     address = Address(url, store, storage_options)
     path = path_of(address, path)
-    with Replacement(path, resumes=True) as replacement, RemoteFile(origin_of(address)) as remote:
+    origin = origin_of(address)
+    with (
+        Replacement(path, resumes=True) as replacement,
+        closing(open_to_download(origin)) as remote,
+    ):
         download_object(remote, replacement, open_recognised, progress).close()
     return os.path.realpath(path)
 

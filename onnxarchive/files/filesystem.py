@@ -240,6 +240,20 @@ def from_utf8(text: str) -> str:
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
+def require_parent(target: str | os.PathLike[str]) -> None:
+    """Refuses a target in a directory that does not exist.
+
+    Raises:
+        IsADirectoryError: The target ends with a slash, so that it names the directory itself.
+        FileNotFoundError: The target is a file in the directory.
+    """
+    path = os.fspath(target)
+    directory, name = os.path.split(path)
+    if directory and not os.path.lexists(directory):
+        problem = f"the directory {directory!r} does not exist; create it first"
+        raise OSError(errno.ENOENT if name else errno.EISDIR, problem, path)
+
+
 def require_no_tilde(target: str | os.PathLike[str]) -> None:
     """Refuses a target in the folder `~` or `~USER`, which shells would have expanded.
 

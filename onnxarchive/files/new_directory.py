@@ -24,7 +24,13 @@ from onnxarchive.errors import ArchiveError, LockedError, naming
 from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.beneath import HAS_DIR_FD
-from onnxarchive.files.filesystem import close_unwritten, require_no_tilde, sync, sync_directory
+from onnxarchive.files.filesystem import (
+    close_unwritten,
+    require_no_tilde,
+    require_parent,
+    sync,
+    sync_directory,
+)
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
@@ -324,6 +330,8 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
             directory.
     """
     require_no_tilde(path)
+    name = os.fspath(path)
+    require_parent(name.rstrip(os.sep) or name)
     with naming(path):
         target = os.path.realpath(path)
         is_there = os.path.exists(target)

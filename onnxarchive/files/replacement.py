@@ -13,7 +13,7 @@ from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.data import Closing
-from onnxarchive.files.filesystem import require_no_tilde, sync, sync_directory
+from onnxarchive.files.filesystem import require_no_tilde, require_parent, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_path
 from onnxarchive.files.local_file import (
     MappedFile,
@@ -95,6 +95,7 @@ class Replacement(Closing):
         self._target = os.path.realpath(path)
         if locked is not None:
             self._target = os.path.join(os.path.realpath(directory), name)
+        require_parent(path)
         if os.path.isdir(self._path) or not name:  # a path that ends with a slash has no name
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         # `_path` is tested, not `_target`: for a link to a pipe in /proc, `realpath` returns a path

@@ -21,9 +21,10 @@ import os
 import re
 import stat
 import time
+import warnings
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, cast
 
 from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
 from onnxarchive.files import attributes
@@ -34,8 +35,9 @@ from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.remote.objects import RemoteFile
-from onnxarchive.remote.origins import Version, origin_of
+from onnxarchive.remote.failures import NoRangesError
+from onnxarchive.remote.objects import RemoteFile, WholeObject
+from onnxarchive.remote.origins import Origin, Version, origin_of
 from onnxarchive.remote.stores import STALL
 from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
 from onnxarchive.remote.urls import Address, local_path, shown_url
@@ -55,7 +57,9 @@ def open_cached(
 ) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
-    If there is a copy, one request without a body asks whether the object is still the same.
+    If there is a copy, one request without a body asks whether the object is still the same. An
+    object of a server without ranges is downloaded, too; if its versions cannot be distinguished,
+    each call downloads it, and warns.
 
     Args:
         address: The archive.
@@ -83,23 +87,40 @@ def open_cached(
     if read is not None:
         os.makedirs(directory, _OWN_MODE, exist_ok=True)
     copies = [copy for copy in cached_archives(directory, prefix) if copy.is_complete]
-    remote = RemoteFile(origin, copies[0].version if copies else None)
+    versions = [copy.version for copy in copies if copy.version and copy.version.validator]
+    remote = _object(origin, versions[0] if versions else None, read)
     key = remote.cache_key()
-    if key is None:
+    if key is None and not isinstance(remote, WholeObject):
         return remote
+    if key is None:
+        key = os.urandom(_HASH_LENGTH // 2).hex()  # so that no later opening takes the copy
+        warnings.warn(
+            f"{remote.path}: the server states no ETag, so the file is downloaded each time that "
+            "it is opened",
+            stacklevel=2,
+        )
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     with contextlib.ExitStack() as opened:
-        opened.enter_context(remote)
+        opened.enter_context(contextlib.closing(remote))
         copy = _opened(path, remote, read, progress)
         if copy is None:
             opened.pop_all()
-            return remote
+            return cast("RemoteFile", remote)  # since `read` is None
     copy.path = remote.path
     for older in cached_archives(directory, prefix):
         if older.path != path:
             with contextlib.suppress(OSError):  # Windows removes no open file
                 _remove(older)
     return copy
+
+
+def _object(origin: Origin, known: Version | None, read: Read | None) -> RemoteFile | WholeObject:
+    """The object; one of a server without ranges if it may be downloaded."""
+    if read is None:
+        return RemoteFile(origin, known)
+    with contextlib.suppress(NoRangesError):
+        return RemoteFile(origin, known)
+    return WholeObject(origin)
 
 
 def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
@@ -126,7 +147,7 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
 
 
 def _opened(
-    path: str, remote: RemoteFile, read: Read | None, progress: Progress | None
+    path: str, remote: RemoteFile | WholeObject, read: Read | None, progress: Progress | None
 ) -> MappedFile | None:
     """Opens a copy, after downloading it if it is missing; None if it may not be downloaded.
 

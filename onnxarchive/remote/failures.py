@@ -45,7 +45,9 @@ _RUSTLS, _SSL = r"InvalidCertificate\(\s*", "CERTIFICATE_VERIFY_FAILED.*"
 # {pattern of an error's text: reason to show}; the first pattern that matches counts.
 _REASONS = {
     re.escape(NOWHERE): f"the server redirects{REMEDY}",
-    r"^NotSupportedError": f"the server does not answer requests for ranges of bytes{_COPY}",
+    r"^NotSupportedError": "the server does not answer requests for ranges of bytes; 'onnxarchive "
+    "download' (onnxarchive.download) fetches the whole file, and so does onnxarchive.open with "
+    "cache=True",
     r"\bTimedOut|\bTimeout": "the server took too long to answer; stall_timeout in "
     "storage_options allows more seconds without a byte",
     r'CONTENT_RANGE header: "bytes \d+-\d+/\*': "the server states no size in Content-Range, which "

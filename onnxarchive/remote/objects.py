@@ -16,7 +16,7 @@ from weakref import ref
 
 from onnxarchive.files.data import File
 from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, as_arriving, in_order, run
-from onnxarchive.remote.failures import StalledError
+from onnxarchive.remote.failures import NoRangesError, StalledError
 from onnxarchive.remote.origins import Origin, Version
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
@@ -111,11 +111,7 @@ class RemoteFile(File):
 
         None without a validator, or if it is unknown which server gives the object.
         """
-        validator = self.version.validator
-        if validator is None or not self._origin.is_lasting:
-            return None
-        text = "\n".join((self._origin.identity, validator, str(self.size)))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return _cache_key(self._origin, self.version)
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the object.
@@ -286,6 +282,60 @@ class RemoteFile(File):
         if self._is_closed:
             raise ValueError(f"{self.path}: the file is closed")
         return max(0, min(size, self.size - offset))
+
+
+class WholeObject:
+    """An object of a server without ranges: its bytes come in one stream, in order.
+
+    Attributes:
+        path: The object's name for messages.
+        size: The size in bytes.
+        version: The version of the object that is read.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        """Asks for the size and the version of an object, by one request.
+
+        Raises:
+            OSError: The request failed, or the server states no size.
+        """
+        self.path = origin.name
+        self.version = run(origin.name, origin.version)
+        self.size = self.version.size
+        self._origin = origin
+
+    def close(self) -> None:
+        """Does nothing: connections belong to the store and stay open."""
+
+    def cache_key(self) -> str | None:
+        """As `RemoteFile.cache_key`."""
+        return _cache_key(self._origin, self.version)
+
+    def stream(self) -> Generator[bytes]:
+        """Yields all bytes in order.
+
+        Raises:
+            ObjectChangedError: The object has changed since its size was asked for.
+            OSError: The request failed.
+        """
+        whole = partial(self._origin.whole, self.version, _MOST_PIECE)
+        return as_arriving(self.path, [whole], lambda: 1)
+
+
+def open_to_download(origin: Origin) -> RemoteFile | WholeObject:
+    """Opens an object of which all bytes are wanted, also of a server without ranges."""
+    with suppress(NoRangesError):
+        return RemoteFile(origin)
+    return WholeObject(origin)
+
+
+def _cache_key(origin: Origin, version: Version) -> str | None:
+    """SHA-256 of identity, validator and size; None if one of the first two is unknown."""
+    validator = version.validator
+    if validator is None or not origin.is_lasting:
+        return None
+    text = "\n".join((origin.identity, validator, str(version.size)))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _parts(offset: int, size: int) -> Iterator[Range]:

@@ -123,6 +123,10 @@ class Origin:
         """
         raise NotImplementedError
 
+    def whole(self, expected: Version, least: int) -> Stream:
+        """Reads all bytes as `stream` does, by a request without a range."""
+        raise NotImplementedError
+
 
 @dataclass(repr=False)
 class StoreOrigin(Origin):
@@ -140,11 +144,22 @@ class StoreOrigin(Origin):
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range; see `Origin.stream`."""
-        span, etag = (offset, offset + size), expected.strong_etag
+        async for piece in self._stream((offset, offset + size), expected, least):
+            yield piece
+
+    async def whole(self, expected: Version, least: int) -> Stream:
+        """Reads all bytes; see `Origin.whole`."""
+        async for piece in self._stream(None, expected, least):
+            yield piece
+
+    async def _stream(self, span: tuple[int, int] | None, expected: Version, least: int) -> Stream:
+        """Reads a range, or all bytes without asking for a range."""
+        etag = expected.strong_etag
         result = await asked(self.name, lambda: self._get(span, if_match=etag))
         if self._version(result) != expected:
             raise changed(self.name)
-        async with aclosing(self._pieces(result, offset, size, least)) as pieces:
+        begin, end = span or (0, expected.size)
+        async with aclosing(self._pieces(result, begin, end - begin, least)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -202,7 +217,8 @@ class StoreOrigin(Origin):
         import obstore
 
         options: Any = {name: etag for name, etag in etags.items() if etag is not None}
-        options["range"] = range
+        if range is not None:
+            options["range"] = range
         return await obstore.get_async(self.store, self.key, options=options)
 
     def _version(self, result: GetResult) -> Version:

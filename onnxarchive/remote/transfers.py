@@ -6,6 +6,8 @@ version and of the file's inode number, so the file of another version, or a cop
 not continued. A piece is logged after it is written, so a killed download asks again for a few
 pieces at worst. Nothing is synced before the object is complete: if a power failure loses bytes,
 verification finds it, and the next download begins anew.
+
+From a server without ranges, the object comes in one stream, which cannot be resumed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import errno
 import hashlib
 import os
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
@@ -31,7 +34,8 @@ from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.remote.objects import Range, RemoteFile
+from onnxarchive.remote.objects import Range, RemoteFile, WholeObject
+from onnxarchive.zipformat.records import LocalHeader
 
 _MARK_SIZE = 32
 _LOGGED = struct.Struct("<QQ")  # begin and end of a piece
@@ -50,7 +54,7 @@ Read: TypeAlias = Callable[[File], Verifiable]
 
 
 def download_object(
-    remote: RemoteFile,
+    remote: RemoteFile | WholeObject,
     replacement: Replacement,
     read: Read,
     progress: Progress | None = None,
@@ -58,7 +62,9 @@ def download_object(
     """Downloads an archive into a new file, verifies it, and renames it into place.
 
     Args:
-        remote: The object. What is no archive is refused before its bytes are asked for.
+        remote: The object. What is no archive is refused before its bytes are asked for, or after
+            the first of them if they come in one stream; then a warning says that such a download
+            is not resumed.
         replacement: The new file. If it can be resumed after an error, it keeps what has arrived.
         read: Opens the object, and later the new file, as an archive.
         progress: Called with the bytes that have arrived and the bytes in all.
@@ -72,11 +78,16 @@ def download_object(
             bytes could not be continued.
     """
     file = replacement.written
-    replacement.is_resumable &= remote.cache_key() is not None
+    has_ranges = not isinstance(remote, WholeObject)
+    replacement.is_resumable &= has_ranges and remote.cache_key() is not None
     try:
-        read(remote)
-        _fetch(remote, replacement, progress)
-        with _Arrived(file, remote) as arrived:
+        if isinstance(remote, WholeObject):
+            size = _fetch_whole(remote, file, progress)
+        else:
+            read(remote)
+            _fetch(remote, replacement, progress)
+            size = remote.size
+        with _Arrived(file, remote.path, size) as arrived:
             read(arrived).verify()
     except ArchiveFormatError:
         file.truncate(0)
@@ -97,10 +108,10 @@ def download_object(
 class _Arrived(MappedFile):
     """The bytes of an object that has arrived, without the log; errors name the object."""
 
-    def __init__(self, file: MappedFile, remote: RemoteFile) -> None:
+    def __init__(self, file: MappedFile, name: str, size: int) -> None:
         with naming(file.path):
             super().__init__(file.absolute_path, descriptor=os.dup(file.fileno()))
-        self.path, self.size = remote.path, remote.size
+        self.path, self.size = name, size
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the object."""
@@ -142,6 +153,35 @@ def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | No
         raise
     if missing:
         raise OSError(errno.EIO, f"expected {missing} more bytes, found none", remote.path)
+
+
+def _fetch_whole(remote: WholeObject, file: MappedFile, progress: Progress | None) -> int:
+    """Writes all bytes as they arrive, and returns their number.
+
+    After bytes with which no archive begins, such as a page for a login, no others are read.
+    """
+    warnings.warn(
+        f"{remote.path}: the server does not answer requests for ranges of bytes, so the download "
+        "cannot be resumed if it is interrupted",
+        stacklevel=2,
+    )
+    file.truncate(0)
+    counter = ProgressCounter(progress, remote.size)
+    nbytes = 0
+    try:
+        require_space(file.absolute_path, remote.size)
+        with contextlib.closing(remote.stream()) as pieces:
+            for piece in pieces:
+                is_archive = nbytes > 0 or piece.startswith(LocalHeader.SIGNATURE)
+                file.write(nbytes, piece)
+                nbytes += len(piece)
+                counter.add(len(piece))
+                if not is_archive:
+                    break
+    except OSError:
+        file.truncate(0)
+        raise
+    return nbytes
 
 
 def logged_pieces(file: MappedFile, size: int) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ With `--debug` the line follows a traceback.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ import onnxarchive
 
 NO_INPUT = "cannot read standard input: save it to a file"
 NO_FILE = "missing: No such file or directory\n"
+NO_DIRECTORY = "the directory 'past' does not exist; create it first\n"
+TO_DIRECTORY = "files are written to a directory, not to standard output; write './-'"
 OTHER = "expected another file than the input"
 KINDS = "expected an ONNX archive, found"
 PAIR = "onnxarchive: expected KEY=VALUE, each name once, found"
@@ -35,6 +38,14 @@ CASES: list[tuple[str, int, str]] = [
     ("models relpace ARCHIVE", 2, "there is no command 'relpace'; did you mean 'replace'?\n"),
     ("help lss", 2, "there is no command 'lss'; did you mean 'ls'?\n"),
     ("ls missing", 2, f"onnxarchive: {NO_FILE}"),
+    ("export ARCHIVE past/m.onnx", 2, f"onnxarchive: past/m.onnx: {NO_DIRECTORY}"),
+    ("convert MODEL past/m.onnxa", 2, f"onnxarchive: past/m.onnxa: {NO_DIRECTORY}"),
+    ("extract ARCHIVE past/new", 2, f"onnxarchive: past/new: {NO_DIRECTORY}"),
+    ("download http://127.0.0.1:1/m.onnxa past/", 2, f"onnxarchive: past/: {NO_DIRECTORY}"),
+    ("extract ARCHIVE -", 2, TO_DIRECTORY),
+    ("assets extract ARCHIVE -", 2, TO_DIRECTORY),
+    ("run ARCHIVE --output-dir -", 2, TO_DIRECTORY),
+    ("convert MODEL --output-dir -", 2, TO_DIRECTORY),
     ("ls .", 3, "found a directory with 5 models"),
     ("ls 'no\nsuch.onnxa'", 2, r"no\nsuch.onnxa: No such file or directory"),
     ("ls empty", 3, f"empty: {KINDS} an empty file"),
@@ -55,9 +66,9 @@ CASES: list[tuple[str, int, str]] = [
     ("convert MODEL ARCHIVE --dry-run", 2, "exists; --force replaces it"),
     ("convert faulty.onnx new.onnxa --dry-run", 3, "'nowhere'"),
     ("convert MODEL MODEL --force", 2, OTHER),
-    ("convert MODEL no/such/new.onnxa", 2, "No such file or directory"),
+    ("convert MODEL no/such/new.onnxa", 2, "the directory 'no/such' does not exist"),
     ("convert MODEL /dev/full --force", 2, "is not a regular file"),
-    ("convert MODEL new/", 2, "new/: Is a directory"),
+    ("convert MODEL new/", 2, "new/: the directory 'new' does not exist; create it first"),
     ("convert MODEL - --json", 2, "standard output"),
     ("convert", 2, "SOURCE and TARGET"),
     ("convert ARCHIVE", 2, "exists; to replace it, name it as TARGET and give --force"),
@@ -197,7 +208,7 @@ CASES: list[tuple[str, int, str]] = [
             ("bad.onnx", "bad.onnx: Not a directory"),
             ("x.npy", "x.npy: Not a directory"),
             ("x.npy/deep", "x.npy/deep: Not a directory"),
-            ("missing/deep", "missing/deep: No such file"),
+            ("missing/deep", "missing/deep: the directory 'missing' does not"),
             ("llm", "llm: the directory is not empty"),
             ("''", "the directory is not empty"),
             ("/proc/results", "/proc/results: "),
@@ -312,3 +323,20 @@ def test_it_is_told_in_a_line_and_leaves_nothing(
         assert "Traceback (most recent call last):\n" in debug
         assert debug.endswith(f"\n{error}")
     assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no working directory")
+@pytest.mark.parametrize("command", ["convert ARCHIVE new.onnxa", "export ARCHIVE new.onnx"])
+def test_a_working_directory_that_was_removed_is_named(
+    command: str,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    arguments = command.replace("ARCHIVE", shlex.quote(str(files / "an archive.onnxa")))
+    error = error_of(capsys, *shlex.split(arguments))
+    assert error == ("onnxarchive: the working directory has been removed; change to another one\n")

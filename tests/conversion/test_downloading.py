@@ -229,7 +229,7 @@ def test_a_target_that_is_no_file_is_refused_before_anything_is_asked(
             onnxarchive.download(url, special)
         assert caught.value.filename == str(special)
         assert special.stat().st_ino == before.st_ino
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=r"new' does not exist; create it first"):
         onnxarchive.download(url, f"{folder / 'new'}/")
     assert not web.requests
 

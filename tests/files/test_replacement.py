@@ -264,7 +264,7 @@ def test_another_name_of_the_target_keeps_what_it_was(target: Path) -> None:
     [
         ("directory", IsADirectoryError, "irectory"),
         ("new/", IsADirectoryError, "irectory"),
-        ("missing/target", FileNotFoundError, "No such file"),
+        ("missing/target", FileNotFoundError, "create it first"),
         ("file/target", NotADirectoryError, "ot a directory"),
         ("pipe", FileExistsError, "is not a regular file"),
         ("/dev/null", FileExistsError, "is not a regular file"),

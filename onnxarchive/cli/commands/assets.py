@@ -11,7 +11,14 @@ from typing import Any, Final
 import onnxarchive
 from onnxarchive.cli.commands.editing import edit
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, add_group, open_archive, path_name
+from onnxarchive.cli.parser import (
+    access,
+    add_command,
+    add_group,
+    directory_name,
+    open_archive,
+    path_name,
+)
 from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.remote.location import Location
@@ -39,7 +46,7 @@ def add_assets(commands: Any) -> None:
     command.add_copy()
     help, example = "Write assets to a directory.", "model.onnxa labels labels.txt"
     command = add_command(actions, extract_assets, help, example, name="extract")
-    command.add("directory DIR", "a new or an empty directory", type=path_name)
+    command.add("directory DIR", "a new or an empty directory", type=directory_name)
     command.add("names NAME", "the name of an asset (default: all)", nargs="*")
     command.add_url_options()
 

@@ -22,7 +22,14 @@ from onnxarchive.cli.output import (
     status_of,
     warn,
 )
-from onnxarchive.cli.parser import access, add_command, pairs, path_name, require_free
+from onnxarchive.cli.parser import (
+    access,
+    add_command,
+    directory_name,
+    pairs,
+    path_name,
+    require_free,
+)
 from onnxarchive.cli.terminal import count, count_bar, progress_bar, size, table
 from onnxarchive.files.threads import thread_pool
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
@@ -53,7 +60,7 @@ def add_convert(commands: Any) -> None:
         "convert every model in the sources, one at a time, or N at a time with --jobs N; "
         "archives keep the relative paths of the models, below DIR"
     )
-    command.add("--output-dir DIR", help, type=path_name)
+    command.add("--output-dir DIR", help, type=directory_name)
     command.add_jobs()
     help = "store initializers of this size or more outside the model (default %(default)s)"
     command.add("--size-threshold BYTES", help, type=int, default=DEFAULT_SIZE_THRESHOLD)

@@ -13,6 +13,7 @@ from onnxarchive.cli.parser import (
     access,
     add_command,
     add_group,
+    directory_name,
     path_name,
     require_free,
     storage_options,
@@ -95,7 +96,7 @@ def link(arguments: argparse.Namespace) -> None:
 def add_extract(commands: Any) -> None:
     help = "Unzip an archive to a directory of ONNX external data."
     command = add_command(commands, extract, help, "model.onnxa unzipped")
-    command.add("directory DIR", "a new or an empty directory", type=path_name)
+    command.add("directory DIR", "a new or an empty directory", type=directory_name)
     command.add_url_options()
 
 

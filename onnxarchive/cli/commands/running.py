@@ -18,7 +18,7 @@ import numpy as np
 import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
-from onnxarchive.cli.parser import access, add_command, file_name, pairs, path_name
+from onnxarchive.cli.parser import access, add_command, directory_name, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, shape, table
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
@@ -56,7 +56,7 @@ def add_run(commands: Any) -> None:
         "save the outputs as .npy files in a new directory, which --input reads; types that numpy "
         "lacks, such as BFLOAT16, as raw bytes: np.load(PATH).view(ml_dtypes.bfloat16)"
     )
-    command.add("--output-dir DIR", help, type=path_name)
+    command.add("--output-dir DIR", help, type=directory_name)
     command.add_url_options()
 
 
