@@ -15,6 +15,7 @@ from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     LockedError,
+    shown,
     without_traceback,
 )
 from onnxarchive.files.data import File
@@ -22,13 +23,16 @@ from onnxarchive.files.local_file import MappedFile, opened
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.sources.damage import explain
-from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, LocalHeader
+from onnxarchive.zipformat.records import UINT16_MAX, DirectoryRecord, EndRecord, LocalHeader
 
 HEAD_SIZE = 4096  # number of the first bytes that `kind_of_head` gets
 _WHITESPACE = "\t\n\r\f"
 # First bytes of a zip: a local header, or the end of central directory of an empty zip.
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 MODEL_SUFFIX = ".onnx"
+_ZIPS = (".zip", ".onnxa")
+_TAIL_SIZE = 1 << 20  # bytes at the end of a file in which the end of a padded zip is searched
+_END_SIZE = EndRecord.SIZE + UINT16_MAX  # of an end record with the longest comment
 _TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
 _KERAS_WEIGHTS = "model.weights.h5"  # in the zips of Keras 3
 _SIZE_NBYTES = 8  # a safetensors file begins with the size of its header, in 8 bytes
@@ -40,6 +44,18 @@ _EXPORT_TORCH = (
     "MODEL.onnx NEW.onnxa' makes an archive of it"
 )
 _EXPORT_TENSORFLOW = f"tf2onnx may {_EXPORT}"
+_LOAD_TEXT = (
+    "onnx.load('FILE') reads it if the name ends with .textproto, .json or .onnxtxt, and then "
+    "onnxarchive.save(model, 'NEW.onnxa') makes an archive of it"
+)
+_JOIN = "'zip -s 0 NAME.zip --out WHOLE.zip' joins its parts, which have to be in one directory"
+# Fields with which a text format of an ONNX model begins.
+_FIELDS = rb"(ir_?version|opset_?import|producer_?name|graph|doc_?string)"
+_NO_ZEROS = re.compile(rb"[^\0]")
+_ZEROS = (
+    "zeros, as of a download for which space was reserved, and which has not written all of it; "
+    "download the file again"
+)
 _DECOMPRESS = "decompress it first"
 
 # Files that file managers and Python add to zips and directories.
@@ -89,6 +105,12 @@ _KINDS = [
             rb"(?i:(\xef\xbb\xbf)?\s*(<!--.{,1024}?-->\s*)?<(!doctype html|html|head|body))",
             *HTML_PAGE,
         ),
+        (rb"(\w+: [^\n]*\n){,4}outs:\s+- [\w-]+: ", "a DVC pointer", "'dvc pull' fetches the file"),
+        # protobuf's text format and JSON, and onnx's own text
+        (rb"(?i:\s*(#[^\n]*\n\s*)*%b\s*[:{])" % _FIELDS, "an ONNX model as text", _LOAD_TEXT),
+        (rb"(?i:\s*\{\s*\"%b\"\s*:)" % _FIELDS, "an ONNX model as JSON", _LOAD_TEXT),
+        (rb"\s*<\s*%b\s*:" % _FIELDS, "an ONNX model as text", _LOAD_TEXT),
+        (rb"PK(\x07\x08|00)PK\x03\x04", "the first part of a split zip", _JOIN),
         (rb"GGUF", "a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}"),
         (rb".{4}ORTM", "an ORT format model", "convert the .onnx from which it was made"),
         (rb".{4}TFL3", "a TFLite model", _EXPORT_TENSORFLOW),
@@ -145,7 +167,7 @@ def recognised(
         kind = None
         if isinstance(source, File):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
-                kind = kind_of_head(source.read(0, HEAD_SIZE), source.size)
+                kind = _kind_of_file(source.read(0, HEAD_SIZE), source.size)
         elif isinstance(source, memoryview):
             kind = _kind_of_bytes(source, convert="")
         elif source is not None:
@@ -192,6 +214,9 @@ def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
             return _directory(os.listdir(os.fsdecode(path)), name)
         with MappedFile(path) as file:
             view = file.view()
+        part = _part(view)
+        if part is not None:
+            return part
         if is_zip(view):
             return _zip(list(read_zip(view, None)[0]), convert)
         return _kind_of_bytes(view, convert)
@@ -199,9 +224,22 @@ def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
         return None
 
 
+def _part(view: memoryview) -> Kind | None:
+    """Recognises a zip or model of which a part is missing; None for others."""
+    end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
+    if end is not None and 0 < end.disk < UINT16_MAX:
+        return Kind("the last part of a split zip", _JOIN)
+    if len(view) > HEAD_SIZE and is_zip(view) and not _NO_ZEROS.search(view[-HEAD_SIZE:]):
+        # A complete zip may have been padded.
+        tail = bytes(view[-_TAIL_SIZE:]).rstrip(b"\0")
+        if EndRecord.SIGNATURE not in tail[-_END_SIZE:]:
+            return Kind(f"a zip that ends with {_ZEROS}")
+    return None
+
+
 def _kind_of_bytes(view: memoryview, convert: str) -> Kind | None:
     """Recognises a file that does not begin like a zip; `convert` is the advice for a model."""
-    kind = _zip_after_stub(view) or kind_of_head(bytes(view[:HEAD_SIZE]), len(view))
+    kind = _zip_after_stub(view) or _kind_of_file(bytes(view[:HEAD_SIZE]), len(view))
     if kind is not None:
         return kind
     if wire.is_model(view):
@@ -288,6 +326,10 @@ def _zip(names: list[str], convert: str) -> Kind | None:
     if bases and all(base.endswith(".npy") for base in bases):
         return Kind("a zip of numpy arrays (.npz)", f"it has no graph: {_EXPORT}")
     count = _count(names)
+    inner = [name for name in names if name.lower().endswith(_ZIPS)]
+    if inner and not count:
+        what = "an archive" if inner[0].endswith(".onnxa") else "a zip"
+        return Kind(f"a zip with {what} in it, {shown(inner[0])}", "unzip it first")
     if count > 1:
         return Kind(f"a plain zip with {count} models", "unzip it first", is_source=True)
     if count:
@@ -322,6 +364,13 @@ def _zip_after_stub(view: memoryview) -> Kind | None:
         f"a zip after {size:,} other bytes, such as a self-extracting program",
         "unzip it, then 'onnxarchive convert DIRECTORY NEW.onnxa'",
     )
+
+
+def _kind_of_file(head: bytes, size: int) -> Kind | None:
+    """As `kind_of_head`, for an archive or a model: data of tensors may begin with zeros."""
+    if len(head) == HEAD_SIZE and not _NO_ZEROS.search(head):
+        return Kind(f"a file that begins with {_ZEROS}")
+    return kind_of_head(head, size)
 
 
 def kind_of_head(head: bytes, size: int) -> Kind | None:

@@ -18,6 +18,7 @@ from tarfile import TarInfo
 import edits
 import onnx
 import pytest
+from google.protobuf import text_format
 from models import run_python, runnable_model
 from written import zipped
 
@@ -63,6 +64,20 @@ def _stubbed_zip(path: Path) -> None:
     path.write_bytes(b"#!/bin/sh\n" + path.read_bytes())
 
 
+def _split_zip(path: Path) -> None:
+    """The last part, as Info-ZIP writes it: the end record has the numbers of two disks."""
+    _zip("m.onnx")(path)
+    data = bytearray(path.read_bytes())
+    data[-18:-14] = b"\4\0\4\0"
+    path.write_bytes(b"the rest of a tensor" + data[data.index(b"PK\1\2") :])
+
+
+def _unwritten_zip(path: Path) -> None:
+    _zip("m.onnx")(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + bytes(2 << 20))
+
+
 def _cut_model(path: Path) -> None:
     data = runnable_model().SerializeToString()
     path.write_bytes(data[: len(data) // 2])
@@ -74,6 +89,8 @@ CONVERT = "'onnxarchive convert {} NEW.onnxa'"
 CONVERT_ONE = f"'onnxarchive convert {{}}/{MODEL_PROTO} NEW.onnxa'"
 CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
 EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
+TEXT = "# a comment\n" + text_format.MessageToString(runnable_model())
+LOAD = "onnx.load('FILE')"
 # How each is made, what it is called, what helps, and whether `convert` looks for a model in it.
 KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "m.onnx": (_onnx, "an ONNX model", CONVERT, True),
@@ -90,6 +107,10 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "models.zip": (_zip("a.onnx", "b.onnx"), "a plain zip with 2", "unzip", True),
     "renamed.zip": (_zip(f"{MODEL_PROTO}.onnx"), "a plain zip with a model", CONVERT, True),
     "stub.zip": (_stubbed_zip, "a zip after 10 other bytes", "unzip it", False),
+    "split.zip": (_split_zip, "the last part of a split zip", "'zip -s 0", False),
+    "zips.zip": (_zip("a.txt", "in/m.zip"), "a zip with a zip in it, 'in/m.zip'", "unzip", False),
+    "archives.zip": (_zip("m.onnxa"), "a zip with an archive in it", "unzip it first", False),
+    "unwritten.zip": (_unwritten_zip, "a zip that ends with zeros", "download", False),
     "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", False),
     "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
     "photos.zip": (_zip("a.jpg"), "a zip without a model", "*.onnx", True),
@@ -101,6 +122,18 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         name: (partial(Path.write_bytes, data=content), kind, help, False)
         for name, content, kind, help in (
             ("old.pt", OLD_TORCH, "a file of torch.save", "torch.onnx.export"),
+            ("m.z01", b"PK\x07\x08PK\3\4", "the first part of a split zip", "'zip -s 0"),
+            ("m.onnx.dvc", b"outs:\n- md5: d8e8\n  path: m.onnx\n", "a DVC pointer", "'dvc pull'"),
+            ("wdir.dvc", b"md5: 1f\nouts:\n- size: 1\n", "a DVC pointer", "'dvc pull'"),
+            ("m.textproto", TEXT.encode(), "an ONNX model as text", LOAD),
+            ("m.json", b'{\n  "irVersion": "10"', "an ONNX model as JSON", LOAD),
+            (
+                "m.onnxtxt",
+                b'<ir_version: 7, opset_import: ["": 10]>',
+                "an ONNX model as text",
+                LOAD,
+            ),
+            ("unwritten.onnxa", bytes(10_000), "a file that begins with zeros", "download"),
             ("m.gguf", b"GGUF\3\0\0\0", "a GGUF file", EXPORT),
             ("pointer.onnx", POINTER, "a Git LFS pointer", "'git lfs pull'"),
             ("page.onnxa", "\n<!DOCTYPE HTML>\n<html>ö\n".encode(), "an HTML page", "address"),
@@ -154,7 +187,7 @@ def test_what_opens_an_archive_says_what_else_a_file_is(name: str, opening: str)
     quoted = f"'{name}'" if " " in name else name
     assert message.startswith(f"{name}: expected an ONNX archive, found {kind}")
     assert help.format(quoted) in message
-    assert caught.value.rule in ("FILE-1", "ZIP-2", "ZIP-5", "ZIP-6")
+    assert caught.value.rule in ("FILE-1", "ZIP-2", "ZIP-3", "ZIP-5", "ZIP-6")
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "models list", "assets list", "metadata get"])
