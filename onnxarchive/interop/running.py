@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 import numpy as np
 
-from onnxarchive.errors import ModelNotFoundError, shown_names, with_path
+from onnxarchive.errors import ModelNotFoundError, shown, shown_names, with_path, without_traceback
 from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.interop.onnxruntime import (
     RunError as RunError,
@@ -149,7 +149,7 @@ def run(
             raise ValueError(f"{name}: {error}") from error
         run_seconds: list[float] = []
         results: list[Any] = []
-        with run_errors("run"):
+        with _naming_sizes(assumed), run_errors("run"):
             call = _prepare(ort_session, ports, feed)
             for _ in range(repeat):
                 results.clear()  # frees the outputs of the run before
@@ -171,6 +171,21 @@ def run(
         run_seconds=tuple(run_seconds),
         memory={kind: max(memory[kind] - nbytes, 0) for kind, nbytes in before.items()},
     )
+
+
+@contextlib.contextmanager
+def _naming_sizes(assumed: Mapping[str, int]) -> Iterator[None]:
+    """Adds the open dimensions whose size was assumed to the message of a RunError."""
+    try:
+        yield
+    except RunError as error:
+        if not assumed:
+            raise
+        sizes = ", ".join(f"{shown(dim)}: {size}" for dim, size in assumed.items())
+        raise RunError(
+            f"{error.message}; these sizes of dimensions were assumed, others may fit: {sizes}; "
+            "dims={NAME:SIZE} (--dim NAME=SIZE) gives them"
+        ) from without_traceback(error)
 
 
 def _make_session(

@@ -15,6 +15,7 @@ from pages import needs_smaps
 from written import write_model
 
 import onnxarchive
+from onnxarchive.cli import main
 from onnxarchive.interop import running as run_module
 from onnxarchive.interop.running import Outcome, Port, RunError, random_input, run
 
@@ -298,6 +299,21 @@ def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> No
     path = write_model(tmp_path / "m.onnx", text_model(text))
     with pytest.raises(RunError, match=r"m.onnx: ONNX Runtime cannot run the model: "):
         run(path)
+
+
+def test_a_run_that_fails_names_the_sizes_that_were_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """g (float[batch, n] x) => (float[batch, 3] y) <float[2, 3] b = {1, 2, 3, 4, 5, 6}> {
+  y = MatMul(x, b)
+}"""
+    model = text_model(text)
+    path = write_model(tmp_path / "m.onnx", model)
+    with pytest.raises(RunError, match=r"cannot run the model: .* 'batch': 1, 'n': 1; dims={NAME"):
+        run(path)
+    assert main(["run", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("'batch': 1, 'n': 1; --dim NAME=SIZE gives them\n")
+    assert run(path, dims={"n": 2}).outputs["y"].shape == (1, 3)
 
 
 # Cost
