@@ -317,6 +317,34 @@ def test_independent_reader_passes_the_suite(
 
 
 @pytest.mark.tool
+def test_reader_in_javascript_names_the_tensor_of_a_wrong_crc32(archive: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        key = next(iter(opened.tensors.refs))
+        name = next(name for name in opened.tensors if opened.tensors.key(name) == key)
+        entry = opened.entries[key]
+    data = bytearray(archive.read_bytes())
+    data[entry.data_offset] ^= 1
+    archive.write_bytes(data)
+    modules = [(SUITE / "readers" / "javascript" / it).as_uri() for it in ("node.mjs", "onnxa.mjs")]
+    code = """
+const [node, onnxa, path, key] = process.argv.slice(1);
+const { fileSource } = await import(node);
+const { openArchive } = await import(onnxa);
+const opened = await openArchive(await fileSource(path));
+for (const call of [() => opened.read(key), () => opened.check()]) {
+  await call().catch((error) => console.log(error.rule, error.message));
+}
+"""
+    command = ["node", "--input-type=module", "--eval", code, *modules, str(archive), key]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = printed.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("ZIP-15 expected data of the entry ")
+        assert f"(the tensor {json.dumps(name)}) with the CRC-32 0x" in line
+
+
+@pytest.mark.tool
 @pytest.mark.parametrize("reader", ["c"])  # each vector starts a process, fast in C
 def test_independent_reader_finds_at_opening_what_the_stages_say(
     reader: str, request: pytest.FixtureRequest

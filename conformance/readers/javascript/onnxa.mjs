@@ -1210,14 +1210,19 @@ function findAboveOne(bytes) {
 class DataCheck {
   #entry;
   #tensors;
+  #names;
   #crc = 0;
   #sha1 = null;
   #lastByte = 0;
 
-  /** `tensors` are the tensors whose data the entry holds, all of one data type and shape. */
-  constructor(entry, tensors = []) {
+  /**
+   * `tensors` are the tensors whose data the entry holds, all of one data type and shape; none to check only the CRC-32.
+   * `names` are their names, for messages.
+   */
+  constructor(entry, tensors = [], names = tensors.map(({ name }) => name)) {
     this.#entry = entry;
     this.#tensors = tensors;
+    this.#names = names;
     if (tensors.some(({ checksum }) => checksum !== null)) this.#sha1 = new Sha1();
   }
 
@@ -1233,7 +1238,11 @@ class DataCheck {
 
   finish() {
     const { name, crc32: expected } = this.#entry;
-    if (this.#crc !== expected) refuse('ZIP-15', name, `data with the CRC-32 ${hex(expected)}`, hex(this.#crc));
+    if (this.#crc !== expected) {
+      const tensor = this.#names.length > 0 ? ` (the tensor ${this.#names.map(quote).join(', ')})` : '';
+      const subject = `data of the entry ${quote(name)}${tensor}`;
+      refuse('ZIP-15', name, `${subject} with the CRC-32 ${hex(expected)}`, hex(this.#crc));
+    }
     const sha1 = this.#sha1?.digest() ?? null;
     for (const { checksum } of this.#tensors) {
       if (checksum !== null && checksum !== sha1) refuse('DATA-6', name, `the checksum ${sha1}`, quote(checksum));
@@ -1270,12 +1279,12 @@ export async function openArchive(source, { maxModelSize = Infinity } = {}) {
 }
 
 /** The data of an entry, after its local header and CRC-32 have been checked. */
-async function readEntry(source, entry, directory) {
+async function readEntry(source, entry, directory, tensorNames = []) {
   const bytes = await readExactly(source, entry.headerOffset, entry.end - entry.headerOffset);
   const headerSize = entry.dataOffset - entry.headerOffset;
   checkLocalHeader(entry, bytes.subarray(0, headerSize), directory);
   const data = bytes.subarray(headerSize);
-  const check = new DataCheck(entry);
+  const check = new DataCheck(entry, [], tensorNames);
   check.update(data);
   check.finish();
   return data;
@@ -1304,7 +1313,8 @@ class Archive {
   async read(name) {
     const entry = this.#byName.get(name);
     if (entry === undefined) throw new RangeError(`no entry ${quote(name)}`);
-    return readEntry(this.#source, entry, this.#directory);
+    const tensors = this.tensors.filter(({ key }) => key === name);
+    return readEntry(this.#source, entry, this.#directory, tensors.map((tensor) => tensor.name));
   }
 
   /**
