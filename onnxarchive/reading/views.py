@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import onnx
@@ -118,6 +118,13 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         with with_path(self._contents.file.path):
             return array_in_model(stored)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle or copy the tensors, which belong to an open archive."""
+        raise TypeError(
+            "the tensors of an archive cannot be pickled or copied; pickle the archive, which is "
+            "opened again, or dict(tensors), which has the arrays"
+        )
+
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._contents.file.path!r}>"
 
@@ -205,6 +212,13 @@ class Assets(NamedMapping[bytes]):
         if not self._contents.file.is_mapped:
             return iter([self._contents.view(name)])
         return self._contents.pieces(name)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle or copy the assets, which belong to an open archive."""
+        raise TypeError(
+            "the assets of an archive cannot be pickled or copied; pickle the archive, which is "
+            "opened again, or dict(assets), which has the bytes"
+        )
 
     def __repr__(self) -> str:
         return f"<{len(self)} assets of {self._contents.file.path!r}>"

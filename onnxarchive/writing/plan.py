@@ -6,6 +6,7 @@ the `Plan` once, in order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Strict, shown
+from onnxarchive.errors import ArchiveFormatError, Strict, shown, without_traceback
 from onnxarchive.files.data import Bytes, Data, Range, read_together
 from onnxarchive.files.data_files import DataFiles, spool_all
 from onnxarchive.model import keys, proto, tensors, walking, weights
@@ -186,13 +187,29 @@ def open_assets(
         if isinstance(asset, bytes | bytearray | memoryview):
             opened[path] = Bytes(asset)
         elif isinstance(asset, str | os.PathLike):
-            opened[path] = Range.whole(files.open(Location.of(asset).require_local()))
+            with _explaining_text(path, asset):
+                opened[path] = Range.whole(files.open(Location.of(asset).require_local()))
         else:
             raise TypeError(
                 f"expected bytes or the path of a file for the asset {shown(path)}, found "
                 f"{type(asset).__name__}"
             )
     return opened
+
+
+@contextlib.contextmanager
+def _explaining_text(path: str, asset: object) -> Iterator[None]:
+    """Explains a string that is no path of a file: it may be meant as the asset's content."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not isinstance(asset, str):
+            raise
+        problem = (
+            f"No such file for the asset {shown(path)}: a string is the path of a file; give the "
+            "content as bytes, such as text.encode()"
+        )
+        raise FileNotFoundError(error.errno, problem, error.filename) from without_traceback(error)
 
 
 def _require_asset_path(path: str) -> None:

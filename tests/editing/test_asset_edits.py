@@ -142,6 +142,8 @@ def test_an_edit_shows_its_assets(archive: Path, way: Way, tmp_path: Path) -> No
             del assets["b"]
         with pytest.raises(TypeError, match=r"expected bytes or the path of a file .* found int"):
             assets["a"] = 3  # type: ignore[assignment]
+        with pytest.raises(FileNotFoundError, match=r"give the content as bytes, .*\.encode\(\)"):
+            assets["a"] = "some text"
         edit.model.doc_string = "after"
     with onnxarchive.open(archive) as reopened:
         assert list(reopened.assets) == ["c", "deep/er", "f"]

@@ -90,3 +90,14 @@ def test_an_archive_without_a_file_is_not_pickled() -> None:
         archive = onnxarchive.open(source)
         with pytest.raises(TypeError, match="expected a local file to pickle"):
             pickle.dumps(archive)
+
+
+def test_tensors_and_assets_are_not_pickled_alone(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        for mapping, name in ((archive.tensors, "tensors"), (archive.assets, "assets")):
+            for call in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match=f"the {name} of an .*pickle the archive, "):
+                    call(mapping)
+        arrays = pickle.loads(pickle.dumps(dict(archive.tensors)))
+        assert arrays["w"].tolist() == archive.tensors["w"].tolist()
+        assert pickle.loads(pickle.dumps(dict(archive.assets))) == dict(archive.assets)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import glob
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import onnxarchive
@@ -91,7 +93,7 @@ def extract_assets(arguments: argparse.Namespace) -> None:
     say(arguments, {"files": files}, lines or f"{directory}: no assets")
 
 
-def named_assets(arguments: Iterable[str]) -> dict[str, str]:
+def named_assets(arguments: Iterable[str]) -> dict[str, Path]:
     """The paths of the files that arguments `[NAME=]PATH` match, by asset path."""
     assets: dict[str, str] = {}
     for argument in arguments:
@@ -103,11 +105,13 @@ def named_assets(arguments: Iterable[str]) -> dict[str, str]:
                     f"{assets[asset]!r} and {file!r} are both named {asset!r}; rename one: "
                     "NAME=PATH"
                 )
-    return assets
+    return {asset: Path(file) for asset, file in assets.items()}
 
 
 def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
     """Yields asset path and file path of each file that a path or pattern matches."""
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     path = Location.of(path).require_local()
     folder = "" if name is None else f"{name}/"
     if os.altsep is not None:  # Windows has two separators
