@@ -7,6 +7,7 @@ missing library is an `ImportError` that says how to install it.
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -249,7 +250,10 @@ def describe_error(error: object) -> str:
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     file = "" if error.filename is None else f"{error.filename or repr(error.filename)}: "
-    return file + error.strerror
+    remedy = ""
+    if error.errno == errno.EMFILE and "ulimit" not in error.strerror:
+        remedy = "; raise the limit of open files ('ulimit -n'), or choose fewer jobs"
+    return file + error.strerror + remedy
 
 
 @contextmanager

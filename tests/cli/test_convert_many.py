@@ -349,3 +349,26 @@ def test_a_failure_of_several_tensors_is_one_line(tmp_path: Path, capsys: Captur
     (failure,) = [line for line in output.splitlines() if line.startswith("failed: ")]
     assert "2 tensors have faulty data: tensor 'a'" in failure
     assert "; tensor 'b'" in failure
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit of open files for a shell")
+def test_a_limit_of_open_files_is_named_with_what_helps(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for number in range(8):
+        write_model(
+            tmp_path / "models" / f"m{number}.onnx", model_of(raw_tensor("w", dims=(9000,)))
+        )
+    script = 'ulimit -n 10; exec "$0" -m onnxarchive convert models --output-dir new --jobs 8'
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(onnxarchive.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    reasons = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+    assert reasons
+    for reason in reasons:
+        assert "raise the limit of open files ('ulimit -n')" in reason

@@ -15,6 +15,8 @@ import pytest
 from remote_files import open_object
 from web_server import WebServer
 
+from onnxarchive.cli import main
+
 ONCE = {"max_retries": 0}
 
 
@@ -206,3 +208,15 @@ def test_a_proxy_that_is_none_is_named(no_proxy: pytest.MonkeyPatch, server: Web
     no_proxy.setenv("HTTPS_PROXY", server.url(""))
     text = refusal("https://no-such-host.invalid/m.onnxa")
     assert "the proxy opens no connection to the server; check the proxy" in text
+
+
+@pytest.mark.usefixtures("no_proxy")
+@pytest.mark.parametrize("key", ["what?.onnxa", "a#1.onnxa", "a ?b#c.onnxa"])
+def test_the_message_of_a_command_has_the_whole_key(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"endpoint": f"http://127.0.0.1:{free_port()}", "skip_signature": "true"}
+    options |= {"allow_http": "true", "max_retries": "0"}
+    arguments = [it for pair in options.items() for it in ("--storage-option", "=".join(pair))]
+    assert main(["info", f"s3://bucket/{key}", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"onnxarchive: s3://bucket/{key}: there is no conn")
