@@ -358,7 +358,7 @@ def test_a_limit_of_open_files_is_named_with_what_helps(tmp_path: Path) -> None:
         write_model(
             tmp_path / "models" / f"m{number}.onnx", model_of(raw_tensor("w", dims=(9000,)))
         )
-    script = 'ulimit -n 10; exec "$0" -m onnxarchive convert models --output-dir new --jobs 8'
+    script = 'ulimit -n 6; exec "$0" -m onnxarchive convert models --output-dir new --jobs 8'
     done = subprocess.run(
         ["sh", "-c", script, sys.executable],
         cwd=tmp_path,
