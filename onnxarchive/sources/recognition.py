@@ -31,7 +31,7 @@ _WHITESPACE = "\t\n\r\f"
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 MODEL_SUFFIX = ".onnx"
 _ZIPS = (".zip", ".onnxa")
-_TAIL_SIZE = 1 << 20  # bytes at the end of a file in which the end of a padded zip is searched
+_STEP = 1 << 20  # bytes in which the last one that is not zero is searched
 _END_SIZE = EndRecord.SIZE + UINT16_MAX  # of an end record with the longest comment
 _TORCH_PICKLE = "data.pkl"  # in the zips that torch.save writes since PyTorch 1.6
 _KERAS_WEIGHTS = "model.weights.h5"  # in the zips of Keras 3
@@ -229,12 +229,19 @@ def _part(view: memoryview) -> Kind | None:
     end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
     if end is not None and 0 < end.disk < UINT16_MAX:
         return Kind("the last part of a split zip", _JOIN)
-    if len(view) > HEAD_SIZE and is_zip(view) and not _NO_ZEROS.search(view[-HEAD_SIZE:]):
-        # A complete zip may have been padded.
-        tail = bytes(view[-_TAIL_SIZE:]).rstrip(b"\0")
-        if EndRecord.SIGNATURE not in tail[-_END_SIZE:]:
-            return Kind(f"a zip that ends with {_ZEROS}")
+    ends_with_zeros = len(view) > HEAD_SIZE and not _NO_ZEROS.search(view[-HEAD_SIZE:])
+    if ends_with_zeros and is_zip(view) and not _is_padded(view):
+        return Kind(f"a zip that ends with {_ZEROS}")
     return None
+
+
+def _is_padded(view: memoryview) -> bool:
+    """True if a zip is complete, and has zeros after its end."""
+    end = len(view)
+    while end and not _NO_ZEROS.search(view[max(0, end - _STEP) : end]):
+        end = max(0, end - _STEP)
+    tail = bytes(view[max(0, end - _STEP - _END_SIZE) : end]).rstrip(b"\0")
+    return EndRecord.SIGNATURE in tail[-_END_SIZE:]
 
 
 def _kind_of_bytes(view: memoryview, convert: str) -> Kind | None:

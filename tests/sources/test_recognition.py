@@ -288,6 +288,16 @@ def test_an_archive_after_a_stub_is_named(archive: Path, tmp_path: Path) -> None
             call(path)
 
 
+@pytest.mark.parametrize("nbytes", [5_000, 3 << 20])
+def test_a_complete_zip_before_zeros_is_no_unwritten_download(tmp_path: Path, nbytes: int) -> None:
+    path = tmp_path / "padded.zip"
+    _zip("m.onnx")(path)
+    path.write_bytes(path.read_bytes() + bytes(nbytes))
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.open(path)
+    assert "ends with zeros" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
