@@ -69,8 +69,10 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
 
     The options are those of the store, its HTTP client and its retries (`timeout`, `max_retries`),
     with obstore's keys in upper or lower case. Durations are seconds, or texts such as `"500ms"`;
-    groups such as `default_headers` may be JSON. `allow_redirects` allows redirects that may send
-    secrets to other servers. This option and `stall_timeout` may also be given with a store.
+    groups such as `default_headers` may be JSON. `root_certificate` and `proxy_ca_certificate` are
+    the text of certificates (PEM), or the path of a file of them. `allow_redirects` allows
+    redirects that may send secrets to other servers. This option and `stall_timeout` may also be
+    given with a store.
 
     Args:
         address: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the

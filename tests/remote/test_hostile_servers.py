@@ -445,6 +445,30 @@ def test_numbers_of_errors_of_fsspec_are_shown_and_its_words_are_not(
     refused(ValueError, "storage_options", open_object, chained, storage_options=options)
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (FileNotFoundError("SECRET bucket does not exist"), FileNotFoundError, "No such bucket"),
+        (
+            ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] SECRET: self-signed"),
+            OSError,
+            "no known authority has signed its certificate; SSL_CERT_FILE",
+        ),
+        (
+            ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] SECRET"),
+            OSError,
+            "does not answer with TLS",
+        ),
+        (socket.gaierror(-2, "SECRET"), OSError, "no host has this name"),
+    ],
+)
+def test_errors_of_connections_of_fsspec_have_the_sentences_of_obstore(
+    error: BaseException, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "error", error)
+    refused(kind, text, open_object, FAILING)
+
+
 class InvalidPathError(Exception):
     """Stands for obstore's."""
 
