@@ -56,11 +56,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def shape(dims: Sequence[object]) -> str:
-    """A shape: `1x3x224x224`, or `scalar`."""
-    return "x".join(map(str, dims)) or "scalar"
-
-
 def size(nbytes: int) -> str:
     """A size in bytes and in a larger unit: `1,536 bytes (1.5 KiB)`."""
     exact = f"{nbytes:,} bytes"

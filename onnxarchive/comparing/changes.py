@@ -7,8 +7,8 @@ different locations for different bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field as dataclass_field, replace
 from itertools import takewhile
 from operator import eq
 from typing import Any, Final, Literal
@@ -20,7 +20,7 @@ from onnxarchive.model import walking
 from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.serialization import serialize
 from onnxarchive.model.tensors import text
-from onnxarchive.model.wording import describe, describe_values
+from onnxarchive.model.wording import describe, describe_values, type_as_data
 
 _MAX_LISTED: Final = 16  # of longer lists, only the first difference is described
 _MAX_AROUND: Final = 50  # characters at either end of the name of a part around a change
@@ -49,6 +49,9 @@ class Change:
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.
+        before_type: Type and shape of an input, output, value or tensor in the first archive, as
+            `diff --json` prints them (see the guide); None for other changes. It is not compared.
+        after_type: The same in the other archive.
 
     Example:
         for change in onnxarchive.diff("model.onnxa", "other.onnxa").sections["tensors"]:
@@ -59,6 +62,8 @@ class Change:
     before: str | None
     after: str | None
     parts: tuple[Change, ...] = ()
+    before_type: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
+    after_type: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
 
     @property
     def kind(self) -> Literal["added", "removed", "changed"]:
@@ -95,16 +100,14 @@ def field_changes(one: Message, other: Message) -> Iterator[Change]:
 
 def _message_change(name: str, one: Message | None, other: Message | None) -> Change | None:
     """The change of a message, whose parts are the fields that differ; None if there is none."""
-    if one is None or other is None:
-        before, after = (None if message is None else describe(message) for message in (one, other))
-        return Change(name, before, after)
-    if serialize(one) == serialize(other):
+    if one is not None and other is not None and serialize(one) == serialize(other):
         return None
-    before, after = describe(one), describe(other)
-    if isinstance(one, _DESCRIBED) and before != after:
-        return Change(name, before, after)
+    before, after = (None if message is None else describe(message) for message in (one, other))
+    types = type_as_data(one), type_as_data(other)
+    if one is None or other is None or (isinstance(one, _DESCRIBED) and before != after):
+        return Change(name, before, after, (), *types)
     parts = tuple(field_changes(one, other))
-    return Change(name, before, after, parts) if parts else None
+    return Change(name, before, after, parts, *types) if parts else None
 
 
 def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""Describes parts of a model in one line each: types, tensors, nodes, numbers."""
+"""Describes types, tensors, nodes and numbers of a model in one line each, and types as data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxarchive.model.tensors import text
 
 
 def describe(message: Any) -> str:
-    """Describes a message in one line: a type as `FLOAT 1x3xN`, a node as `y = Add(a, b)`."""
+    """Describes a message in one line: a type as `FLOAT [1, 3, N]`, a node as `y = Add(a, b)`."""
     if isinstance(message, onnx.NodeProto):
         return _describe_node(message)
     if isinstance(message, onnx.TensorProto):
-        described: str = f"{dtypes.name_of(message.data_type)} {_describe_dims(message.dims)}"
+        described: str = f"{dtypes.name_of(message.data_type)} {describe_dims(message.dims)}"
         location = tensors.location(message)
         return described if location is None else f"{described}, {location}"
     if isinstance(message, onnx.FunctionProto | onnx.GraphProto):
@@ -56,7 +56,7 @@ def _describe_type(type: onnx.TypeProto) -> str:
             name = f"sparse {name}"
         if not tensor.HasField("shape"):
             return name
-        return f"{name} {_describe_dims([*map(_describe_dim, tensor.shape.dim)])}"
+        return f"{name} {describe_dims([*map(_describe_dim, tensor.shape.dim)])}"
     if kind == "sequence_type":
         return f"sequence of {_describe_type(type.sequence_type.elem_type)}"
     if kind == "optional_type":
@@ -71,8 +71,43 @@ def _describe_dim(dim: onnx.TensorShapeProto.Dimension) -> str:
     return str(dim.dim_value) if dim.HasField("dim_value") else text(dim.dim_param) or "?"
 
 
-def _describe_dims(dims: Sequence[object]) -> str:
-    return "x".join(map(str, dims)) or "scalar"
+def describe_dims(dims: Sequence[object]) -> str:
+    """Describes a shape: `[batch, 64]`, or `scalar`."""
+    return f"[{', '.join(map(str, dims))}]" if dims else "scalar"
+
+
+def type_as_data(message: Any) -> dict[str, Any] | None:
+    """The type of an input, output or tensor as JSON has it; None for other messages.
+
+    A tensor has `data_type`, and `dims`: a list of numbers, names, and None for an unknown
+    dimension; or None if there is no shape. A sequence or optional has the type of an `element`, a
+    map has `key` and `value`. `kind` is what it is.
+    """
+    if isinstance(message, onnx.TensorProto):
+        data_type = dtypes.name_of(message.data_type)
+        return {"kind": "tensor", "data_type": data_type, "dims": [*message.dims]}
+    if isinstance(message, onnx.ValueInfoProto):
+        return _type_as_data(message.type)
+    return _type_as_data(message) if isinstance(message, onnx.TypeProto) else None
+
+
+def _type_as_data(type: onnx.TypeProto) -> dict[str, Any]:
+    field = type.WhichOneof("value")
+    kind = None if field is None else field.removesuffix("_type")
+    if kind in ("tensor", "sparse_tensor"):
+        tensor = getattr(type, f"{kind}_type")
+        dims = [*map(_dim_as_data, tensor.shape.dim)] if tensor.HasField("shape") else None
+        return {"kind": kind, "data_type": dtypes.name_of(tensor.elem_type), "dims": dims}
+    if kind in ("sequence", "optional"):
+        return {"kind": kind, "element": _type_as_data(getattr(type, f"{kind}_type").elem_type)}
+    if kind == "map":
+        key = dtypes.name_of(type.map_type.key_type)
+        return {"kind": kind, "key": key, "value": _type_as_data(type.map_type.value_type)}
+    return {"kind": kind}
+
+
+def _dim_as_data(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    return dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or None
 
 
 def describe_values(values: Sequence[Any], index: int | None = None) -> str:

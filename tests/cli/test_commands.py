@@ -129,12 +129,15 @@ def test_convert_and_info_tell_of_weights_in_constant_nodes(
 
 def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -> None:
     header, *lines, _, total = output_of(capsys, "ls", archive).splitlines()
-    assert header.split() == ["name", "key", "data", "type", "shape", "bytes", "offset"]
-    weight = ["layer.0/weight", "layer_0_weight", "FLOAT", "1024x16", "65,536", "64"]
-    assert lines[0].split() == weight
-    column = header.index("key")
-    keys = ["layer_0_weight", "assets/labels.txt", "__MODEL_PROTO"]
-    assert [line[column:].split()[0] for line in lines] == keys
+    titles = ["name", "key", "data type", "shape", "bytes", "offset", "CRC-32"]
+    assert re.split("  +", header) == titles
+    crc = f"{entry_of(archive, 'layer_0_weight').crc32:08x}"
+    weight = ["layer.0/weight", "layer_0_weight", "FLOAT", "[1024, 16]", "65,536", "64", crc]
+    assert re.split("  +", lines[0]) == weight
+    names = ["layer.0/weight", "assets/labels.txt", "__MODEL_PROTO"]
+    assert [line.split()[0] for line in lines] == names
+    crcs = [f"{entry_of(archive, name).crc32:08x}" for name in names[1:]]
+    assert [line.split()[-1] for line in lines[1:]] == crcs
     assert total.startswith(
         "1 tensor, 65,536 bytes (64.0 KiB) in all; 1 more in the model; 1 asset"
     )
@@ -166,8 +169,8 @@ def test_info_tells_producer_types_parameters_and_bytes(tmp_path: Path, capsys: 
     for label, value in (
         ("producer", "test 1.2"),
         ("opsets", "ai.onnx: 21"),
-        ("inputs", "x: FLOAT 2x1024"),
-        ("outputs", "y: FLOAT 2x16"),
+        ("inputs", "x: FLOAT [2, 1024]"),
+        ("outputs", "y: FLOAT [2, 16]"),
         ("parameters", "16,400"),
         ("weights", "65,536 bytes (64.0 KiB)"),
     ):

@@ -67,10 +67,10 @@ def test_what_differs_is_told_line_by_line(
         "  ~ z: attribute then_branch: g: node z: op_type: Neg => Abs",
         "  + new: u = Relu(y)",
         "inputs: 1 changed",
-        "  ~ x: FLOAT 2x64 => FLOAT 2x32",
+        "  ~ x: FLOAT [2, 64] => FLOAT [2, 32]",
         "tensors: 1 added, 1 changed",
-        f"  ~ layer.0/weight: FLOAT 64x16, {data[0]} => FLOAT 32x16, {data[1]}",
-        f"  + added: FLOAT 4, 16 bytes, CRC-32 {crc32(added):#010x}",
+        f"  ~ layer.0/weight: FLOAT [64, 16], {data[0]} => FLOAT [32, 16], {data[1]}",
+        f"  + added: FLOAT [4], 16 bytes, CRC-32 {crc32(added):#010x}",
         "fields: 1 removed",
         "  - producer_name: test",
         "assets: 1 removed",
@@ -103,7 +103,9 @@ def test_json_has_all(compare: Compare) -> None:
     status, lines = compare(runnable_model(), other, "--json")
     assert status == 1
     result = json.loads("\n".join(lines))
+    no_types = {"before_type": None, "after_type": None}
     part = {"name": "op_type", "kind": "changed", "before": "Add", "after": "Sub", "parts": []}
+    part |= no_types
     assert result == {
         "path": "a.onnxa",
         "other": "b.onnxa",
@@ -113,6 +115,7 @@ def test_json_has_all(compare: Compare) -> None:
             {
                 "name": "y",
                 "kind": "changed",
+                **no_types,
                 "before": "y = Add(product, layer.0/bias)",
                 "after": "y = Sub(product, layer.0/bias)",
                 "parts": [part],

@@ -85,9 +85,9 @@ def test_run_tells_inputs_outputs_time_and_memory(archive: Path, capsys: Capture
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split() == ["input", "data", "type", "shape", "from"]
-    assert lines[1].split() == ["x", "FLOAT", "2x1024", "random"]
+    assert lines[1].split() == ["x", "FLOAT", "[2,", "1024]", "random"]
     assert lines[3].split() == ["output", "data", "type", "shape"]
-    assert lines[4].split() == ["y", "FLOAT", "2x16"]
+    assert lines[4].split() == ["y", "FLOAT", "[2,", "16]"]
     assert [line.split()[0] for line in lines[6:]] == ["provider", "time", "memory"]
     assert " ms, run " in lines[7]
     assert "MiB" in lines[8]
@@ -279,7 +279,7 @@ def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> 
     write_identities("m.onnx", a=["batch", None], b=["n + 1", "batch"])
     printed = output_of(capsys, "run", "m.onnx", "--dim", "batch=3")
     assert "assumed   a[1]=1, n + 1=1 (--dim NAME=SIZE sets another size)" in printed
-    assert "  3x1  " in printed
+    assert "  [3, 1]  " in printed
     result = result_of(capsys, "run", "m.onnx", "--dim", "n + 1=4", "--dim", "a[1]=2")
     assert [it["dims"] for it in result["inputs"]] == [[1, 2], [4, 1]]
     assert result["assumed_dims"] == {"batch": 1}

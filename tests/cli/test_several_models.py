@@ -66,8 +66,8 @@ def test_models_lists_inputs_outputs_parameters_and_bytes(archive: Path, capsys:
         "id": "further",
         "entry": "__MODEL_PROTO_further",
         "nbytes": entry_of(archive, "__MODEL_PROTO_further").nbytes,
-        "inputs": {"x": "FLOAT 2x1024"},
-        "outputs": {"z": "FLOAT 2x32"},
+        "inputs": {"x": {"kind": "tensor", "data_type": "FLOAT", "dims": [2, 1024]}},
+        "outputs": {"z": {"kind": "tensor", "data_type": "FLOAT", "dims": [2, 32]}},
         "parameters": 1024 * 16 + 16 * 32,
         "shared_nbytes": 65_536,
         "own_nbytes": 2_048,
@@ -88,8 +88,11 @@ def test_models_names_a_few_of_many_inputs(capsys: Captured) -> None:
 def test_ls_shows_which_models_use_a_tensor(archive: Path, capsys: Captured) -> None:
     header, *lines, _, summary = output_of(capsys, "ls", archive).splitlines()
     assert header.split()[-1] == "models"
-    shared = "layer.0/weight layer_0_weight FLOAT 1024x16 65,536 64 (default), further"
-    own = "own own FLOAT 16x32 2,048 65,664 further"
+    crcs = [f"{entry_of(archive, name).crc32:08x}" for name in ("layer_0_weight", "own")]
+    shared = (
+        f"layer.0/weight layer_0_weight FLOAT [1024, 16] 65,536 64 {crcs[0]} (default), further"
+    )
+    own = f"own FLOAT [16, 32] 2,048 65,664 {crcs[1]} further"
     assert [line.split() for line in lines[:2]] == [shared.split(), own.split()]
     assert [line.split()[0] for line in lines[2:]] == ["__MODEL_PROTO_further", "__MODEL_PROTO"]
     assert summary.startswith("2 tensors, 67,584 bytes (66.0 KiB) in all; 1 more in the models; ")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from onnxarchive.cli.terminal import count, printable, shape, size, table
+from onnxarchive.cli.terminal import count, printable, size, table
 
 
 def test_a_table_aligns_text_left_and_numbers_right() -> None:
@@ -31,10 +31,6 @@ def test_sizes_name_the_largest_unit_that_they_fill() -> None:
 def test_counts_have_a_plural() -> None:
     counts = [count(number, "tensor") for number in (0, 1, 2000)]
     assert counts == ["0 tensors", "1 tensor", "2,000 tensors"]
-
-
-def test_a_shape_without_dims_is_a_scalar() -> None:
-    assert [shape([]), shape([0]), shape([1, 3, 224])] == ["scalar", "0", "1x3x224"]
 
 
 def test_what_does_not_print_is_escaped_and_what_does_is_kept() -> None:

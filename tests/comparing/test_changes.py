@@ -49,7 +49,7 @@ def test_tensors_are_compared_by_type_shape_and_location() -> None:
     one = onnx.GraphProto(initializer=[located("w", "here", 2, 3)])
     other = onnx.GraphProto(initializer=[located("w", "there", 3, 2)])
     assert [*list_changes("initializer", one, other)] == [
-        Change("w", "FLOAT 2x3, here", "FLOAT 3x2, there")
+        Change("w", "FLOAT [2, 3], here", "FLOAT [3, 2], there")
     ]
     assert not [*list_changes("initializer", one, one)]
 
@@ -85,11 +85,11 @@ def map_type(key: int, value: onnx.TypeProto) -> onnx.TypeProto:
 SHAPED = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, None, "n"])
 UNSHAPED = helper.make_tensor_type_proto(TensorProto.INT64, None)
 TYPES = {
-    "FLOAT 1x?xn": SHAPED,
+    "FLOAT [1, ?, n]": SHAPED,
     "INT64": UNSHAPED,
     "BOOL scalar": helper.make_tensor_type_proto(TensorProto.BOOL, []),
-    "sparse FLOAT 3": helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [3]),
-    "sequence of FLOAT 1x?xn": helper.make_sequence_type_proto(SHAPED),
+    "sparse FLOAT [3]": helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [3]),
+    "sequence of FLOAT [1, ?, n]": helper.make_sequence_type_proto(SHAPED),
     "optional INT64": helper.make_optional_type_proto(UNSHAPED),
     "map from STRING to INT64": map_type(TensorProto.STRING, UNSHAPED),
     "opaque": onnx.TypeProto(opaque_type=onnx.TypeProto.Opaque(name="o")),
@@ -114,7 +114,7 @@ def test_a_node_is_described_by_outputs_operator_and_inputs() -> None:
         ([1, 2], "1, 2"),
         ("s", "s"),
         (onnx.GraphProto(name="g"), "nodes: 0"),
-        (TensorProto(data_type=1, dims=[2]), "FLOAT 2"),
+        (TensorProto(data_type=1, dims=[2]), "FLOAT [2]"),
         ([UNSHAPED, UNSHAPED], "INT64, INT64"),
     ],
 )

@@ -187,7 +187,7 @@ BIAS_TOLD, MORE_TOLD = told(BIAS.tobytes()), told((BIAS + 1).tobytes())
 MATMUL = "product = MatMul(x, layer.0/weight)"
 ADD = "y = Add(product, layer.0/bias)"
 NODES = (MATMUL, ADD, "z = If(c)", "c = Constant()")
-BEFORE, AFTER = (f"FLOAT 4, {told(data)}" for data in (raw_tensor("t").raw_data, bytes(16)))
+BEFORE, AFTER = (f"FLOAT [4], {told(data)}" for data in (raw_tensor("t").raw_data, bytes(16)))
 
 
 def in_node(index: int, after: str, *parts: Change) -> Change:
@@ -249,7 +249,7 @@ SINGLE_CHANGES: dict[str, list[tuple[Edit, Change]]] = {
                 NODES[2],
                 Change(
                     "attribute else_branch: g: initializer w",
-                    f"FLOAT 4, {told(raw_tensor('w', seed=2).raw_data)}",
+                    f"FLOAT [4], {told(raw_tensor('w', seed=2).raw_data)}",
                     AFTER,
                 ),
             ),
@@ -279,32 +279,32 @@ SINGLE_CHANGES: dict[str, list[tuple[Edit, Change]]] = {
     "inputs": [
         (
             lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 3),
-            Change("x", "FLOAT 2x64", "FLOAT 3x64"),
+            Change("x", "FLOAT [2, 64]", "FLOAT [3, 64]"),
         ),
         (
             lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.INT8),
-            Change("x", "FLOAT 2x64", "INT8 2x64"),
+            Change("x", "FLOAT [2, 64]", "INT8 [2, 64]"),
         ),
         (
             lambda m: m.graph.input[0].type.tensor_type.ClearField("shape"),
-            Change("x", "FLOAT 2x64", "FLOAT"),
+            Change("x", "FLOAT [2, 64]", "FLOAT"),
         ),
         (
             lambda m: m.graph.input[0].type.tensor_type.shape.dim[1].Clear(),
-            Change("x", "FLOAT 2x64", "FLOAT 2x?"),
+            Change("x", "FLOAT [2, 64]", "FLOAT [2, ?]"),
         ),
         (
             lambda m: m.graph.input.append(
                 helper.make_tensor_sequence_value_info("z", TensorProto.FLOAT, ["n"])
             ),
-            Change("z", None, "sequence of FLOAT n"),
+            Change("z", None, "sequence of FLOAT [n]"),
         ),
-        (lambda m: delitem(m.graph.input, 0), Change("x", "FLOAT 2x64", None)),
+        (lambda m: delitem(m.graph.input, 0), Change("x", "FLOAT [2, 64]", None)),
     ],
     "outputs": [
         (
             lambda m: setattr(m.graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 17),
-            Change("y", "FLOAT 2x16", "FLOAT 2x17"),
+            Change("y", "FLOAT [2, 16]", "FLOAT [2, 17]"),
         ),
         (lambda m: delitem(m.graph.output, 1), Change("product", "FLOAT", None)),
     ],
@@ -336,7 +336,7 @@ SINGLE_CHANGES: dict[str, list[tuple[Edit, Change]]] = {
     "values": [
         (
             lambda m: setattr(m.graph.value_info[0].type.tensor_type.shape.dim[0], "dim_value", 2),
-            Change("product", "FLOAT batchx16", "FLOAT 2x16"),
+            Change("product", "FLOAT [batch, 16]", "FLOAT [2, 16]"),
         ),
     ],
     "opsets": [
@@ -365,45 +365,45 @@ SINGLE_CHANGES: dict[str, list[tuple[Edit, Change]]] = {
     "tensors": [
         (
             lambda m: set_bias(m, BIAS + 1),
-            Change("layer.0/bias", f"FLOAT 16, {BIAS_TOLD}", f"FLOAT 16, {MORE_TOLD}"),
+            Change("layer.0/bias", f"FLOAT [16], {BIAS_TOLD}", f"FLOAT [16], {MORE_TOLD}"),
         ),
         (
             lambda m: set_bias(m, BIAS.reshape(4, 4)),
-            Change("layer.0/bias", f"FLOAT 16, {BIAS_TOLD}", f"FLOAT 4x4, {BIAS_TOLD}"),
+            Change("layer.0/bias", f"FLOAT [16], {BIAS_TOLD}", f"FLOAT [4, 4], {BIAS_TOLD}"),
         ),
         (
             lambda m: set_bias(m, BIAS.view(np.int32)),
-            Change("layer.0/bias", f"FLOAT 16, {BIAS_TOLD}", f"INT32 16, {BIAS_TOLD}"),
+            Change("layer.0/bias", f"FLOAT [16], {BIAS_TOLD}", f"INT32 [16], {BIAS_TOLD}"),
         ),
         (
             lambda m: setattr(m.graph.initializer[1], "doc_string", "words"),
             Change(
                 "layer.0/bias",
-                f"FLOAT 16, {BIAS_TOLD}",
-                f"FLOAT 16, {BIAS_TOLD}",
+                f"FLOAT [16], {BIAS_TOLD}",
+                f"FLOAT [16], {BIAS_TOLD}",
                 (Change("doc_string", None, "words"),),
             ),
         ),
         (
             lambda m: delitem(m.graph.initializer, 1),
-            Change("layer.0/bias", f"FLOAT 16, {BIAS_TOLD}", None),
+            Change("layer.0/bias", f"FLOAT [16], {BIAS_TOLD}", None),
         ),
         (
             lambda m: m.graph.initializer.append(string_tensor("new")),
-            Change("new", None, "STRING 3"),
+            Change("new", None, "STRING [3]"),
         ),
         (
             lambda m: setitem(m.graph.initializer[2].string_data, 35, b"Wort"),
             Change(
                 "words",
-                "STRING 40",
-                "STRING 40",
+                "STRING [40]",
+                "STRING [40]",
                 (Change("string_data", "length 40, [35] word 35", "length 40, [35] Wort"),),
             ),
         ),
         (
             lambda m: m.graph.initializer[2].CopyFrom(string_tensor("words", ["a"])),
-            Change("words", "STRING 40", "STRING 1"),
+            Change("words", "STRING [40]", "STRING [1]"),
         ),
     ],
 }
@@ -582,7 +582,7 @@ def test_an_unknown_size_is_not_the_size_zero(compare: Compare) -> None:
         value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [size])
         it.graph.input.append(value)
     (change,) = only(compare(model, other), "inputs")
-    assert (change.before, change.after) == ("FLOAT ?", "FLOAT 0")
+    assert (change.before, change.after) == ("FLOAT [?]", "FLOAT [0]")
 
 
 def test_a_difference_deep_in_a_type_is_found(compare: Compare) -> None:
@@ -609,7 +609,7 @@ def test_tensors_that_are_none_are_compared_field_by_field(compare: Compare) -> 
     assert change.parts == (Change("float_data", "1.0, 2.0", "1.0, 3.0"),)
     other.float_data.append(4)  # now it has as many as its shape
     (change,) = only(compare(model_of(short), model_of(other)), "tensors")
-    assert (change.before, change.kind) == ("FLOAT 3", "changed")
+    assert (change.before, change.kind) == ("FLOAT [3]", "changed")
 
 
 def test_numbers_are_the_same_if_their_bits_are(compare: Compare) -> None:
@@ -816,7 +816,7 @@ def test_full_finds_what_an_equal_crc32_hides(
     (change,) = only(compare(make(data), make(other), full=True, **options), section)
     assert [change.name, *(part.name for part in change.parts)] == names
     part = change.parts[0] if change.parts else change
-    prefix = "" if place == "asset" else f"UINT8 {len(data)}, "
+    prefix = "" if place == "asset" else f"UINT8 [{len(data)}], "
     assert part.before == f"{prefix}{told(data)}"
     assert part.after == f"{prefix}{told(data)}, SHA-256 {hashlib.sha256(other).hexdigest()}"
 

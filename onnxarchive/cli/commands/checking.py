@@ -152,8 +152,15 @@ def diff(arguments: argparse.Namespace) -> int:
 
 def _as_json(change: Change) -> dict[str, Any]:
     parts = [*map(_as_json, change.parts)]
-    fields = {"name": change.name, "before": change.before, "after": change.after}
-    return {**fields, "parts": parts, "kind": change.kind}
+    return {
+        "name": change.name,
+        "kind": change.kind,
+        "before": change.before,
+        "after": change.after,
+        "before_type": change.before_type,
+        "after_type": change.after_type,
+        "parts": parts,
+    }
 
 
 def _lines(difference: Difference, model: str | None, full: bool) -> Iterator[str]:

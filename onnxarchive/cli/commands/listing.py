@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,11 +16,14 @@ import onnx
 
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
-from onnxarchive.cli.terminal import count, cut, shape, size, table
-from onnxarchive.errors import shown
+from onnxarchive.cli.terminal import count, cut, size, table
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.files.data import Buffer, crc32
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX, model_entry
-from onnxarchive.model.tensors import text
+from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, model_entry
+from onnxarchive.model.serialization import serialize
+from onnxarchive.model.tensors import TensorRef, text
+from onnxarchive.model.wording import describe, describe_dims, type_as_data
 from onnxarchive.reading.archive import Archive, contents_of
 from onnxarchive.zipformat.layout import Placement
 
@@ -29,9 +34,10 @@ DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 
 
 def add_ls(commands: Any) -> None:
-    help = "List the tensors and assets of an archive."
+    help = "List the tensors and assets of an archive, with their CRC-32s."
     command = add_command(commands, ls, help, "model.onnxa")
     command.add_model("list the tensors of this model only")
+    command.add("--all", "list the weights that 'onnxarchive prepack' has stored, too")
     command.add_url_options()
 
 
@@ -42,7 +48,8 @@ def ls(arguments: argparse.Namespace) -> None:
         chosen = models if only is None else {only: models[only]}
         users = users_of_entries(archive)
         stored: list[dict[str, Any]] = []
-        others = []
+        packed: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
         for name, entry in archive.entries.items():
             place = {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
             ref = next((models[id].refs[name] for id in users.get(name, ()) if id in chosen), None)
@@ -50,29 +57,56 @@ def ls(arguments: argparse.Namespace) -> None:
                 data_type, dims = dtypes.BY_NUMBER[ref.tensor.data_type].name, [*ref.tensor.dims]
                 tensor = {"name": ref.name, "key": name, "data_type": data_type, "dims": dims}
                 stored.append({**tensor, "models": users[name], **place})
+            elif name.startswith(PACKED_PREFIX):
+                packed.append({"name": name, **place})
             elif name not in users:  # a model or an asset
                 others.append({"name": name, **place})
         totals = {
             "tensors": len(stored),
             "in_model": sum(_count(model.model) - len(model.refs) for model in chosen.values()),
             "assets": len(others) - len(models),
+            "packed": len(packed),
             "weights": sum(tensor["nbytes"] for tensor in stored),
             "nbytes": contents_of(archive).file.size,
         }
-    words, numbers = itemgetter("name", "key", "data_type"), itemgetter("nbytes", "data_offset")
-    rows = [[*words(row), shape(row["dims"]), *numbers(row), _ids(row["models"])] for row in stored]
-    rows += [["", row["name"], "", "", *numbers(row), ""] for row in others]
-    header = ["name", "key", "data type", "shape", "bytes", "offset", "models"]
-    if len(models) == 1:
-        header, rows = header[:-1], [row[:-1] for row in rows]
+    listed = [*packed, *others] if arguments.all else others
+    lines = table(*_columns(stored, listed, has_models=len(models) > 1))
     models_noun = "models" if len(chosen) > 1 else "model"
     summary = (
         f"{count(totals['tensors'], 'tensor')}, {size(totals['weights'])} in all; "
         f"{totals['in_model']:,} more in the {models_noun}; "
         f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
-    result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
-    say(arguments, result, chain(table(header, rows), ("", summary)))
+    if packed and not arguments.all:
+        summary += f"; --all lists {count(len(packed), 'file')} of packed weights, too"
+    result = {"tensors": stored, "others": listed, "totals": totals}
+    say(arguments, result, chain(lines, ("", summary)))
+
+
+def _columns(
+    tensors: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]], *, has_models: bool
+) -> tuple[list[str], list[list[object]]]:
+    """The header and the rows of `ls`.
+
+    A key is shown if it is not the tensor's name. A column without a cell is left out.
+    """
+    rows: list[list[object]] = []
+    for row in tensors:
+        key = "" if row["key"] == row["name"] else row["key"]
+        words = [row["name"], key, row["data_type"], describe_dims(row["dims"])]
+        rows.append([*words, *_place(row), _ids(row["models"])])
+    rows += [[row["name"], "", "", "", *_place(row), ""] for row in others]
+    header = ["name", "key", "data type", "shape", "bytes", "offset", "CRC-32", "models"]
+    has_key = any(row[1] for row in rows)
+    left_out = {
+        title for title, is_used in (("key", has_key), ("models", has_models)) if not is_used
+    }
+    indexes = [index for index, title in enumerate(header) if title not in left_out]
+    return [header[index] for index in indexes], [[row[index] for index in indexes] for row in rows]
+
+
+def _place(row: Mapping[str, Any]) -> list[object]:
+    return [row["nbytes"], row["data_offset"], f"{row['crc32']:08x}"]
 
 
 def _count(model: onnx.ModelProto) -> int:
@@ -93,13 +127,11 @@ def _ids(ids: Iterable[str]) -> str:
     return ", ".join(id or DEFAULT for id in ids)
 
 
-def ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
-    """The inputs and outputs of a model with their types."""
-    from onnxarchive.model.wording import describe
-
+def ports(model: onnx.ModelProto) -> dict[str, dict[str, Any]]:
+    """The types of the inputs and outputs of a model by name, for JSON."""
     return {
-        "inputs": {text(value.name): describe(value) for value in model.graph.input},
-        "outputs": {text(value.name): describe(value) for value in model.graph.output},
+        "inputs": {text(value.name): type_as_data(value) for value in model.graph.input},
+        "outputs": {text(value.name): type_as_data(value) for value in model.graph.output},
     }
 
 
@@ -122,7 +154,6 @@ def info(arguments: argparse.Namespace) -> None:
         version = model.producer_version
         inside = tensors.nbytes_in_attributes(model, DEFAULT_SIZE_THRESHOLD)
         result: dict[str, Any] = {
-            "path": archive.path,
             "model": archive.model_id,
             "models": list(archive.models),
             "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
@@ -134,6 +165,7 @@ def info(arguments: argparse.Namespace) -> None:
             "nodes": len(model.graph.node),
             **ports(model),
             "parameters": count_parameters(model),
+            "sha256": _sha256_of_tensors(archive, arguments.model),
             "bytes": _bytes(archive),
             "attributes": {"tensors": len(inside), "nbytes": sum(inside)},
             "metadata": proto.metadata(model),
@@ -141,7 +173,13 @@ def info(arguments: argparse.Namespace) -> None:
         }
     lines = []
     for label, value in result.items():
-        if label == "bytes":
+        if label in ("inputs", "outputs"):
+            values = model.graph.input if label == "inputs" else model.graph.output
+            described = {text(port.name): describe(port) for port in values}
+            lines += _item_lines(label, described)
+        elif label == "sha256":
+            lines.append(f"{'tensors':<14}SHA-256 {value}")
+        elif label == "bytes":
             lines += [f"{part:<14}{size(nbytes)}" for part, nbytes in value.items()]
         elif label == "models":
             others = [id for id in value if id != archive.model_id]
@@ -156,11 +194,47 @@ def info(arguments: argparse.Namespace) -> None:
         elif label == "packed":
             lines += [f"{label:<14}{line}" for described in value for line in set_lines(described)]
         elif isinstance(value, dict):
-            for row, item in enumerate(value.items()):
-                lines.append(f"{label if not row else '':<14}{': '.join(map(cut, map(str, item)))}")
+            lines += _item_lines(label, value)
         elif value:
             lines.append(f"{label:<14}{f'{value:,}' if isinstance(value, int) else cut(value)}")
     say(arguments, result, lines)
+
+
+def _item_lines(label: str, items: Mapping[str, object]) -> list[str]:
+    """A line for each item; the first one begins with the label."""
+    lines = [": ".join(map(cut, (name, str(value)))) for name, value in items.items()]
+    return [f"{'' if row else label:<14}{line}" for row, line in enumerate(lines)]
+
+
+def _sha256_of_tensors(archive: Archive, only: str | None) -> str:
+    """A SHA-256 that differs if a tensor of a model, or of any model, is another one.
+
+    It is that of a line of JSON for each tensor: name, data type, shape, size in bytes and CRC-32.
+    The lines are sorted, since the order and the place of a tensor do not matter. The CRC-32s are
+    those in the directory, so no tensor outside the models is read.
+    """
+    lines = []
+    for id in archive.models if only is None else [only]:
+        checked = contents_of(archive).models[id]
+        key_of = {ref.path: key for key, ref in checked.refs.items()}
+        for ref in tensors.walk(checked.model):
+            entry = archive.entries.get(key_of.get(ref.path, ""))
+            if entry is not None:
+                nbytes, crc = entry.nbytes, entry.crc32
+            else:
+                data = _data_in_model(ref)
+                nbytes, crc = len(data), crc32(data)
+            data_type, dims = dtypes.name_of(ref.tensor.data_type), [*ref.tensor.dims]
+            lines.append(json.dumps([ref.name, data_type, dims, nbytes, crc]) + "\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _data_in_model(ref: TensorRef) -> Buffer:
+    """The bytes of a tensor that the model holds; the message of strings and of a faulty tensor."""
+    if tensors.stored_type(ref.tensor) is not None:
+        with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
+            return tensors.raw_data(ref)
+    return serialize(ref.tensor)
 
 
 def _bytes(archive: Archive) -> dict[str, int]:

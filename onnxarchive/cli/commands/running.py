@@ -19,11 +19,12 @@ import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, directory_name, file_name, pairs, path_name
-from onnxarchive.cli.terminal import count, progress_bar, shape, table
+from onnxarchive.cli.terminal import count, progress_bar, table
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
 from onnxarchive.model import dtypes
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, Keys
+from onnxarchive.model.wording import describe_dims
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _row(value: Mapping[str, Any]) -> list[str]:
-    return [value["name"], value["data_type"], shape(value["dims"])]
+    return [value["name"], value["data_type"], describe_dims(value["dims"])]
 
 
 def add_prepack(commands: Any) -> None:

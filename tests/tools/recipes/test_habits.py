@@ -67,6 +67,12 @@ def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
     with onnxarchive.edit(tmp_path / "model.onnxa") as edit:
         edit.metadata["author"] = "Ada"
     assert re.search(r"^\+metadata +author: Ada$", git("diff"), re.MULTILINE)
+    git("commit", "--all", "-m", "An author")
+    assert git("diff") == ""
+    with onnxarchive.edit(tmp_path / "model.onnxa") as edit:
+        edit.tensors["layer.0/weight"] = -edit.tensors["layer.0/weight"]
+    changed = re.findall(r"^[+-]\w.*", git("diff"), re.MULTILINE)
+    assert [line[:23] for line in changed] == [f"{sign}tensors       SHA-256 " for sign in "-+"]
 
 
 def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""What `ls` and `info` print for Git, which compares texts, and for scripts, which read JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from zlib import crc32
+
+import onnx
+import pytest
+from commands import output_of, result_of
+from models import mixed_model, model_of, raw_tensor, runnable_model
+
+import onnxarchive
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "an archive.onnxa"
+    onnxarchive.save(runnable_model(), path, assets={"labels.txt": b"cat\n"})
+    return path
+
+
+def test_ls_shows_no_key_that_is_the_name(path: Path, capsys: Captured) -> None:
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,)), raw_tensor("v", dims=(300,))), path)
+    header, *lines, _, _ = output_of(capsys, "ls", path).splitlines()
+    assert "key" not in header
+    assert [line.split()[0] for line in lines] == ["w", "v", "__MODEL_PROTO"]
+    assert [it["key"] for it in result_of(capsys, "ls", path)["tensors"]] == ["w", "v"]
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,)), raw_tensor("a/v", dims=(300,))), path)
+    header, first, second, *_ = output_of(capsys, "ls", path).splitlines()
+    column = header.index("key")
+    assert [line[column:].split("  ")[0] for line in (first, second)] == ["", "a_v"]
+
+
+def test_ls_hides_packed_weights_unless_all_is_asked_for(path: Path, capsys: Captured) -> None:
+    folder = "onnxruntime/prepacked"
+    assets = {f"{folder}/index.json": b"{}", f"{folder}/w": b"w", "labels.txt": b"a"}
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path, assets=assets)
+    printed = output_of(capsys, "ls", path)
+    assert folder not in printed
+    assert "; 1 asset; archive of " in printed
+    assert printed.endswith("; --all lists 2 files of packed weights, too\n")
+    result = result_of(capsys, "ls", path)
+    assert (result["totals"]["assets"], result["totals"]["packed"]) == (1, 2)
+    assert [it["name"] for it in result["others"]] == ["assets/labels.txt", "__MODEL_PROTO"]
+    printed = output_of(capsys, "ls", path, "--all")
+    assert f"assets/{folder}/w " in printed
+    assert "--all" not in printed
+    assert len(result_of(capsys, "ls", path, "--all")["others"]) == 4
+
+
+@pytest.mark.parametrize("command", ["ls", "info"])
+def test_what_describes_an_archive_does_not_depend_on_its_path(
+    archive: Path, capsys: Captured, command: str
+) -> None:
+    texts = [output_of(capsys, command, archive), output_of(capsys, command, archive, "--json")]
+    moved = archive.rename(archive.with_name("moved.onnxa"))
+    again = [output_of(capsys, command, moved), output_of(capsys, command, moved, "--json")]
+    assert texts == again
+    assert str(moved.parent) not in "".join(again)
+
+
+def digest_of(capsys: Captured, path: Path, *options: str) -> str:
+    """The SHA-256 over the tensors of an archive, which `info` prints."""
+    digest: str = result_of(capsys, "info", path, *options)["sha256"]
+    assert f"tensors       SHA-256 {digest}\n" in output_of(capsys, "info", path, *options)
+    return digest
+
+
+@pytest.mark.parametrize("name", ["layer.0/weight", "layer.0/bias"], ids=["outside", "inside"])
+def test_the_digest_of_info_changes_with_a_weight_outside_and_inside_the_model(
+    archive: Path, capsys: Captured, name: str
+) -> None:
+    before = digest_of(capsys, archive)
+    with onnxarchive.edit(archive) as edit:
+        edit.tensors[name] = -edit.tensors[name]
+    changed = digest_of(capsys, archive)
+    with onnxarchive.edit(archive) as edit:
+        edit.tensors[name] = -edit.tensors[name]
+    assert digest_of(capsys, archive) == before != changed
+
+
+def test_the_digest_of_info_is_that_of_the_tensors_wherever_they_are(
+    path: Path, capsys: Captured
+) -> None:
+    model = mixed_model()
+    digests = set()
+    for threshold in (0, 100, 1 << 20):
+        onnxarchive.save(model, path, size_threshold=threshold, alignment=4096)
+        digests.add(digest_of(capsys, path))
+        with onnxarchive.edit(path) as edit:
+            edit.metadata["author"] = "Ada"
+        digests.add(digest_of(capsys, path))
+    assert len(digests) == 1
+
+
+def test_the_digest_of_info_is_that_of_lines_as_documented(path: Path, capsys: Captured) -> None:
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3, 100)), raw_tensor("b", dims=())), path)
+    lines = []
+    for tensor in onnxarchive.load(path).graph.initializer:
+        data = tensor.raw_data
+        fields = [tensor.name, "FLOAT", [*tensor.dims], len(data), crc32(data)]
+        lines.append(json.dumps(fields) + "\n")
+    expected = hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+    assert digest_of(capsys, path) == expected
+
+
+def test_the_digest_of_info_is_that_of_one_model_if_it_is_chosen(
+    path: Path, capsys: Captured
+) -> None:
+    decoder = model_of(raw_tensor("own", dims=(300,)))
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path, models={"decoder": decoder})
+    digests = [digest_of(capsys, path, *options) for options in ([], ["--model", "decoder"])]
+    with onnxarchive.edit(path, model="decoder") as edit:
+        edit.tensors["own"] = -edit.tensors["own"]
+    changed = [digest_of(capsys, path, *options) for options in ([], ["--model", "decoder"])]
+    assert digests[0] != changed[0]
+    assert digests[1] != changed[1]
+    default = digest_of(capsys, path, "--model", "")
+    assert default not in (*digests, *changed)
+
+
+def test_types_are_data_in_json(path: Path, capsys: Captured) -> None:
+    model = model_of()
+    del model.graph.input[:], model.graph.output[:]
+    shaped = onnx.helper.make_tensor_type_proto(1, ["maxxlen", None, 64])
+    types = {
+        "shaped": shaped,
+        "unshaped": onnx.helper.make_tensor_type_proto(7, None),
+        "scalar": onnx.helper.make_tensor_type_proto(10, []),
+        "sparse": onnx.helper.make_sparse_tensor_type_proto(1, [3]),
+        "sequence": onnx.helper.make_sequence_type_proto(shaped),
+        "optional": onnx.helper.make_optional_type_proto(shaped),
+        "map": onnx.helper.make_map_type_proto(7, shaped),
+        "untyped": onnx.TypeProto(),
+    }
+    for name, type in types.items():
+        model.graph.input.append(onnx.ValueInfoProto(name=name, type=type))
+    onnxarchive.save(model, path)
+    tensor = {"kind": "tensor", "data_type": "FLOAT", "dims": ["maxxlen", None, 64]}
+    expected = {
+        "shaped": tensor,
+        "unshaped": {"kind": "tensor", "data_type": "INT64", "dims": None},
+        "scalar": {"kind": "tensor", "data_type": "FLOAT16", "dims": []},
+        "sparse": {"kind": "sparse_tensor", "data_type": "FLOAT", "dims": [3]},
+        "sequence": {"kind": "sequence", "element": tensor},
+        "optional": {"kind": "optional", "element": tensor},
+        "map": {"kind": "map", "key": "INT64", "value": tensor},
+        "untyped": {"kind": None},
+    }
+    assert result_of(capsys, "info", path)["inputs"] == expected
+    assert result_of(capsys, "models", "list", path)["models"][0]["inputs"] == expected
+    assert "inputs        shaped: FLOAT [maxxlen, ?, 64]\n" in output_of(capsys, "info", path)
