@@ -28,6 +28,7 @@ if _TYPE_CHECKING:
 
     from onnxarchive.comparing.archives import Difference as Difference, diff as diff
     from onnxarchive.comparing.changes import Change as Change
+    from onnxarchive.comparing.values import ValueChange as ValueChange
     from onnxarchive.conversion.batch import convert_many as convert_many
     from onnxarchive.conversion.converting import Conversion as Conversion, convert as convert
     from onnxarchive.conversion.downloading import download as download
@@ -78,6 +79,7 @@ _NAMES = {
     "conversion.converting": "Conversion convert",
     "comparing.archives": "Difference diff",
     "comparing.changes": "Change",
+    "comparing.values": "ValueChange",
     "conversion.downloading": "download",
     "conversion.exporting": "export extract",
     "editing.transaction": "Edit edit",

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import onnx
 from google.protobuf.message import Message
 
+from onnxarchive.comparing.values import ValueChange
 from onnxarchive.model import walking
 from onnxarchive.model.copying import unknown_fields
 from onnxarchive.model.serialization import serialize
@@ -52,6 +53,7 @@ class Change:
         before_type: Type and shape of an input, output, value or tensor in the first archive, as
             `diff --json` prints them (see the guide); None for other changes. It is not compared.
         after_type: The same in the other archive.
+        values: How far the elements of a tensor differ, if `diff` was to compare them; else None.
 
     Example:
         for change in onnxarchive.diff("model.onnxa", "other.onnxa").sections["tensors"]:
@@ -64,6 +66,7 @@ class Change:
     parts: tuple[Change, ...] = ()
     before_type: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
     after_type: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
+    values: ValueChange | None = None
 
     @property
     def kind(self) -> Literal["added", "removed", "changed"]:

@@ -103,7 +103,7 @@ def test_json_has_all(compare: Compare) -> None:
     status, lines = compare(runnable_model(), other, "--json")
     assert status == 1
     result = json.loads("\n".join(lines))
-    no_types = {"before_type": None, "after_type": None}
+    no_types = {"before_type": None, "after_type": None, "values": None}
     part = {"name": "op_type", "kind": "changed", "before": "Add", "after": "Sub", "parts": []}
     part |= no_types
     assert result == {

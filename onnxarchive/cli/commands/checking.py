@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from onnxarchive.sources.recognition import OtherKindError
 if TYPE_CHECKING:
     from onnxarchive.comparing.archives import Difference
     from onnxarchive.comparing.changes import Change
+    from onnxarchive.comparing.values import ValueChange
     from onnxarchive.reading.rules import Finding
 
 _MAX_OF_RULE: Final = 3  # findings
@@ -124,11 +126,12 @@ def _passed(full: bool) -> str:
 
 
 def add_diff(commands: Any) -> None:
-    help = "Compare the graphs, tensors and assets of two archives (weights by CRC-32)."
-    command = add_command(commands, diff, help, "model.onnxa other.onnxa")
+    help = "Compare archives, or what 'convert' takes: graphs, tensors (by CRC-32) and assets."
+    command = add_command(commands, diff, help, "model.onnxa decoder.onnx")
     command.add_argument("other", type=file_name, metavar="OTHER")
     command.add_model("compare this model only")
     command.add("--full", "also compare bytes, not only the CRC-32s of tensors and assets")
+    command.add("--values", "say by how much the elements of tensors of equal shape differ")
     command.add("--stack-traces", "also compare the stack traces in the metadata of nodes")
     command.add_url_options()
 
@@ -140,6 +143,7 @@ def diff(arguments: argparse.Namespace) -> int:
             arguments.other,
             model=arguments.model,
             full=arguments.full,
+            values=arguments.values,
             stack_traces=arguments.stack_traces,
             progress=progress,
             **access(arguments),
@@ -159,15 +163,25 @@ def _as_json(change: Change) -> dict[str, Any]:
         "after": change.after,
         "before_type": change.before_type,
         "after_type": change.after_type,
+        "values": None if change.values is None else _values_as_json(change.values),
         "parts": parts,
     }
+
+
+def _values_as_json(values: ValueChange) -> dict[str, Any]:
+    """The fields as JSON, which has no infinity."""
+    return {name: None if number == math.inf else number for name, number in asdict(values).items()}
 
 
 def _lines(difference: Difference, model: str | None, full: bool) -> Iterator[str]:
     path, other = difference.path, difference.other
     if difference.is_same:
         how = "byte by byte" if full else "by CRC-32"
-        what = "model, tensors and assets" if model is None else f"model {model}".strip()
+        what = "model and tensors"
+        if model is not None:
+            what = f"model {model}".strip()
+        elif "assets" in difference.sections:
+            what = "model, tensors and assets"
         yield f"{path} and {other}: the same {what} (weights compared {how})"
         return
     yield f"--- {path}"
@@ -187,7 +201,17 @@ def _line(change: Change) -> str:
     if len(change.parts) > _MAX_PARTS:
         parts.append(f"and {len(change.parts) - _MAX_PARTS:,} more")
     texts = (_shown(text) for text in (change.before, change.after) if text is not None)
-    return f"{_SIGNS[change.kind]}{_shown(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
+    line = f"{_SIGNS[change.kind]}{_shown(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
+    return line if change.values is None else f"{line}; {_values(change.values)}"
+
+
+def _values(values: ValueChange) -> str:
+    if not values.different:
+        return f"no element of {values.elements:,} differs in value"
+    return (
+        f"{values.different:,} of {values.elements:,} elements differ, by at most "
+        f"{values.max_absolute:.3g}, relatively {values.max_relative:.3g}"
+    )
 
 
 def _shown(text: str) -> str:
