@@ -29,6 +29,7 @@ from onnxarchive.cli.output import (
     fail,
     status_of,
     to_standard_output,
+    use_json,
     warn,
 )
 from onnxarchive.errors import ArchiveError
@@ -51,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = False
     try:
         argv = sys.argv[1:] if argv is None else argv
+        use_json("--json" in argv)
         try:
             arguments = parser(argv[0] if argv else None).parse(argv)
+            use_json(getattr(arguments, "json", False))
             debug = arguments.debug
             status = _call(arguments)
         except SystemExit as end:  # argparse has printed an error, the help or the version

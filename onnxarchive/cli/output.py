@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from onnxarchive import errors
 from onnxarchive.cli.terminal import printable
@@ -53,8 +53,20 @@ def status_of(error: type[BaseException] | None) -> int:
     return WRONG_USE if issubclass(error, _OF_WRONG_USE) else FAULTY_FILE
 
 
+_is_json = False
+
+
+def use_json(is_used: bool) -> None:
+    """Errors and warnings are printed as JSON from now on, each in a line, or as text."""
+    global _is_json
+    _is_json = is_used
+
+
 def fail(error: object, status: int, *, debug: bool = False) -> int:
     """Prints an error, or a message, to standard error; `debug` adds the error's traceback."""
+    if _is_json:
+        _print_json({"error": _error_as_json(error, status, debug=debug)})
+        return status
     if debug and isinstance(error, BaseException):
         _print_error(_shown_safely("".join(traceback.format_exception(error))))
     text = errors.describe_error(error)
@@ -81,6 +93,36 @@ def _has_directory() -> bool:
     return True
 
 
+def _error_as_json(error: object, status: int, *, debug: bool) -> dict[str, Any]:
+    is_error = isinstance(error, BaseException)
+    described: dict[str, Any] = {
+        "type": type(error).__name__ if is_error else None,
+        "message": as_options(errors.describe_error(error)),
+        "path": getattr(error, "filename", None) or getattr(error, "path", None),
+        "rule": getattr(error, "rule", None),
+        "entry": getattr(error, "entry", None),
+        "status": status,
+    }
+    if debug and isinstance(error, BaseException):
+        described["traceback"] = "".join(traceback.format_exception(error))
+    return {
+        name: without_secrets(value) if isinstance(value, str) else value
+        for name, value in described.items()
+    }
+
+
+def _print_json(value: object) -> None:
+    """Prints a line of JSON to standard error."""
+    _print_error(json.dumps(value, default=os.fsdecode))
+
+
+def wrong_use(message: str) -> bool:
+    """Prints a wrong use of the command line as JSON under `--json`; False if it is to be text."""
+    if _is_json:
+        fail(message, WRONG_USE)
+    return _is_json
+
+
 def without_secrets(text: str) -> str:
     """Text without the secrets of URLs, which may be in place of paths and other arguments."""
     text = _MISSPELLED_URL.sub(r"\1://", text)
@@ -89,6 +131,8 @@ def without_secrets(text: str) -> str:
 
 def crash(error: Exception) -> int:
     """Prints an error that no command foresees, with its traceback; returns the exit status."""
+    if _is_json:
+        return fail(error, CRASHED, debug=True)
     text = f"this is a fault of onnxarchive ({type(error).__name__}); please report the lines above"
     _print_error(_shown_safely("".join(traceback.format_exception(error))))
     return fail(text, CRASHED)
@@ -117,6 +161,9 @@ def _shown_safely(text: str) -> str:
 def warn(message: Warning | str, *_: object) -> None:
     """Prints a warning to standard error; also takes the place of `warnings.showwarning`."""
     text = without_secrets(as_options(str(message)))
+    if _is_json:
+        _print_json({"warning": text})
+        return
     _print_error(f"onnxarchive: warning: {printable(text)}")
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Unpack
 
-from onnxarchive.cli.output import without_secrets
+from onnxarchive.cli.output import WRONG_USE, without_secrets, wrong_use
 from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.errors import did_you_mean, shown
 from onnxarchive.files import locking
@@ -61,6 +61,9 @@ class Command(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """As in the base class; the message may quote an argument, such as a URL."""
+        has_json = "--json" in self._option_string_actions or self.commands
+        if has_json and wrong_use(message):
+            self.exit(WRONG_USE)
         super().error(without_secrets(message))
 
     def add(
@@ -135,7 +138,7 @@ def add_command(
     command = _named(commands, name or function.__name__.replace("_", "-"), help, example)
     command.set_defaults(function=function)
     if json:
-        command.add("--json", "print the result as JSON")
+        command.add("--json", "print the result, errors and warnings as JSON")
     command.add("--debug", "print the traceback of an error, for bug reports")
     if archive:
         command.add_argument("archive", type=file_name, metavar="ARCHIVE")

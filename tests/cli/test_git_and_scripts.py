@@ -9,8 +9,8 @@ from zlib import crc32
 
 import onnx
 import pytest
-from commands import output_of, result_of
-from models import mixed_model, model_of, raw_tensor, runnable_model
+from commands import error_of, output_of, result_of, run
+from models import entry_of, flip_byte, mixed_model, model_of, raw_tensor, runnable_model
 
 import onnxarchive
 
@@ -155,3 +155,82 @@ def test_types_are_data_in_json(path: Path, capsys: Captured) -> None:
     assert result_of(capsys, "info", path)["inputs"] == expected
     assert result_of(capsys, "models", "list", path)["models"][0]["inputs"] == expected
     assert "inputs        shaped: FLOAT [maxxlen, ?, 64]\n" in output_of(capsys, "info", path)
+
+
+# Errors under --json
+
+
+def test_an_error_is_a_line_of_json_under_json(archive: Path, capsys: Captured) -> None:
+    flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset)
+    described = json.loads(error_of(capsys, "info", archive, "--json", status=3))["error"]
+    assert described.pop("message").startswith(f"{archive}: entry '__MODEL_PROTO': ")
+    assert described == {
+        "type": "ChecksumError",
+        "path": str(archive),
+        "rule": "ZIP-15",
+        "entry": "__MODEL_PROTO",
+        "status": 3,
+    }
+    assert error_of(capsys, "info", archive, status=3).startswith("onnxarchive: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["info", "--json"], "the following arguments are required: ARCHIVE"),
+        (["infos", "--json"], "there is no command 'infos'; did you mean 'info'?"),
+        (["models", "lst", "--json"], "there is no command 'lst'; did you mean 'list'?"),
+    ],
+)
+def test_wrong_use_is_a_line_of_json_under_json(
+    capsys: Captured, words: list[str], message: str
+) -> None:
+    described = json.loads(error_of(capsys, *words))["error"]
+    no_file = dict.fromkeys(("type", "path", "rule", "entry"))
+    assert described == {**no_file, "message": message, "status": 2}
+    without = [word for word in words if word != "--json"]
+    assert error_of(capsys, *without).startswith("usage: ")
+
+
+def test_each_error_of_several_files_and_each_warning_is_a_line_of_json(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    assert run("check", "--json", tmp_path / "a", tmp_path / "b") == 2
+    lines = capsys.readouterr().err.splitlines()
+    paths = [json.loads(line)["error"]["path"] for line in lines]
+    assert paths == [str(tmp_path / "a"), str(tmp_path / "b")]
+    onnx.save(runnable_model(), tmp_path / "m.onnx")
+    assert run("convert", tmp_path / "m.onnx", tmp_path / "n.onnx", "--json") == 0
+    warning = json.loads(capsys.readouterr().err)["warning"]
+    assert warning.startswith(f"{tmp_path / 'n.onnx'} is an archive; ")
+
+
+def test_a_secret_in_an_error_is_hidden_in_json(capsys: Captured) -> None:
+    url = "ftp://user:password@localhost/m.onnxa"
+    assert run("info", url, "--json") != 0
+    assert "password" not in capsys.readouterr().err
+
+
+def test_convert_prints_paths_as_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    onnx.save(runnable_model(), "models/a.onnx")
+    onnx.save(runnable_model(), "b.onnx")
+    Path("models/bad.onnx").write_text("no model")
+    assert run("convert", "models", "b.onnx", "--output-dir", "./out") == 3
+    printed = capsys.readouterr().out
+    assert str(tmp_path) not in printed
+    rows = [line.split() for line in printed.splitlines()[1:4]]
+    assert [row[:2] for row in rows] == [
+        ["models/a.onnx", "./out/a.onnxa"],
+        ["models/bad.onnx", "./out/bad.onnxa"],
+        ["b.onnx", "./out/b.onnxa"],
+    ]
+    assert "failed: models/bad.onnx: " in printed
+    assert run("convert", "models/a.onnx", "a.onnx", "b.onnx", "--output-dir", "out", "--json") == 2
+    printed = capsys.readouterr().out
+    assert str(tmp_path) not in printed
+    listed = json.loads(printed)
+    assert [item["path"] for item in listed] == ["out/a.onnxa", "out/a.onnxa", "out/b.onnxa"]

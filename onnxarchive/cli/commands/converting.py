@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import onnxarchive
@@ -288,6 +288,7 @@ def _convert_many(arguments: argparse.Namespace, options: Mapping[str, Any]) -> 
             jobs=None if jobs is None else 1,
             **options,
         )
+    conversions = [_as_given(item, arguments) for item in conversions]
     for item in conversions:
         for warning in item.warnings:
             warn(f"{item.source}: {warning}")
@@ -296,6 +297,28 @@ def _convert_many(arguments: argparse.Namespace, options: Mapping[str, Any]) -> 
     failed = [item for item in conversions if item.error is not None]
     statuses = [status_of(getattr(errors, item.error_type or "", None)) for item in failed]
     return max(statuses, default=DONE)
+
+
+def _as_given(conversion: Conversion, arguments: argparse.Namespace) -> Conversion:
+    """A conversion whose paths begin as in the arguments, and not with the root directory."""
+    given = {os.path.abspath(path): path for path in arguments.paths}
+    given[os.path.realpath(arguments.output_dir)] = arguments.output_dir
+    source, target, error = conversion.source, conversion.target, conversion.error
+    for absolute, path in given.items():
+        source, target = (_beginning_as(path, absolute, each) for each in (source, target))
+        if error is not None and absolute != os.path.dirname(absolute):  # the root is everywhere
+            error = error.replace(os.path.join(absolute, ""), os.path.join(path, ""))
+    if error is not None:
+        error = error.replace(conversion.source, source)
+    return replace(conversion, source=source, target=target, error=error)
+
+
+def _beginning_as(given: str, absolute: str, path: str) -> str:
+    """A path with the given one in place of the absolute one at its beginning, if that is there."""
+    if path == absolute:
+        return given
+    start = os.path.join(absolute, "")
+    return os.path.join(given, path.removeprefix(start)) if path.startswith(start) else path
 
 
 def _lines_of_many(conversions: Sequence[Conversion], *, is_dry_run: bool) -> list[str]:
