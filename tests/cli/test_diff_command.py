@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import onnx
@@ -104,7 +105,13 @@ def test_json_has_all(compare: Compare) -> None:
     assert status == 1
     result = json.loads("\n".join(lines))
     no_types = {"before_type": None, "after_type": None, "values": None}
-    part = {"name": "op_type", "kind": "changed", "before": "Add", "after": "Sub", "parts": []}
+    part: dict[str, Any] = {
+        "name": "op_type",
+        "kind": "changed",
+        "before": "Add",
+        "after": "Sub",
+        "parts": [],
+    }
     part |= no_types
     assert result == {
         "path": "a.onnxa",

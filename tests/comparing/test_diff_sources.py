@@ -6,6 +6,7 @@ import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from models import (
     raw_tensor,
     runnable_model,
 )
+from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 import onnxarchive
@@ -124,8 +126,8 @@ def test_the_values_of_a_changed_tensor_are_compared(path: Path, tmp_path: Path)
 
 def test_values_are_compared_across_types_and_not_across_shapes(path: Path, tmp_path: Path) -> None:
     half = np.linspace(-1, 1, 4000, dtype=np.float16)
-    tensors = {"a": half, "b": half.reshape(40, 100)}
-    others = {"a": half.astype(np.float32), "b": half.reshape(100, 40)}
+    tensors: dict[str, NDArray[Any]] = {"a": half, "b": half.reshape(40, 100)}
+    others: dict[str, NDArray[Any]] = {"a": half.astype(np.float32), "b": half.reshape(100, 40)}
     for values, target in ((tensors, path), (others, tmp_path / "other.onnxa")):
         named = [numpy_helper.from_array(array, name) for name, array in values.items()]
         onnxarchive.save(model_of(*named), target)
