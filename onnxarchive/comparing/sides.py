@@ -12,14 +12,13 @@ import onnx
 
 from onnxarchive.comparing.values import parts_of
 from onnxarchive.conversion.converting import open_source
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError, with_path
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, with_path
 from onnxarchive.files.data import Crc32, Data, crc32 as checksum
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
-from onnxarchive.reading.contents import read_entries
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceReader
@@ -73,8 +72,8 @@ def open_side(location: Location, model: str | None, resources: contextlib.ExitS
         with opened(location) as file:
             archive = resources.enter_context(read_archive(file, model))
     except ArchiveFormatError as error:
-        # A damaged archive is compared with nothing, and neither is one of a later version.
-        if error.rule == "VERSION-1" or isinstance(error, ChecksumError) or _is_archive(location):
+        # A comparison could miss data of a later version, and damage is that of an archive.
+        if error.rule == "VERSION-1" or isinstance(error, ChecksumError):
             raise
     else:
         return Side(archive.path, archive.models, True, partial(_of_archive, archive))
@@ -85,14 +84,6 @@ def open_side(location: Location, model: str | None, resources: contextlib.ExitS
         require_model(sources, model)
     models = {id: each.model for id, each in sources.items()}
     return Side(location.name, models, False, partial(_of_sources, sources))
-
-
-def _is_archive(location: Location) -> bool:
-    """True if the directory of the file is that of an archive."""
-    with contextlib.suppress(ArchiveError, OSError), location.open() as file:
-        entries = read_entries(file)
-        return bool(entries) and entries[-1].name == MODEL_PROTO
-    return False
 
 
 def _of_archive(archive: Archive, ids: Iterable[str], has_assets: bool) -> Contents:
