@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(text, _SIGNALLED + _interrupted_by)
     except Exception as error:
         return crash(error)
+    finally:
+        use_json(False)
     return status
 
 

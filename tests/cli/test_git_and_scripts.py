@@ -13,6 +13,7 @@ from commands import error_of, output_of, result_of, run
 from models import entry_of, flip_byte, mixed_model, model_of, raw_tensor, runnable_model
 
 import onnxarchive
+from onnxarchive.cli import output
 
 Captured = pytest.CaptureFixture[str]
 
@@ -234,3 +235,10 @@ def test_convert_prints_paths_as_they_were_given(
     assert str(tmp_path) not in printed
     listed = json.loads(printed)
     assert [item["path"] for item in listed] == ["out/a.onnxa", "out/a.onnxa", "out/b.onnxa"]
+
+
+def test_a_command_without_json_prints_text_after_one_with_json(capsys: Captured) -> None:
+    assert run("info", "missing", "--json") == 2
+    capsys.readouterr()
+    output.fail("text", 2)
+    assert capsys.readouterr().err == "onnxarchive: text\n"
