@@ -193,6 +193,6 @@ def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View)
     caught.value.close()
     view.process.send_signal(signal.SIGINT)
     _, error = view.process.communicate(timeout=280)
-    start = f"onnxarchive: warning: a weight is not shown: {archive}: entry 'layer_0_weight': "
-    assert error.startswith(start)
+    start = f"a weight is not shown: {archive}: entry 'layer_0_weight': "
+    assert json.loads(error)["warning"].startswith(start)
     assert error.count("\n") == 1
