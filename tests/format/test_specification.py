@@ -275,8 +275,8 @@ class Normalization:
         starter = None
         for point in points:
             of_point = self.classes.get(point, 0)
-            after = [] if starter is None else kept[starter + 1 :]
-            classes = [self.classes.get(it, 0) for it in after]
+            after = len(kept) if starter is None else starter + 1
+            classes = [self.classes.get(it, 0) for it in kept[after:]]
             is_blocked = any(it >= of_point for it in classes)
             pair = None if starter is None else (kept[starter], point)
             if starter is not None and not is_blocked and pair in self.composed:
