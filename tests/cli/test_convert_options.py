@@ -122,11 +122,16 @@ def test_what_is_left_out_is_told_on_standard_error(
     with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
         file.write(source, "m.onnx")
         file.writestr("READ\u202eME", b"words")
-    assert run(tmp_path / "m.zip", target, "--json") == 0
+    assert run(tmp_path / "m.zip", target) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["nbytes"] == target.stat().st_size
     assert captured.err.startswith(f"onnxarchive: warning: {tmp_path / 'm.zip'}: left out")
     assert "READ" in captured.err
+    assert "\u202e" not in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert run(tmp_path / "m.zip", target, "--force", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["nbytes"] == target.stat().st_size
+    assert json.loads(captured.err)["warning"].startswith(f"{tmp_path / 'm.zip'}: left out")
     assert "\u202e" not in captured.err
     assert len(captured.err.splitlines()) == 1
 
