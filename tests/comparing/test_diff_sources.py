@@ -24,6 +24,7 @@ from models import (
 )
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
+from written import contents, zipped
 
 import onnxarchive
 from onnxarchive import Entry, ValueChange, diff
@@ -54,11 +55,7 @@ def _directory(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 def _zip(model: onnx.ModelProto, folder: Path) -> Path:
-    path = folder / "plain.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for each in _directory(model, folder).iterdir():
-            file.write(each, each.name)
-    return path
+    return zipped(folder / "plain.zip", contents(_directory(model, folder)), zipfile.ZIP_DEFLATED)
 
 
 SOURCES: list[Callable[[onnx.ModelProto, Path], Path]] = [_single, _external, _directory, _zip]

@@ -18,12 +18,12 @@ import onnx
 import pytest
 from models import MEASURE_MEMORY, external, model_of, run_python
 from onnx import TensorProto
+from plain_wire import varint
 from sparse_files import (
     GIB,
     GRAPH,
     INITIALIZER,
     header,
-    varint,
     write_int64_data,
     write_sparse_model,
 )

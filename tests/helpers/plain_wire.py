@@ -24,6 +24,15 @@ class MalformedError(Exception):
         self.offset = offset
 
 
+def varint(number: int, width: int = 1) -> bytes:
+    """Encodes a varint, padded to `width` bytes."""
+    groups = [number & 0x7F]
+    while number := number >> 7:
+        groups.append(number & 0x7F)
+    groups += [0] * (width - len(groups))
+    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
+
+
 def varint_at(wire: bytes, offset: int, stop: int, max_width: int) -> tuple[int, int]:
     """The value of a varint, and the offset of its end."""
     value = 0

@@ -11,6 +11,7 @@ import models
 import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
+from plain_wire import varint
 
 import onnxarchive
 
@@ -85,14 +86,6 @@ def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
     opset = helper.make_opsetid("", 21)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
     path.write_bytes(model.SerializeToString())
-
-
-def varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
 
 
 def header(field: int, nbytes: int) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import AttributeProto, TensorProto, helper
 from outcomes import came, requires
-from plain_wire import I32, I64, LEN, VARINT, MalformedError
+from plain_wire import I32, I64, LEN, VARINT, MalformedError, varint
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
@@ -26,15 +26,6 @@ from onnxarchive.model import proto, wire
 from onnxarchive.model.weights import fill, strip_weights
 
 # Runs of one field
-
-
-def varint(number: int, width: int = 1) -> bytes:
-    """Encodes a varint, padded to `width` bytes."""
-    groups = [number & 0x7F]
-    while number := number >> 7:
-        groups.append(number & 0x7F)
-    groups += [0] * (width - len(groups))
-    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
 VALUES = {

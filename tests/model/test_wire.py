@@ -28,6 +28,7 @@ from onnx import (
     numpy_helper,
 )
 from outcomes import came, requires
+from plain_wire import varint
 from processes import completed
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
@@ -49,15 +50,6 @@ VARINT, I64, LEN, START_GROUP, END_GROUP, I32 = range(6)
 
 
 # A byte builder
-
-
-def varint(number: int, width: int = 1) -> bytes:
-    """Encodes a varint, padded to `width` bytes."""
-    groups = [number & 0x7F]
-    while number := number >> 7:
-        groups.append(number & 0x7F)
-    groups += [0] * (width - len(groups))
-    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
 def tag(message: type[Message], name: str, wire_type: int) -> bytes:

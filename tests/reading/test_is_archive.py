@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from models import model_of, raw_tensor, weight_model
+from written import zipped
 
 import onnxarchive
 
@@ -36,14 +37,11 @@ def test_an_archive_without_tensors_outside_the_model_is_recognised(path: Path) 
 
 
 def _zip(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("model.onnx", b"")
+    zipped(path, {"model.onnx": b""})
 
 
 def _model_in_the_middle(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("__MODEL_PROTO", model_of().SerializeToString())
-        file.writestr("other", b"")
+    zipped(path, {"__MODEL_PROTO": model_of().SerializeToString(), "other": b""})
 
 
 OTHERS: dict[str, Callable[[Path], object]] = {
