@@ -30,11 +30,12 @@ POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE")
 _MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
 # What to do if the system refuses a map.
 _MAP_REMEDIES = {
+    errno.EFBIG: "use a 64-bit Python",
     errno.ENOMEM: "raise the limit of the address space ('ulimit -v')",
     errno.EMFILE: "raise the limit of open files ('ulimit -n'), or close some",
     errno.ENFILE: "close files, or raise the system's limit of open files",
 }
-_MAX_COPIED = 1 << 31  # bytes that are copied if they cannot be mapped
+_MAX_COPIED = min(1 << 31, sys.maxsize)  # bytes that are copied if they cannot be mapped
 _READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
 PATIENCE = 1.0  # seconds in which others close a file that Windows is to replace
 _PAUSE = 0.01  # seconds between two tries
@@ -330,7 +331,10 @@ class MappedFile(File, Work):
         size, view = self.size, memoryview(b"")
         while size > view.nbytes:
             try:
-                mapped = mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS)
+                try:
+                    mapped = mmap.mmap(descriptor.number, size, **kind, **_MAP_OPTIONS)
+                except OverflowError:  # 2 GiB, where a size has 32 bits
+                    raise OSError(errno.EFBIG, f"more than {sys.maxsize} bytes") from None
                 _in_use[mapped] = self.identity
                 view = memoryview(mapped)
             except OSError as error:

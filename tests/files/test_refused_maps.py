@@ -1,4 +1,4 @@
-"""Files that the system refuses to map (FUSE with direct I/O, limits): they are read instead."""
+"""Files that cannot be mapped (FUSE with direct I/O, limits, 32 bits): they are read instead."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from onnxarchive.cli import main
 from onnxarchive.files import local_file
 
 KINDS = {
+    errno.EFBIG: "use a 64-bit Python",
     errno.ENODEV: "copy it to another file system",
     errno.ENOMEM: r"ulimit -v",
     errno.EMFILE: r"ulimit -n",
@@ -27,10 +28,12 @@ KINDS = {
 
 
 def refuse_maps(monkeypatch: pytest.MonkeyPatch, code: int = errno.ENODEV) -> None:
-    """Lets every map fail."""
+    """Lets every map fail, for EFBIG as one of 2 GiB on a 32-bit system."""
 
     class Refused(mmap.mmap):
         def __new__(cls, *_: Any, **__: Any) -> Refused:
+            if code == errno.EFBIG:
+                raise OverflowError("Python int too large to convert to C ssize_t")
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(mmap, "mmap", Refused)
@@ -60,14 +63,15 @@ READING |= {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.EFBIG])
 @pytest.mark.parametrize("name", sorted(READING))
 def test_what_cannot_be_mapped_is_read_with_the_same_result(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     other = folder.with_name("other")
     make_files(other)
     expected = READING[name](other)
-    refuse_maps(monkeypatch)
+    refuse_maps(monkeypatch, code)
     found = READING[name](folder)
     assert contents(folder) == contents(other)
     if isinstance(found, bool | bytes | tuple | onnx.ModelProto):
