@@ -2,23 +2,30 @@
 
 protobuf has one error for a message at fault and for an allocation that failed. So after an error
 the message is examined: one that is well-formed, or not too large, lacked memory.
+
+Where protobuf has no compiled parser, its Python parser takes some malformed messages, and cannot
+read some that are well-formed. So a message is examined before it is parsed there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import walking, wire
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 _MAX_PREFIX_NBYTES: Final = 10  # of a tag and a length
+_HAS_PYTHON_PARSER: Final = api_implementation.Type() == "python"
 
 _Message = TypeVar("_Message", bound="Message")
+_Parsed = TypeVar("_Parsed")
 
 
 def parse(kind: type[_Message], data: bytes) -> _Message:
@@ -26,22 +33,50 @@ def parse(kind: type[_Message], data: bytes) -> _Message:
 
     Raises:
         DecodeError: The message is malformed.
+        UnsupportedFeatureError: It is well-formed, but protobuf's Python parser cannot read it.
         MemoryError: There is not enough memory.
     """
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        _require_malformed(kind.DESCRIPTOR, data)
-        raise
+    return _parse(kind.FromString, kind.DESCRIPTOR, data)
 
 
 def merge(message: Message, data: bytes) -> None:
     """Parses a message into another one; errors are those of `parse`."""
+    _parse(message.MergeFromString, message.DESCRIPTOR, data)
+
+
+def _parse(parser: Callable[[bytes], _Parsed], descriptor: Any, data: bytes) -> _Parsed:
+    """Calls a parser of protobuf with a message; errors are those of `parse`."""
+    if _HAS_PYTHON_PARSER:
+        return _parse_in_python(parser, descriptor, data)
     try:
-        message.MergeFromString(data)
+        return parser(data)
     except DecodeError:
-        _require_malformed(message.DESCRIPTOR, data)
+        _require_malformed(descriptor, data)
         raise
+
+
+def _parse_in_python(parser: Callable[[bytes], _Parsed], descriptor: Any, data: bytes) -> _Parsed:
+    try:
+        wire.require_well_formed(data, descriptor)
+    except ArchiveFormatError as error:
+        raise DecodeError(error.message) from None
+    if wire.has_padded_tag(data, descriptor):  # it would be an unknown field
+        raise _unreadable("a number of a field has more bytes than it needs")
+    try:
+        return parser(data)
+    except UnicodeDecodeError:
+        raise _unreadable("a text is not UTF-8") from None
+    except RecursionError:
+        raise _unreadable("its messages are nested too deep") from None
+    except DecodeError as error:
+        raise _unreadable(str(error)) from None
+
+
+def _unreadable(reason: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"protobuf's Python parser cannot read the model, which is well-formed ({reason}); use a "
+        "Python for which protobuf has a compiled parser (upb)"
+    )
 
 
 def _require_malformed(descriptor: Any, data: bytes) -> None:

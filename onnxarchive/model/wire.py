@@ -352,6 +352,24 @@ def _require_packed(wire: memoryview, start: int, stop: int, width: int | None) 
         raise malformed(start, f"varints of at most {MAX_VARINT_WIDTH} bytes", "others")
 
 
+def has_padded_tag(data: Buffer, message: Any = onnx.ModelProto.DESCRIPTOR) -> bool:
+    """True if a known field of a well-formed message has a tag with more bytes than it needs."""
+    wire = as_bytes(data)
+    stack = [(message, fields_of(wire, _known_tags(message)))]
+    while stack:
+        kind, fields = stack[-1]
+        for tag, begin, end_of_tag, start, stop in fields:
+            if end_of_tag - begin != len(varint(tag)):
+                return True
+            below = _MESSAGES[kind].get(tag)
+            if below is not None:
+                stack.append((below, fields_in(wire, start, stop, len(stack), _known_tags(below))))
+                break
+        else:
+            stack.pop()
+    return False
+
+
 def width_of(field: Any) -> int | None:
     """The bytes of a number in a field, by its descriptor; None for a varint."""
     if field.type in (field.TYPE_FLOAT, field.TYPE_FIXED32, field.TYPE_SFIXED32):
@@ -364,6 +382,16 @@ def width_of(field: Any) -> int | None:
 def is_text(field: Any) -> bool:
     """True if a field, by its descriptor, holds strings or bytes."""
     return field.type in (field.TYPE_STRING, field.TYPE_BYTES)
+
+
+@cache
+def _known_tags(message: Any) -> set[int]:
+    """The tags of the fields of a message's descriptor, each with every type of a value."""
+    return {
+        field.number << WIRE_TYPE_BITS | wire_type
+        for field in message.fields
+        for wire_type in (VARINT, I64, LEN, I32)
+    }
 
 
 # {message type: {tag of a field: message type of the field}}, for fields that hold messages.

@@ -149,6 +149,7 @@ def check(
 
     Raises:
         UnfinishedEditError: An edit of the archive was interrupted.
+        UnsupportedFeatureError: protobuf's Python parser cannot read a valid model.
         OSError: The file cannot be opened or read.
 
     Example:
