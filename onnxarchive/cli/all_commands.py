@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.parser import Command
+from onnxarchive.files.data import CRC32_LIBRARY
 
 
 def _converting() -> ModuleType:
@@ -143,7 +144,8 @@ class _Program(Command):
 def parser(command: str | None = None) -> Command:
     """The parser of the command line: of one command, to save time, or of all if it is unknown."""
     top = _Program(prog="onnxarchive")
-    top.add_argument("--version", action="version", version=onnxarchive.__version__)
+    version = f"{onnxarchive.__version__} (CRC-32: {CRC32_LIBRARY})"
+    top.add_argument("--version", action="version", version=version)
     commands: Any = top.add_commands("COMMAND")
     for name in [command] if command in _MODULES else _MODULES:
         getattr(_MODULES[name](), f"add_{name}")(commands)

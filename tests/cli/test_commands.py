@@ -531,7 +531,9 @@ except SystemExit:
     signal.raise_signal(number)
     print("goes on")
 """
-    assert run_python(code, "--version", int(number)) == f"{onnxarchive.__version__}\ngoes on\n"
+    output = run_python(code, "--version", int(number))
+    assert output.startswith(f"{onnxarchive.__version__} ")
+    assert output.endswith("\ngoes on\n")
 
 
 @pytest.mark.parametrize(
@@ -599,7 +601,7 @@ def test_no_bar_is_shown_where_standard_error_is_no_terminal(source: Path, tmp_p
 
 
 def test_version_and_help_end_with_0(capsys: Captured) -> None:
-    assert output_of(capsys, "--version").strip() == onnxarchive.__version__
+    assert output_of(capsys, "--version").startswith(f"{onnxarchive.__version__} (CRC-32: zlib")
     assert "Exit status" in output_of(capsys, "--help")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from models import run_python
 
+import onnxarchive
 from onnxarchive.errors import needing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,3 +175,27 @@ def _code(module: Path) -> str:
     """The source text without its comments."""
     lines = module.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+def test_without_zlib_ng_zlib_computes_the_same_and_the_version_says_so(archive: Path) -> None:
+    code = f"""{REFUSE}
+import onnxarchive
+from onnxarchive.cli import main
+with onnxarchive.open(path) as archive:
+    archive.verify()
+onnxarchive.save(onnxarchive.load(path), path + "2")
+print(main(["--version"]))
+"""
+    without = run_python(code, "zlib_ng", archive)
+    assert without == f"{onnxarchive.__version__} (CRC-32: zlib)\n0\n"
+    bytes_of_zlib = Path(f"{archive}2").read_bytes()
+    assert run_python(code, "none", archive).replace("zlib-ng", "zlib") == without
+    assert Path(f"{archive}2").read_bytes() == bytes_of_zlib
+
+
+def test_without_tqdm_no_bar_is_shown(archive: Path) -> None:
+    code = f"""{REFUSE}
+import onnxarchive
+print(onnxarchive.check(path, full=True, progress=True))
+"""
+    assert run_python(code, "tqdm", archive) == "[]\n"
