@@ -11,17 +11,16 @@ a directory of models with ONNX external data.
     with onnxarchive.open("model.onnxa") as archive:
         weight = archive.tensors["layer.0/weight"]
 
-The names in `__all__` are imported when they are first used. Other names need an import of their
-module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
+The names in `__all__` are imported when they are first used, and onnx and numpy with them. Other
+names need an import of their module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
+
+`onnx.load` and `onnx.save` support archives if onnx is imported before this package; else from the
+first use of a name that needs onnx, such as `onnxarchive.open`.
 """
 
 import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-import onnx as _onnx  # noqa: F401  importing it here is a fifth faster than in a submodule
-
-from onnxarchive.interop.onnx_registry import register as _register_with_onnx
 
 if _TYPE_CHECKING:
     from typing import Any as _Any
@@ -108,12 +107,21 @@ def __getattr__(name: str) -> "_Any":
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=package)
     value = globals()[name] = getattr(_import_module(f"{__name__}.{_MODULES[name]}"), name)
+    _register_with_onnx()
     return value
 
 
 def __dir__() -> list[str]:
     here = {name for name in globals() if name.startswith("__") or name in _PUBLIC_MODULES}
     return sorted(here | {*__all__})
+
+
+def _register_with_onnx() -> None:
+    """Registers archives with `onnx.load` and `onnx.save`, if onnx is imported."""
+    if "onnx" in _sys.modules:
+        from onnxarchive.interop.onnx_registry import register
+
+        register()
 
 
 _register_with_onnx()

@@ -9,15 +9,17 @@ import argparse
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from onnxarchive.cli.output import WRONG_USE, without_secrets, wrong_use
 from onnxarchive.cli.terminal import has_terminal
 from onnxarchive.errors import did_you_mean, shown
 from onnxarchive.files import locking
-from onnxarchive.reading.archive import Archive, open_location
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import local_path
+
+if TYPE_CHECKING:
+    from onnxarchive.reading.archive import Archive
 
 
 class Command(argparse.ArgumentParser):
@@ -248,4 +250,6 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
 
 def open_archive(arguments: argparse.Namespace, model: str | None = None) -> Archive:
     """Opens the archive of a command that downloads nothing; a copy in the cache is used."""
+    from onnxarchive.reading.archive import open_location
+
     return open_location(Location.of(arguments.archive, **access(arguments)), model)

@@ -6,8 +6,6 @@ import os
 import threading
 from typing import Protocol
 
-import numpy as np
-
 from onnxarchive.files.data import File, add_name, name_of
 
 
@@ -87,6 +85,8 @@ class MemoryFile(File):
             # `np.ndarray(buffer=view)` keeps `view.obj`, but not `view`. After `view` is freed, a
             # `bytearray` could be resized, or an `mmap` closed, while numpy still reads the memory.
             # Here `view.obj` becomes an array; the array holds the buffer and prevents both.
+            import numpy as np  # not needed to print help
+
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

@@ -14,7 +14,8 @@ itself, and exchanges the file's bytes with the serializer. So, unlike in `onnxa
   model, args), "m.onnxa")` works; below 1.5 GiB, `external_data=False` does, too. With
   `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any name.
 
-Importing `onnxarchive` imports this module; for speed, other modules are imported in functions.
+Importing `onnxarchive` imports this module if onnx is imported already; else the first use of a
+name of `onnxarchive` that needs onnx does. For speed, other modules are imported in functions.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_a_large_asset_is_written_without_a_copy(archive: Path, command: str) ->
         file.truncate(nbytes)
     assert run("assets", "add", archive, large) == 0
     code = f"""
-import os
+import onnx, os
 from onnxarchive.cli import main
 {MEASURE_MEMORY}
 sys.stdout = open(os.devnull, "w")

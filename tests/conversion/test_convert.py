@@ -634,7 +634,7 @@ def test_a_tensor_of_varints_is_decoded_in_pieces(tmp_path: Path) -> None:
     write_int64_data(tmp_path / "m.onnx", range(0, 1 << 28, 1 << 18), 8 << 10)
     code = f"""
 {MEASURE_MEMORY}
-import onnxarchive
+import onnx, onnxarchive
 print(growth(lambda: onnxarchive.convert(sys.argv[1], sys.argv[1] + "a", progress=sample)))
 """
     assert int(run_python(code, tmp_path / "m.onnx")) < 40 * MIB

@@ -139,7 +139,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     code = (
         MEASURE_MEMORY
         + """
-import onnxarchive
+import onnx, onnxarchive
 from pathlib import Path
 url, folder = sys.argv[1], Path(sys.argv[2])
 def verify():

@@ -25,7 +25,7 @@ library, path = sys.argv[1:]
 
 class Refusing:
     def find_spec(self, name, *_):
-        if name.split(".")[0] == library:
+        if name.split(".")[0] in library.split(","):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Refusing())
@@ -191,6 +191,24 @@ print(main(["--version"]))
     bytes_of_zlib = Path(f"{archive}2").read_bytes()
     assert run_python(code, "none", archive).replace("zlib-ng", "zlib") == without
     assert Path(f"{archive}2").read_bytes() == bytes_of_zlib
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "--version", "ls --help", "help models add", "completion bash", "cache list"],
+)
+def test_help_version_completion_and_cache_need_neither_onnx_nor_numpy(
+    command: str, tmp_path: Path
+) -> None:
+    if command == "cache list":
+        command += f" --cache-dir {tmp_path}"
+    elif command.startswith("completion"):
+        pytest.importorskip("shtab")
+    code = f"""{REFUSE}
+from onnxarchive.cli import main
+print(main({command.split()!r}))
+"""
+    assert run_python(code, "onnx,numpy,ml_dtypes,google,tqdm", "").endswith("\n0\n")
 
 
 def test_without_tqdm_no_bar_is_shown(archive: Path) -> None:

@@ -81,6 +81,19 @@ print(len(model.graph.initializer))
     assert Path(f"{archive}.2.onnxa").read_bytes() == archive.read_bytes()
 
 
+def test_if_onnx_is_imported_later_the_first_use_of_the_library_is_all_it_takes(
+    archive: Path,
+) -> None:
+    code = """
+import sys, onnxarchive, onnx
+find = onnx.serialization.registry.get_format_from_file_extension
+print(find(".onnxa"))
+onnxarchive.save
+print(find(".onnxa"), len(onnx.load(sys.argv[1]).graph.initializer))
+"""
+    assert run_python(code, archive) == "None\nonnxa 2\n"
+
+
 def test_registering_again_changes_nothing(registry: Any) -> None:
     serializer = registry.get("onnxa")
     onnx_registry.register()

@@ -54,6 +54,17 @@ print(*sorted(set(sys.modules) - before))
     ]
 
 
+def test_importing_before_onnx_imports_neither_onnx_nor_numpy() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import onnxarchive
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - sys.stdlib_module_names))
+"""
+    assert run_python(code) == "onnxarchive\n"
+
+
 def test_opening_imports_nothing_that_only_edits_and_faults_need(path: Path) -> None:
     onnxarchive.save(weight_model(seed=1), path)
     code = """

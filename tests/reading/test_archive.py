@@ -337,7 +337,7 @@ def test_opening_keeps_no_object_for_each_initializer_of_a_subgraph(path: Path) 
     onnxarchive.save(model, path, assets={})
     code = f"""
 {MEASURE_MEMORY}
-import onnxarchive
+import onnx, onnxarchive
 print(growth(lambda: onnxarchive.open(sys.argv[1])))
 """
     assert int(run_python(code, path)) < 100_000 * 400  # parsed, a message takes up to 200 bytes

@@ -24,7 +24,6 @@ from onnxarchive.cli.parser import (
 from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.files.filesystem import in_utf8
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.recognition import is_hidden
 
 ASSET: Final = "[NAME=]PATH"
 ASSET_HELP: Final = (
@@ -154,6 +153,8 @@ def _matches(directory: str, pattern: str) -> list[str]:
 
 def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walks the folders below a directory like `os.walk`, sorted and without hidden folders."""
+    from onnxarchive.sources.recognition import is_hidden
+
     for parent, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
         yield parent, folders, names
@@ -161,6 +162,8 @@ def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _below(directory: str) -> Iterator[str]:
     """All files below a directory, except hidden files; links to folders are refused."""
+    from onnxarchive.sources.recognition import is_hidden
+
     for parent, folders, names in _walk(directory):
         for folder in (os.path.join(parent, folder) for folder in folders):
             if os.path.islink(folder):

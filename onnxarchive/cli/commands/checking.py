@@ -15,7 +15,6 @@ from onnxarchive.cli.terminal import cut, progress_bar
 from onnxarchive.errors import ArchiveError
 from onnxarchive.remote.location import Access
 from onnxarchive.remote.urls import shown_url
-from onnxarchive.sources.recognition import OtherKindError
 
 if TYPE_CHECKING:
     from onnxarchive.comparing.archives import Difference
@@ -93,6 +92,8 @@ def _explanation(source: str, access: Access, first: Finding) -> list[str]:
 
     The first finding, which the error may quote, is printed after it.
     """
+    from onnxarchive.sources.recognition import OtherKindError
+
     try:
         onnxarchive.open(source, storage_options=access.get("storage_options")).close()
     except OtherKindError as error:

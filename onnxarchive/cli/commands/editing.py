@@ -13,7 +13,6 @@ from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import Command, add_command, add_group, open_archive, pairs
 from onnxarchive.cli.terminal import count, progress_bar, size
 from onnxarchive.errors import did_you_mean, shown, shown_names
-from onnxarchive.model.tensors import text
 
 if TYPE_CHECKING:
     from onnxarchive.editing.transaction import Edit
@@ -70,6 +69,8 @@ def _option(field: str) -> str:
 
 
 def get_metadata(arguments: argparse.Namespace) -> None:
+    from onnxarchive.model.tensors import text
+
     with open_archive(arguments, arguments.model) as archive:
         path, model_id = archive.path, archive.model_id
         metadata, model = dict(archive.metadata), archive.model

@@ -11,24 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import onnx
-
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
 from onnxarchive.cli.terminal import count, cut, size, table
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.files.data import Buffer, crc32
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, model_entry
-from onnxarchive.model.serialization import serialize
-from onnxarchive.model.tensors import TensorRef, text
-from onnxarchive.model.wording import describe, describe_dims, type_as_data
-from onnxarchive.reading.archive import Archive, contents_of
 from onnxarchive.zipformat.layout import Placement
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
+
+    from onnxarchive.model.tensors import TensorRef
+    from onnxarchive.reading.archive import Archive
 
 DEFAULT: Final = "(default)"  # shown for the empty id of the default model
 
@@ -42,6 +39,9 @@ def add_ls(commands: Any) -> None:
 
 
 def ls(arguments: argparse.Namespace) -> None:
+    from onnxarchive.model import dtypes
+    from onnxarchive.reading.archive import contents_of
+
     only = arguments.model
     with open_archive(arguments, only) as archive:
         models = contents_of(archive).models
@@ -90,6 +90,8 @@ def _columns(
 
     A key is shown if it is not the tensor's name. A column without a cell is left out.
     """
+    from onnxarchive.model.wording import describe_dims
+
     rows: list[list[object]] = []
     for row in tensors:
         key = "" if row["key"] == row["name"] else row["key"]
@@ -111,11 +113,15 @@ def _place(row: Mapping[str, Any]) -> list[object]:
 
 def _count(model: onnx.ModelProto) -> int:
     """The number of tensors of a model."""
+    from onnxarchive.model import tensors
+
     return len(model.graph.initializer) + sum(1 for _ in tensors.walk_others(model))
 
 
 def users_of_entries(archive: Archive) -> dict[str, list[str]]:
     """The ids of the models that use a key, by key."""
+    from onnxarchive.reading.archive import contents_of
+
     users: dict[str, list[str]] = {}
     for id in archive.models:
         for key in contents_of(archive).models[id].refs:
@@ -129,6 +135,9 @@ def _ids(ids: Iterable[str]) -> str:
 
 def ports(model: onnx.ModelProto) -> dict[str, dict[str, Any]]:
     """The types of the inputs and outputs of a model by name, for JSON."""
+    from onnxarchive.model.tensors import text
+    from onnxarchive.model.wording import type_as_data
+
     return {
         "inputs": {text(value.name): type_as_data(value) for value in model.graph.input},
         "outputs": {text(value.name): type_as_data(value) for value in model.graph.output},
@@ -137,6 +146,8 @@ def ports(model: onnx.ModelProto) -> dict[str, dict[str, Any]]:
 
 def count_parameters(model: onnx.ModelProto) -> int:
     """The number of elements of the initializers, without those of impossible shapes."""
+    from onnxarchive.model import tensors
+
     shapes = (ref.tensor.dims for ref in tensors.walk(model) if ref.is_initializer)
     return sum(math.prod(dims) for dims in shapes if tensors.are_dims(dims, None))
 
@@ -149,6 +160,10 @@ def add_info(commands: Any) -> None:
 
 
 def info(arguments: argparse.Namespace) -> None:
+    from onnxarchive.model import proto, tensors
+    from onnxarchive.model.tensors import text
+    from onnxarchive.model.wording import describe
+
     with open_archive(arguments, arguments.model) as archive:
         model = archive.model
         version = model.producer_version
@@ -213,6 +228,9 @@ def _sha256_of_tensors(archive: Archive, only: str | None) -> str:
     The lines are sorted, since the order and the place of a tensor do not matter. The CRC-32s are
     those in the directory, so no tensor outside the models is read.
     """
+    from onnxarchive.model import dtypes, tensors
+    from onnxarchive.reading.archive import contents_of
+
     lines = []
     for id in archive.models if only is None else [only]:
         checked = contents_of(archive).models[id]
@@ -231,6 +249,9 @@ def _sha256_of_tensors(archive: Archive, only: str | None) -> str:
 
 def _data_in_model(ref: TensorRef) -> Buffer:
     """The bytes of a tensor that the model holds; the message of strings and of a faulty tensor."""
+    from onnxarchive.model import tensors
+    from onnxarchive.model.serialization import serialize
+
     if tensors.stored_type(ref.tensor) is not None:
         with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
             return tensors.raw_data(ref)
@@ -239,6 +260,8 @@ def _data_in_model(ref: TensorRef) -> Buffer:
 
 def _bytes(archive: Archive) -> dict[str, int]:
     """The bytes of an archive by use, such as weights or padding."""
+    from onnxarchive.reading.archive import contents_of
+
     entries, nbytes = archive.entries.values(), contents_of(archive).file.size
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
     models = sum(archive.entries[model_entry(id)].nbytes for id in archive.models)
@@ -266,6 +289,7 @@ def described_sets(archive: Archive) -> list[dict[str, Any]]:
     """
     from onnxarchive.interop.onnxruntime import compares_packed, machine
     from onnxarchive.model.prepacked import packable, packed_sets, warn_of_sets
+    from onnxarchive.reading.archive import contents_of
 
     weights = {
         id: [*packable(checked, archive.entries).values()]
@@ -327,6 +351,8 @@ def add_cat(commands: Any) -> None:
 
 
 def cat(arguments: argparse.Namespace) -> None:
+    from onnxarchive.reading.archive import contents_of
+
     require_no_terminal()
     with open_archive(arguments, arguments.model) as archive:
         if arguments.name in archive.assets:
@@ -353,6 +379,10 @@ def save_array(file: Any, array: NDArray[Any], name: str, remedy: str) -> None:
     fixed length. These lose null characters at their ends; so such strings are refused, with the
     array's name and a remedy.
     """
+    import numpy as np
+
+    from onnxarchive.model import dtypes
+
     if array.dtype.hasobject:
         strings = array.astype(str)
         if np.any(strings != array):

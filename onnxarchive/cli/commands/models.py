@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxarchive.cli.commands.editing import add_edit_options, edit
 from onnxarchive.cli.commands.listing import DEFAULT, count_parameters, ports, users_of_entries
@@ -22,7 +22,9 @@ from onnxarchive.cli.parser import (
 )
 from onnxarchive.cli.terminal import table
 from onnxarchive.model.keys import MODEL_ID, model_entry
-from onnxarchive.reading.archive import Archive, contents_of
+
+if TYPE_CHECKING:
+    from onnxarchive.reading.archive import Archive
 
 _MAX_PORTS: Final = 4  # inputs or outputs in a row
 _MODEL_HELP: Final = (
@@ -84,6 +86,8 @@ def list_models(arguments: argparse.Namespace) -> None:
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Describes a model, with the bytes of shared weights and of unshared weights."""
+    from onnxarchive.reading.archive import contents_of
+
     used = [archive.entries[key] for key in contents_of(archive).models[id].refs]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)

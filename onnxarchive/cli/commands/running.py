@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 import onnxarchive
 from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
@@ -22,9 +20,7 @@ from onnxarchive.cli.parser import access, add_command, directory_name, file_nam
 from onnxarchive.cli.terminal import count, progress_bar, table
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
-from onnxarchive.model import dtypes
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, Keys
-from onnxarchive.model.wording import describe_dims
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
@@ -89,6 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _load(path: str) -> Input:
     """Loads an array, or the arrays of a sequence."""
+    import numpy as np
+
     with open(path, "rb") as file:
         try:
             # For other bytes, the error of `np.load` would suggest unpickling the file.
@@ -132,6 +130,8 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _described(name: str, array: NDArray[Any]) -> dict[str, Any]:
+    from onnxarchive.model import dtypes
+
     data_type = "STRING" if array.dtype.kind in "UO" else dtypes.of_array(array).name
     return {"name": name, "data_type": data_type, "dims": list(array.shape)}
 
@@ -162,6 +162,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _row(value: Mapping[str, Any]) -> list[str]:
+    from onnxarchive.model.wording import describe_dims
+
     return [value["name"], value["data_type"], describe_dims(value["dims"])]
 
 
