@@ -454,7 +454,7 @@ WAITING = """
 import time
 from onnxarchive import cli
 from onnxarchive.files.replacement import Replacement
-Replacement.commit = lambda *_: time.sleep(600)
+Replacement.commit_open = lambda *_: time.sleep(600)
 cli.run()
 """
 
