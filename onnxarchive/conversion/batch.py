@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
+import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, replace as with_changes
@@ -185,7 +187,7 @@ def _outcomes(
         for index, task in enumerate(tasks):
             source, target, error = task.source, task.target, task.error
             if error is None:
-                other = sources.setdefault(os.path.normcase(target.address), source)
+                other = sources.setdefault(_comparable(target), source)
                 if other.address != source.address:
                     same = f"{other.name} has the same target {target.name}"
                     error = f"{same}; convert one of them to another directory"
@@ -210,6 +212,14 @@ def _outcomes(
         cancellation.is_set = True
         for future in futures:
             future.cancel()  # does nothing to one that is done
+
+
+def _comparable(target: Location) -> str:
+    """The address of a target, equal for two paths that may be one file on this system."""
+    if target.path is not None and sys.platform == "darwin":
+        # Most volumes of macOS compare names without case, and accents in any form.
+        return unicodedata.normalize("NFD", target.address).casefold()
+    return os.path.normcase(target.address)
 
 
 def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]:

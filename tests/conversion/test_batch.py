@@ -271,10 +271,10 @@ def test_threads_leave_the_warnings_of_the_process_as_they_were(tmp_path: Path) 
     code = """
 import sys, warnings
 from concurrent.futures import ThreadPoolExecutor
-import onnxarchive
+from onnxarchive import convert_many
 before = (warnings.showwarning, list(warnings.filters))
 with ThreadPoolExecutor(8) as executor:
-    onnxarchive.convert_many([sys.argv[1]], sys.argv[2], executor)
+    convert_many([sys.argv[1]], sys.argv[2], executor)
 assert (warnings.showwarning, list(warnings.filters)) == before
 """
     for index in range(40):
@@ -292,6 +292,21 @@ def test_options_are_passed_on(tmp_path: Path) -> None:
 
 
 # Targets
+
+
+@pytest.mark.parametrize(
+    ("system", "are_one"), [("darwin", True), ("linux", False)], ids=["macOS", "Linux"]
+)
+@pytest.mark.parametrize("name", ["M\u00c4.onnx", "ma\u0308.onnx"])
+def test_names_that_macos_takes_for_one_are_one_target_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, system: str, are_one: bool
+) -> None:
+    monkeypatch.setattr(batch, "sys", SimpleNamespace(platform=system))
+    sources = [_write(tmp_path / "a" / "m\u00e4.onnx", 1), _write(tmp_path / "b" / name, 2)]
+    found = convert_many(sources, tmp_path / "out")
+    assert [item.error is None for item in found] == [True, not are_one]
+    if are_one:
+        assert "has the same target" in str(found[1].error)
 
 
 def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path) -> None:
