@@ -26,7 +26,7 @@ from onnxarchive.editing.changes import Changes
 from onnxarchive.editing.models import EditedModel, has_bytes, in_memory
 from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, filesystem, undo
-from onnxarchive.files.data import Bytes, Crc32, Data, pieces
+from onnxarchive.files.data import Bytes, Crc32, Data, difference, pieces
 from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
 from onnxarchive.files.progress import ProgressCounter
@@ -381,10 +381,12 @@ def _write_data(
     checksum = Crc32()
     for piece in checksum(counter(item.data.pieces())):
         target.write(piece)
-    if checksum.value != item.crc32:
+    assert item.crc32 is not None  # as of `_replaced`
+    fault = difference((item.data.nbytes, item.crc32), (checksum.nbytes, checksum.value))
+    if fault is not None:
         raise ChecksumError(
             f"{contents.path}: entry {shown(item.name)}: the array changed while it was written: "
-            f"expected CRC-32 {item.crc32:#010x}, found {checksum.value:#010x}"
+            f"{fault}"
         )
 
 

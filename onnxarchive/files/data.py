@@ -458,6 +458,20 @@ def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool
     return not ours and not theirs
 
 
+def difference(expected: tuple[int, int], found: tuple[int, int]) -> str | None:
+    """How bytes differ from a size and a CRC-32, for a message; None if they do not.
+
+    Args:
+        expected: The size in bytes, and the CRC-32.
+        found: Those of the bytes; the CRC-32 does not matter if the size is another one.
+    """
+    if found == expected:
+        return None
+    (nbytes, crc), (found_nbytes, found_crc) = expected, found
+    with_crc = f" with {found_crc:#010x}" if found_nbytes == nbytes else ""
+    return f"expected {nbytes} bytes with CRC-32 {crc:#010x}, found {found_nbytes} bytes{with_crc}"
+
+
 class Crc32:
     """Computes CRC-32 and size of bytes that come in pieces.
 

@@ -34,6 +34,7 @@ from onnxarchive.files.data import (
     Spool,
     copy_of,
     crc32,
+    difference,
     pieces,
 )
 from onnxarchive.files.local_file import MappedFile
@@ -529,10 +530,6 @@ def checked_pieces(
 
 def check_crc32(entry: Entry, nbytes: int, crc: int, report: Report) -> None:
     """Compares the size and CRC-32 of an entry's data with the central directory (ZIP-15)."""
-    if (nbytes, crc) != (entry.nbytes, entry.crc32):
-        report.broken(
-            "ZIP-15",
-            f"expected {entry.nbytes} bytes with CRC-32 {entry.crc32:#010x}, found {nbytes} with "
-            f"{crc:#010x}",
-            entry=entry.name,
-        )
+    fault = difference((entry.nbytes, entry.crc32), (nbytes, crc))
+    if fault is not None:
+        report.broken("ZIP-15", fault, entry=entry.name)

@@ -31,7 +31,7 @@ from onnxarchive.errors import (
     ChecksumError,
     UnsupportedFeatureError,
 )
-from onnxarchive.files.data import Crc32, File, pieces
+from onnxarchive.files.data import Crc32, File, difference, pieces
 from onnxarchive.files.data_files import spool
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.sources.source import MAX_PATH_SIZE
@@ -381,11 +381,9 @@ class ZippedFile(File):
                 raise ArchiveFormatError(
                     f"expected {self.size} bytes inflated, found {checksum.nbytes}"
                 )
-            if checksum.value != self.crc32:
-                raise ChecksumError(
-                    f"expected {self.size} bytes with CRC-32 {self.crc32:#010x}, found "
-                    f"{checksum.value:#010x}; {DAMAGED}"
-                )
+            fault = difference((self.size, self.crc32), (checksum.nbytes, checksum.value))
+            if fault is not None:
+                raise ChecksumError(f"{fault}; {DAMAGED}")
 
     def _inflated(self, step: int) -> Iterator[memoryview]:
         try:

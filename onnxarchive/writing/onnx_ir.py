@@ -97,7 +97,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
         return self.archive.read(self.key)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
+        return np.array(self._raw, dtype=dtype, copy=copy)  # onnx_ir's own takes no `copy`
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
-from onnxarchive.files.data import Buffer, SupportsWrite, add_name, crc32
+from onnxarchive.files.data import Buffer, SupportsWrite, add_name, crc32, difference
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
 from onnxarchive.zipformat.layout import Placement
@@ -116,17 +116,10 @@ class ZipWriter:
             if not is_verified:
                 written_crc = crc32(piece, written_crc)
             self._append(piece)
-        if (written_nbytes, written_crc) != (nbytes, crc):
-            found = f"{written_nbytes} bytes"
-            if written_nbytes > nbytes:
-                found += " or more"
-            elif written_nbytes == nbytes:
-                found += f" with {written_crc:#010x}"
-            raise ChecksumError(
-                f"entry {name!r}: expected {nbytes} bytes with CRC-32 {crc:#010x}, found {found}; "
-                "its source is damaged",
-                entry=name,
-            )
+        fault = difference((nbytes, crc), (written_nbytes, written_crc))
+        if fault is not None:
+            more = " or more" if written_nbytes > nbytes else ""
+            raise ChecksumError(f"entry {name!r}: {fault}{more}; its source is damaged", entry=name)
         self._note(placement, record)
         return placement
 
