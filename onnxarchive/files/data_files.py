@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.files.beneath import Root
@@ -34,15 +35,16 @@ class DataFiles(Closing):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The file opened or read last is last. A file that leaves is closed as soon as no thread
-        # reads it any more, and a map as soon as no view of it is left.
-        self._open: dict[DataFile, MappedFile] = {}
-        self._by_identity: dict[tuple[int, int], DataFile] = {}
+        # reads it any more, and a map as soon as no view of it is left. A `DataFile` refers to this
+        # object, which must not keep it, too: files are closed with the last data of them.
+        self._open: WeakKeyDictionary[DataFile, MappedFile] = WeakKeyDictionary()
+        self._by_identity: WeakValueDictionary[tuple[int, int], DataFile] = WeakValueDictionary()
         self._most_open = _most_open()
 
     def open(self, path: str | os.PathLike[str], root: Root | None = None) -> DataFile:
         """Opens a file by its path in `root`; None for any path, and no restriction.
 
-        A file that was opened before, perhaps by another path, is the same object.
+        A file that was opened before, perhaps by another path, is the same object while it lives.
 
         Raises:
             ArchiveFormatError: It is not a regular file, or a link leads out of the directory

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -84,6 +85,36 @@ def test_many_data_files_are_opened_at_most_twice_and_few_at_a_time(
 def onnxarchive_bytes(path: Path, tensors: list[onnx.TensorProto]) -> bytes:
     onnxarchive.save(model_of(*tensors), path)
     return path.read_bytes()
+
+
+def write_with_asset(path: Path, asset: Path) -> None:
+    with onnxarchive.Writer(path) as writer:
+        writer.add_asset("labels", asset)
+        writer.finish(model_of())
+
+
+WRITING_ASSETS: dict[str, Callable[[Path, Path], object]] = {
+    "save": lambda path, asset: onnxarchive.save(model_of(), path, assets={"labels": asset}),
+    "convert": lambda path, asset: onnxarchive.convert(
+        write_parts(path.parent, 2000, 3)[0], path, assets={"labels": asset}
+    ),
+    "Writer": write_with_asset,
+}
+
+
+@pytest.mark.parametrize("write", WRITING_ASSETS.values(), ids=WRITING_ASSETS.keys())
+def test_the_file_of_an_asset_is_closed_when_it_was_written(
+    tmp_path: Path, write: Callable[[Path, Path], object]
+) -> None:
+    asset = tmp_path / "labels.txt"
+    asset.write_bytes(b"cat")
+    gc.disable()  # nothing may wait for it
+    try:
+        write(tmp_path / "m.onnxa", asset)
+        files = {os.path.realpath(f"/proc/self/fd/{it}") for it in os.listdir("/proc/self/fd")}
+        assert os.path.realpath(asset) not in files
+    finally:
+        gc.enable()
 
 
 def test_what_was_opened_is_read_whatever_gets_its_path(tmp_path: Path) -> None:
