@@ -364,7 +364,7 @@ def _write(changes: Changes, plan: _EditPlan) -> None:
 
 def _headers(contents: Contents, item: Item) -> tuple[bytes, bytes]:
     """The local header and the directory record of an entry that gets these bytes."""
-    contents, entry = contents, contents.entries[item.name]
+    entry = contents.entries[item.name]
     alignment = contents.check_header(contents.entries.index_of[item.name], contents.strict)
     assert alignment is not None  # else `strict` has raised an error
     assert item.crc32 is not None
