@@ -109,7 +109,8 @@ class Changes:
         self.drafts = {id: Draft(old.model, id) for id, old in contents.models.items()}
         self.old_assets: Mapping[str, Data] = assets_of(contents)
         self.assets = dict(self.old_assets)
-        self.files = resources.enter_context(DataFiles())
+        # Windows replaces no open file, and a link that is assigned leads to the archive itself.
+        self.files = resources.enter_context(DataFiles(keeps_open=os.name != "nt"))
         self.is_open = True
         self.nbytes_written = 0
         self._resources = resources  # closes files that assigned models are read from

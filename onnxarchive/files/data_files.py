@@ -32,14 +32,15 @@ class DataFiles(Closing):
     and time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_open: bool = True) -> None:
+        """Opens nothing yet; without `keeps_open`, a file is closed after each read."""
         self._lock = threading.Lock()
         # The file opened or read last is last. A file that leaves is closed as soon as no thread
         # reads it any more, and a map as soon as no view of it is left. A `DataFile` refers to this
         # object, which must not keep it, too: files are closed with the last data of them.
         self._open: WeakKeyDictionary[DataFile, MappedFile] = WeakKeyDictionary()
         self._by_identity: WeakValueDictionary[tuple[int, int], DataFile] = WeakValueDictionary()
-        self._most_open = _most_open()
+        self._most_open = _most_open() if keeps_open else 0
 
     def open(self, path: str | os.PathLike[str], root: Root | None = None) -> DataFile:
         """Opens a file by its path in `root`; None for any path, and no restriction.

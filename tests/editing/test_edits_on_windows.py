@@ -61,6 +61,16 @@ def swapped(path: Path) -> None:
     link.unlink()
 
 
+def linked(path: Path) -> None:
+    """Assigns the path of a link to this archive."""
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    with onnxarchive.edit(path) as edit:
+        edit.model = str(link)
+        edit.tensors["w2"] = ARRAY
+    link.unlink()
+
+
 def documented_by_function(model: onnx.ModelProto) -> onnx.ModelProto:
     model.doc_string = "by a function"
     return model
@@ -73,6 +83,7 @@ REPLACING: dict[str, Edit] = {
     "an asset": lambda path: edits.add_asset(path, "labels", b"mouse"),
     "an asset less": lambda path: edits.change_assets(path, {}, ["labels"]),
     "models of others": swapped,
+    "a link to it": linked,
     "compact": lambda path: edits.replace_model(path, model_of(), compact=True),
     "copy": lambda path: edits.document(path, copy=True),
     "nothing, with copy": lambda path: edits.change_assets(path, {}, copy=True),
@@ -146,7 +157,7 @@ def test_an_edit_in_place_goes_on_beside_readers(
 OWN = "this process has the file open or mapped, .*; close its archives"
 OTHERS = "another process, or a session of this one, .*; close it there first"
 REFUSED = {**REPLACING, **SHRINKING}
-del REFUSED["models of others"]  # makes files, too
+del REFUSED["models of others"], REFUSED["a link to it"]  # make files, too
 
 
 @pytest.mark.parametrize("edit", REFUSED.values(), ids=REFUSED.keys())
