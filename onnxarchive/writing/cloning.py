@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxarchive.files import filesystem
-from onnxarchive.files.data import Data
+from onnxarchive.files.data import Data, Range
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
 
@@ -57,9 +57,10 @@ class Cloner:
         if not is_cloned:
             self._block_size = 0
             return False
-        # The rest is part of a block, which can only be cloned at the end of the source.
-        rest = source.read(position.offset + blocks_nbytes, data.nbytes - blocks_nbytes)
-        self._target.write(offset + blocks_nbytes, rest)
+        # The rest is part of a block, which can only be cloned at the end of the source. Reading it
+        # refuses a source that was truncated meanwhile.
+        rest = Range(source, position.offset + blocks_nbytes, data.nbytes - blocks_nbytes)
+        self._target.write(offset + blocks_nbytes, rest.read())
         return True
 
     def pieces(self, offset: int, nbytes: int) -> Iterator[memoryview]:

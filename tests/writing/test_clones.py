@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.files import filesystem
+from onnxarchive.files.local_file import MappedFile
 
 MIB = 1 << 20
 COUNT = 8
@@ -123,6 +125,27 @@ def test_a_refused_clone_is_a_copy_and_is_not_asked_for_again(
         assert clone_range.call_count == 1
     expected = (tmp_path / "copy.onnxa").read_bytes()
     assert (disk / "copy.onnxa").read_bytes() == (disk / "other.onnxa").read_bytes() == expected
+
+
+def test_a_source_that_becomes_shorter_after_its_blocks_were_cloned_gives_no_archive(
+    disk: Path,
+) -> None:
+    source = write_source(disk / "cut")
+    clone_range = filesystem.clone_range
+    last = (COUNT - 1) * STEP  # offset of the last tensor
+
+    def cut_after(file: MappedFile, offset: int, *arguments: Any) -> bool:
+        is_cloned = clone_range(file, offset, *arguments)
+        if offset == last:
+            os.truncate(source.parent / "w.data", last + 4 * MIB)
+        return is_cloned
+
+    with (
+        patch.object(filesystem, "clone_range", cut_after),
+        pytest.raises(ArchiveFormatError, match=f"truncated to {last + 4 * MIB} bytes"),
+    ):
+        onnxarchive.convert(source, disk / "cut.onnxa", alignment=4096)
+    assert not (disk / "cut.onnxa").exists()
 
 
 def test_a_source_that_becomes_shorter_gives_no_archive(disk: Path) -> None:
