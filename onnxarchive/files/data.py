@@ -88,6 +88,7 @@ class File(Closing):
         identity: Equal for two objects of this class only if they read the same file.
         crc32: CRC-32 of all bytes, if `pieces` of all bytes compares it; else None.
         is_remote: True if each read asks a server.
+        device: The device on which the file is, if it is opened by a local path; else None.
     """
 
     path: str
@@ -95,6 +96,7 @@ class File(Closing):
     identity: Hashable
     crc32: int | None = None
     is_remote = False
+    device: int | None = None
 
     @property
     def is_closed(self) -> bool:

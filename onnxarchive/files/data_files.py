@@ -111,6 +111,7 @@ class DataFile(File):
     def __init__(self, files: DataFiles, path: str, root: Root | None, file: MappedFile) -> None:
         self._files, self.path_in_root, self.root = files, path, root
         self.path, self.size, self.identity = file.path, file.size, file.identity
+        self.device = file.device
         self.first_state = file.state()
 
     def require_same(self, file: MappedFile) -> None:

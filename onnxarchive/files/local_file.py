@@ -119,6 +119,7 @@ class MappedFile(File, Work):
             raise _not_regular(self.path, kind_of(status.st_mode), rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
+        self.device = status.st_dev
         _in_use[self._descriptor] = self.identity
         self._view: memoryview | None = None
 

@@ -35,6 +35,7 @@ class Cloner:
             and data.nbytes >= MIN_CLONED_SIZE
             and data.crc32 is None  # else it is to be compared with the bytes that are read
             and position is not None
+            and position.file.device == self._target.device
             and position.offset % self._block_size == 0
         )
 
@@ -49,10 +50,8 @@ class Cloner:
         assert position is not None  # as `may_clone` requires
         source = position.file.opened()
         blocks_nbytes = data.nbytes // self._block_size * self._block_size
-        is_cloned = (
-            isinstance(source, MappedFile)
-            and source.identity[0] == self._target.identity[0]
-            and filesystem.clone_range(source, position.offset, blocks_nbytes, self._target, offset)
+        is_cloned = isinstance(source, MappedFile) and filesystem.clone_range(
+            source, position.offset, blocks_nbytes, self._target, offset
         )
         if not is_cloned:
             self._block_size = 0

@@ -146,6 +146,39 @@ def test_a_source_that_becomes_shorter_after_its_blocks_were_cloned_gives_no_arc
     ):
         onnxarchive.convert(source, disk / "cut.onnxa", alignment=4096)
     assert not (disk / "cut.onnxa").exists()
+    shutil.rmtree(source.parent)  # for the space
+
+
+def test_data_on_another_file_system_is_no_reason_to_clone_nothing(
+    disk: Path, tmp_path: Path
+) -> None:
+    elsewhere = write_source(tmp_path / "elsewhere")
+    beside = write_source(disk / "beside", TensorProto.BOOL, most=1)
+    with patch.object(filesystem, "clone_range", wraps=filesystem.clone_range) as clone_range:
+        onnxarchive.convert(
+            elsewhere, disk / "both.onnxa", models={"beside": beside}, alignment=4096
+        )
+    assert clone_range.call_count == COUNT
+    assert onnxarchive.check(disk / "both.onnxa", full=True) == []
+    (disk / "both.onnxa").unlink()  # for the space
+    shutil.rmtree(beside.parent)
+
+
+def test_space_is_needed_for_data_on_another_file_system(disk: Path, tmp_path: Path) -> None:
+    nbytes = 512 * MIB  # more than the disk has
+    with open(tmp_path / "w.data", "wb") as file:
+        file.truncate(nbytes)
+    tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[nbytes])
+    onnx.save(model_of(external(tensor, "w.data")), tmp_path / "m.onnx")
+    done: list[int] = []
+    with pytest.raises(OSError, match="bytes are needed"):
+        onnxarchive.convert(
+            tmp_path / "m.onnx",
+            disk / "large.onnxa",
+            alignment=4096,
+            progress=lambda nbytes, total: done.append(nbytes),
+        )
+    assert done == []
 
 
 def test_a_source_that_becomes_shorter_gives_no_archive(disk: Path) -> None:
