@@ -118,7 +118,7 @@ class File(Closing):
         return False
 
     def opened(self) -> File:
-        """The open file, where this object opens and closes one: it is open until it is dropped."""
+        """The open file, if this object opens and closes one; it stays open until it is dropped."""
         return self
 
     def state(self) -> Hashable:

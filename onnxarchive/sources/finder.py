@@ -137,7 +137,7 @@ _Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
 class Finder:
     """Finds the files of a source by location, and in them the bytes of large tensors.
 
-    The files are in a directory, a zip, or a model's folder in a store. Each is opened once.
+    The files are in a directory, a zip, or a model's folder in a store. Each is looked for once.
 
     Attributes:
         open_file: Opens the file at a plain path; None if there is none.
