@@ -144,8 +144,11 @@ class DataFile(File):
         return self.opened().has_path(path)
 
     def state(self) -> Hashable:
-        """See `MappedFile.state`."""
-        return self.opened().state()
+        """See `MappedFile.state`; None for a file that was closed, and then changed or replaced."""
+        try:
+            return self.opened().state()
+        except ArchiveFormatError:
+            return None
 
     def present_size(self) -> int | None:
         """See `File.present_size`."""

@@ -19,7 +19,7 @@ from models import model_of
 from windows import Windows, simulate
 
 import onnxarchive
-from onnxarchive.errors import LockedError
+from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files import local_file, locking
 
 Edit = Callable[[Path], object]
@@ -256,6 +256,23 @@ def test_a_model_with_its_data_in_the_archive_is_assigned(archive: Path, windows
         edit.models["copy"] = edit.models["further"]
         edit.tensors["w0"] = ARRAY
     assert onnxarchive.load(archive, model="copy").doc_string == model.doc_string
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_file_that_changes_after_it_was_assigned_is_to_be_assigned_again(
+    archive: Path, windows: Windows, is_new: bool
+) -> None:
+    asset = archive.with_name("folder") / "labels.txt"
+    asset.parent.mkdir()
+    asset.write_bytes(b"mouse")
+    with (
+        refused(archive, ArchiveFormatError, "found it changed; assign it again"),
+        onnxarchive.edit(archive) as edit,
+    ):
+        edit.assets["labels"] = asset
+        if is_new:
+            asset.rename(asset.with_name("old.txt"))
+        asset.write_bytes(b"a mouse")
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
