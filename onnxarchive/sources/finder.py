@@ -146,14 +146,14 @@ class Finder:
             None if it is unknown.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
-        opened: The files that were found so far, by plain path.
+        found: The files that were found so far, by plain path.
     """
 
     open_file: Callable[[str], File | None]
     verify_checksum: bool
     size_threshold: int | None
     elsewhere: Callable[[TensorRef], Data] | None
-    opened: dict[str, File] = field(default_factory=dict)
+    found: dict[str, File] = field(default_factory=dict)
     _by_location: dict[str, File | None] = field(default_factory=dict)
     _checksums: dict[File, str] = field(default_factory=dict)
     # Of small or too short files, by location.
@@ -166,10 +166,10 @@ class Finder:
         """The file of a location, or None."""
         if location not in self._by_location:
             path = _plain(location)
-            file = self.opened.get(path) or self.open_file(path)
+            file = self.found.get(path) or self.open_file(path)
             self._by_location[location] = file
             if file is not None:
-                self.opened[path] = file
+                self.found[path] = file
         return self._by_location[location]
 
     def listed(self, path: str) -> File:

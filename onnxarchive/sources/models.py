@@ -175,7 +175,7 @@ class SourceReader:
         outside = sorted(entries.keys() - {*inside})
         if self.other_files:
             binaries = {binary.path for binary in source.compiled if binary.fault is None}
-            _add_others(source, files, found.keys() - files.opened, binaries)
+            _add_others(source, files, found.keys() - files.found, binaries)
             source.left_out += (*outside,)
         else:
             notes += _left_out(outside)
@@ -233,7 +233,7 @@ class SourceReader:
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         binaries = [binary for model in (source, *further) for binary in model.compiled]
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
-        assets = [path for path in assets if path not in files.opened]
+        assets = [path for path in assets if path not in files.found]
         keys.check_names([*assets, MODEL_PROTO], Strict())
         source.assets = {
             path.removeprefix(ASSET_PREFIX): Range.whole(files.listed(path)) for path in assets
@@ -244,7 +244,7 @@ class SourceReader:
         for model in further:
             model.compiled = ()
         if not self.other_files:
-            named = {*files.opened, *(binary.path for binary in source.compiled)}
+            named = {*files.found, *(binary.path for binary in source.compiled)}
             unused = [path for path in names if path not in named]
             source.warnings += _left_out(unused, _REMEDY)
         return source
@@ -341,7 +341,7 @@ def is_cached_model(path: str, folders: Iterable[str]) -> bool:
 
 def _paths(root: Root, files: Finder) -> tuple[str, ...]:
     """The paths of the files of a directory that were found so far."""
-    return tuple(map(root.joined, files.opened))
+    return tuple(map(root.joined, files.found))
 
 
 def _identity(path: str) -> object:

@@ -190,7 +190,7 @@ def fetch(
     before its CRC-32 is computed, unless it cannot change.
 
     Raises:
-        ArchiveFormatError: Data that states no CRC-32 is not as large as it should be, or an
+        ArchiveFormatError: Data of unknown CRC-32 is not as large as it should be, or an
             element of a tensor breaks a rule.
     """
     data = [item.data for item in batch]
