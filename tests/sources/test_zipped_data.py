@@ -171,7 +171,8 @@ def test_another_crc_is_an_error_that_names_both(method: int, crc32: int) -> Non
     assert caught.value.entry == "folder/w"
     assert str(caught.value) == (
         f"entry 'folder/w': expected {len(TEXT)} bytes with CRC-32 {crc32:#010x}, found "
-        f"{len(TEXT)} bytes with {zlib.crc32(TEXT):#010x}; the file is damaged: copy or download it again"
+        f"{len(TEXT)} bytes with {zlib.crc32(TEXT):#010x}; the file is damaged: copy or download "
+        "it again"
     )
 
 
