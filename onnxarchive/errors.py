@@ -256,6 +256,13 @@ def describe_error(error: object) -> str:
     return file + error.strerror + remedy
 
 
+def recover_command(path: str) -> str:
+    """The command that recovers a file, in quotes, for a message."""
+    import shlex  # rarely used
+
+    return f"'onnxarchive recover {shlex.quote(path)}'"
+
+
 @contextmanager
 def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Sets `path` on an `ArchiveError` that the block raises without a path."""

@@ -30,7 +30,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    LockedError,
+    naming,
+    recover_command,
+)
 from onnxarchive.files import locking
 from onnxarchive.files.beneath import open_own
 from onnxarchive.files.data import Closing, File, closing_on_error
@@ -257,7 +263,7 @@ class PairReplacement(Closing, Work):
             except OSError as second:
                 raise ArchiveError(
                     f"replacing it and its data failed: {error}; going back failed, too: {second}; "
-                    "remove the cause, then run 'onnxarchive recover'",
+                    f"remove the cause, then run {recover_command(self._path)}",
                     path=self._path,
                 ) from error
             self._remove_old()

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.errors import ArchiveError, UnfinishedEditError, recover_command
 from onnxarchive.files.data import Buffer, File
 from onnxarchive.files.filesystem import require_space, sync
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
@@ -173,7 +173,7 @@ def change_end(
             except OSError as second:
                 raise UnfinishedEditError(
                     f"editing the archive failed: {error}; rolling the edit back failed, too: "
-                    f"{second}; remove the cause, then run 'onnxarchive recover'",
+                    f"{second}; remove the cause, then run {recover_command(file.path)}",
                     path=file.path,
                 ) from error
         raise

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -306,7 +307,8 @@ def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
         put(archive, path)
     assert error_of(capsys, "info", path, status=3) == (
         f"onnxarchive: {path}: expected a complete archive, found one whose last edit was "
-        "interrupted; 'onnxarchive recover' rolls the edit back, and so does the next edit\n"
+        f"interrupted; 'onnxarchive recover {shlex.quote(str(path))}' rolls the edit back, and so "
+        "does the next edit\n"
     )
     assert run("recover", path) == 0
     require(path, before)

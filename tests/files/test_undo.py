@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import shlex
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -307,7 +308,9 @@ def require_refused(path: Path, *, is_unfinished: bool) -> None:
     assert refused.value.path == str(path)
     assert isinstance(refused.value, UnfinishedEditError) == is_unfinished
     if is_unfinished:
-        assert "'onnxarchive recover' rolls the edit back" in str(refused.value)
+        assert f"'onnxarchive recover {shlex.quote(str(path))}' rolls the edit back" in str(
+            refused.value
+        )
         with pytest.raises(UnfinishedEditError):
             onnxarchive.check(path)
     else:
@@ -392,7 +395,8 @@ def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
                 read(path)
             assert str(refused.value) == (
                 f"{path}: expected a complete archive, found one whose last edit was interrupted; "
-                "'onnxarchive recover' rolls the edit back, and so does the next edit"
+                f"'onnxarchive recover {shlex.quote(str(path))}' rolls the edit back, and so does "
+                "the next edit"
             )
         assert path.read_bytes() == content
         assert os.listdir(path.parent) == [path.name]
