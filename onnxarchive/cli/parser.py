@@ -45,18 +45,26 @@ class Command(argparse.ArgumentParser):
         Options may stand between arguments: `convert model.onnx --force model.onnxa`.
         """
         command, rest = self.find(words)
+        if command.commands and not rest:
+            names = ", ".join(command.commands)
+            command.error(f"a command is missing; it is one of: {names}")
         # `parse_intermixed_args` refuses commands of commands, and forgets "--".
         if command.commands or "--" in rest:
             return command.parse_args(rest)
         return command.parse_intermixed_args(rest)
 
-    def find(self, words: Sequence[str]) -> tuple[Command, Sequence[str]]:
-        """The command that the first words name, and the other words; an error if there is none."""
+    def find(
+        self, words: Sequence[str], topics: Iterable[str] = ()
+    ) -> tuple[Command, Sequence[str]]:
+        """The command that the first words name, and the other words; an error if there is none.
+
+        The error may ask if one of the topics was meant.
+        """
         if not self.commands or not words or words[0].startswith("-"):
             return self, words
         name = words[0]
         if name not in self.commands:
-            near = did_you_mean(name, [*self.commands])
+            near = did_you_mean(name, [*self.commands, *topics])
             advice = near or f"; '{self.prog} --help' lists the commands"
             self.error(f"there is no command {shown(name)}{advice}")
         return self.commands[name].find(words[1:])
@@ -223,6 +231,9 @@ def require_free(path: str, force: bool, **access: Unpack[Access]) -> None:
         raise ValueError("expected a path as target, found '-'; write './-' for a file named '-'")
     target = Location.of(path, **access)
     if not force and target.exists():
+        if os.path.isdir(path):
+            text = "is a directory; give the path of a file in it"
+            raise IsADirectoryError(errno.EISDIR, text, target.name)
         is_special = os.path.exists(path) and not os.path.isfile(path)
         text = "exists and is not a regular file" if is_special else "exists; --force replaces it"
         raise FileExistsError(errno.EEXIST, text, target.name)

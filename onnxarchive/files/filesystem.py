@@ -223,7 +223,9 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None
     for path in filter(None, inputs):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):
-                raise ValueError(f"expected another file than the input {path}, found {target!s}")
+                raise ValueError(
+                    f"{target!s}: expected another file than the input {path}; name another target"
+                )
 
 
 def in_utf8(path: str) -> str:

@@ -46,8 +46,8 @@ _RUSTLS, _SSL = r"InvalidCertificate\(\s*", "CERTIFICATE_VERIFY_FAILED.*"
 _REASONS = {
     re.escape(NOWHERE): f"the server redirects{REMEDY}",
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; 'onnxarchive "
-    "download' (onnxarchive.download) fetches the whole file, and so does onnxarchive.open with "
-    "cache=True",
+    "download' (onnxarchive.download) fetches a whole archive, and so does onnxarchive.open with "
+    "cache=True; fetch other files with another tool, such as curl",
     r"\bTimedOut|\bTimeout": "the server took too long to answer; stall_timeout in "
     "storage_options allows more seconds without a byte",
     r'CONTENT_RANGE header: "bytes \d+-\d+/\*': "the server states no size in Content-Range, which "

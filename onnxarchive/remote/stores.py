@@ -289,6 +289,8 @@ def open_file_system(address: Address) -> tuple[Any, str]:
         if isinstance(error, OSError):  # some file systems make requests at once
             return failure(error, name)
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
+        if str(error).startswith("Protocol not known"):
+            fault = f"fsspec has no file system for the scheme {shown(scheme_of(url))}"
         return ValueError(f"{name}: {fault}")
 
     system, path = attempt(address.name, connected, refusal)

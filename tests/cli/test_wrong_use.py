@@ -33,11 +33,14 @@ ID = "[a-z][a-z0-9_]*"
 
 # Command, exit status, and a part of the message. ARCHIVE has an asset and the metadata k=v.
 CASES: list[tuple[str, int, str]] = [
-    ("", 2, "required"),
+    ("", 2, "a command is missing; it is one of: convert, info, ls, "),
+    ("models", 2, "is missing; it is one of: list, add, replace, remove, rename\n"),
     ("unknown", 2, "there is no command 'unknown'; 'onnxarchive --help' lists the commands\n"),
     ("modls list", 2, "there is no command 'modls'; did you mean 'models'?\n"),
     ("models relpace ARCHIVE", 2, "there is no command 'relpace'; did you mean 'replace'?\n"),
     ("help lss", 2, "there is no command 'lss'; did you mean 'ls'?\n"),
+    ("help url", 2, "there is no command 'url'; did you mean 'urls'?\n"),
+    ("ls zzz://a/b.onnxa", 2, "fsspec has no file system for the scheme 'zzz'\n"),
     ("ls missing", 2, f"onnxarchive: {NO_FILE}"),
     ("export ARCHIVE past/m.onnx", 2, f"onnxarchive: past/m.onnx: {NO_DIRECTORY}"),
     ("convert MODEL past/m.onnxa", 2, f"onnxarchive: past/m.onnxa: {NO_DIRECTORY}"),
@@ -66,7 +69,7 @@ CASES: list[tuple[str, int, str]] = [
     ("convert MODEL ARCHIVE", 2, "exists; --force replaces it"),
     ("convert MODEL ARCHIVE --dry-run", 2, "exists; --force replaces it"),
     ("convert faulty.onnx new.onnxa --dry-run", 3, "'nowhere'"),
-    ("convert MODEL MODEL --force", 2, OTHER),
+    ("convert MODEL MODEL --force", 2, f"a model.onnx: {OTHER} a model.onnx; name another target"),
     ("convert MODEL no/such/new.onnxa", 2, "the directory 'no/such' does not exist"),
     ("convert MODEL /dev/full --force", 2, "is not a regular file"),
     ("convert MODEL new/", 2, "new/: the directory 'new' does not exist; create it first"),
@@ -94,7 +97,8 @@ CASES: list[tuple[str, int, str]] = [
     ("convert MODEL text --force --asset text", 2, OTHER),
     ("convert --asset a.txt MODEL new.onnxa", 2, "'new.onnxa' was taken as an asset: put --asset"),
     ("export ARCHIVE MODEL", 2, "exists; --force replaces it"),
-    ("export ARCHIVE .", 2, ".: exists and is not a regular file"),
+    ("export ARCHIVE .", 2, ".: is a directory; give the path of a file in it"),
+    ("convert MODEL folder", 2, "folder: is a directory; give the path of a file in it"),
     ("export ARCHIVE -", 2, "write './-' for a file named '-'"),
     ("export ARCHIVE ARCHIVE --force", 2, "than the input"),
     (

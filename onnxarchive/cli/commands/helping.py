@@ -50,7 +50,7 @@ def print_help(arguments: argparse.Namespace) -> None:
     if len(words) == 1 and words[0] in TOPICS:
         text = TOPICS[words[0]]
     else:
-        command, _ = arguments.parser_of_all().find(words)
+        command, _ = arguments.parser_of_all().find(words, TOPICS)
         text = command.format_help()
     say(arguments, None, text.splitlines())
 
