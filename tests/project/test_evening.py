@@ -56,7 +56,7 @@ EVENING = [
     Step("--help", 0, ["Make an archive:", "Look at it:", "Change it:", "Run it:", "Share it:"]),
     Step("conver model.onnx", 2, ["there is no command 'conver'; did you mean 'convert'?"]),
     Step("help url", 2, ["there is no command 'url'; did you mean 'urls'?"]),
-    Step("help urls", 0, ["--storage-option KEY=VALUE", "hf://", "--cache-dir DIR"]),
+    Step("help urls", 0, ["--storage-option KEY=VALUE", "what follows '?' or '#'"]),
     Step("help ls", 0, ["Example: onnxarchive ls model.onnxa", "'onnxarchive help urls'"], "s3://"),
     # A model, without a target
     Step("info model.onnx", 3, ["'onnxarchive convert model.onnx NEW.onnxa' makes an archive"]),

@@ -18,6 +18,8 @@ Most commands take URLs in place of paths:
   file:///              the path of a local file
 
 An archive is opened in one to four requests. A tensor that is read is verified.
+Messages leave out what follows '?' or '#', since it may be secret, except in keys of
+s3, gs and az.
 
 Options of these commands:
 
