@@ -147,6 +147,8 @@ def convert_many(
     folder = Location.of(out_dir, **access)
     if folder.path is not None:
         require_no_tilde(folder.path)
+        if os.path.exists(folder.path) and not os.path.isdir(folder.path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder.path)
         folder = folder.at(os.path.realpath(folder.path))
         if not dry_run:
             os.makedirs(folder.require_local(), exist_ok=True)

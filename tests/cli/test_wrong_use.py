@@ -65,6 +65,8 @@ CASES: list[tuple[str, int, str]] = [
     ("convert empty new.onnxa", 3, "empty: expected a model"),
     ("convert text new.onnxa", 3, "text: "),
     ("convert - new.onnxa", 2, "convert cannot read standard input"),
+    ("convert MODEL --output-dir text", 2, "onnxarchive: text: Not a directory\n"),
+    ("convert MODEL --output-dir text --dry-run", 2, "onnxarchive: text: Not a directory\n"),
     ("convert - --output-dir new", 2, "convert cannot read standard input"),
     ("convert MODEL ARCHIVE", 2, "exists; --force replaces it"),
     ("convert MODEL ARCHIVE --dry-run", 2, "exists; --force replaces it"),
