@@ -167,7 +167,8 @@ def recognised(
         kind = None
         if isinstance(source, File):
             with contextlib.suppress(OSError, ValueError, ArchiveError):
-                kind = _kind_of_file(source.read(0, HEAD_SIZE), source.size)
+                head = source.read(0, HEAD_SIZE)
+                kind = _kind_of_file(head, source.size) or _model_of_head(head)
         elif isinstance(source, memoryview):
             kind = _kind_of_bytes(source, convert="")
         elif source is not None:
@@ -391,6 +392,13 @@ def kind_of_head(head: bytes, size: int) -> Kind | None:
     if head[_SIZE_NBYTES:].startswith(b"{") and json_size <= size - _SIZE_NBYTES:
         return Kind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
     return Kind("a text file") if _is_text(head) else None
+
+
+def _model_of_head(head: bytes) -> Kind | None:
+    """Recognises an ONNX model, whole or not, by its first bytes: the fields up to the graph."""
+    if wire.missing_nbytes(head) or wire.is_model(head):
+        return Kind("an ONNX model", "'onnxarchive convert' makes an archive of it", is_source=True)
+    return None
 
 
 def _is_text(head: bytes) -> bool:

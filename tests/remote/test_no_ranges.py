@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from models import model_of, raw_tensor
 from remote_archives import an_archive, with_byte_flipped
 from web_server import Answer, Request, WebServer
 
@@ -125,6 +126,20 @@ def test_a_page_for_a_login_is_named_and_not_read_to_its_end(
         onnxarchive.download(server.url(NAME), target)
     assert os.listdir(target.parent) == []
     assert server.nbytes < len(page)
+
+
+def test_a_model_is_named_with_and_without_ranges(
+    server: WebServer, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.url("/m.onnx")
+    message = f"{url}: expected an ONNX archive, found an ONNX model; 'onnxarchive convert' makes"
+    for nbytes in (100, 100_000):  # less and more than the bytes that are looked at
+        server.files["/m.onnx"] = model_of(raw_tensor("w", dims=(nbytes // 4,))).SerializeToString()
+        assert run("info", url) == 3
+        assert message in capsys.readouterr().err
+    without_ranges(server)
+    assert run("download", url, target) == 3
+    assert message in capsys.readouterr().err
 
 
 def test_a_broken_stream_is_an_error_and_the_next_download_begins_anew(
