@@ -182,7 +182,7 @@ def _saves(group: str) -> tuple[Measure, ...]:
 _SAVING_PEERS: Final = tuple(it.name for it in _saves("many") if it.is_peer)
 
 
-def _conversions(group: str, kind: str) -> Case:
+def _conversions(group: str, kind: str, targets: tuple[Target, ...] | None = None) -> Case:
     described = {"external": "external data", "single": "a single .onnx"}[kind]
     measures = (
         Measure(OURS, group, partial(ways.convert, kind=kind), (kind,), writes=True),
@@ -190,11 +190,12 @@ def _conversions(group: str, kind: str) -> Case:
         _peer("onnx", group, partial(ways.convert_onnx, kind=kind), (kind,), writes=True),
         _peer("onnx_ir", group, partial(ways.convert_onnx_ir, kind=kind), (kind,), _ONNX_IR, True),
     )
-    targets = (
-        Target("at least", 0.75, "copy"),
-        Target("at most", 0.2, "onnx"),
-        Target("at most", 150 * MIB, figure="anonymous"),
-    )
+    if targets is None:
+        targets = (
+            Target("at least", 0.75, "copy"),
+            Target("at most", 0.2, "onnx"),
+            Target("at most", 150 * MIB, figure="anonymous"),
+        )
     title = f"convert {described}; onnx and onnx_ir: load and save"
     return Case(title, measures, targets, moves_bytes=True)
 
@@ -381,6 +382,7 @@ CASES: Final[Mapping[str, Case]] = {
     "session": _sessions(is_packed=True),
     "session-unpacked": _sessions(is_packed=False),
     "session-constants": _constants(),
+    "convert-medium": _conversions("medium", "external", (Target("at most", 0.48, "onnx_ir"),)),
     "convert-single": _conversions("single", "single"),
     "save-large": Case(
         "save from memory, synced",

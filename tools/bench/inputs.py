@@ -85,6 +85,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     "warm": Group(3, 32),  # files to warm up with before the clock starts
     "large": Group(1000, 806),  # 2.6 GB
     "light": Group(1000, 81),  # 26 MB
+    "medium": Group(3000, 128),  # 64 KiB each
     "small": Group(1000, 32),  # 4 KiB each
     "many": Group(60_000, 4),  # 64 bytes each
     "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
