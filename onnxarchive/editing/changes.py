@@ -252,7 +252,7 @@ class Changes:
             key = self._own_key(ref, data, entry_at, end)
             if key is None:
                 if data.crc32 is not None and data.position is not None:
-                    data = Made(data.nbytes, _of_open, (data, data.position.file))
+                    data = Made(data.nbytes, partial(_of_open, data, data.position.file))
                 key = f"{self._prefix}/{len(self._data)}"
                 self._data[key] = data
             tensors.set_location(ref.tensor, key)

@@ -337,7 +337,8 @@ class Made:
         nbytes: Its size in bytes, before it is made; of a tensor, as shape and data type need.
         make: Makes the data; called in any thread, or repeatedly. A copy in memory holds only this
             data: the writer frees the copy after writing it.
-        arguments: Those of `make`; they take less memory than a `functools.partial`.
+        index: The argument of `make` that says which of several data it makes; None for no
+            argument. A number takes less memory than a function for each.
     """
 
     crc32: ClassVar[None] = None
@@ -345,19 +346,22 @@ class Made:
     is_constant: ClassVar[bool] = False
     nbytes: int
     make: Callable[..., Data]
-    arguments: tuple[object, ...] = ()
+    index: int | None = None
 
     def pieces(self) -> Iterator[memoryview]:
         """See `Data.pieces`."""
-        return self.make(*self.arguments).pieces()
+        return self._made().pieces()
 
     def view(self) -> memoryview:
         """See `Data.view`."""
-        return self.make(*self.arguments).view()
+        return self._made().view()
 
     def fetch(self, most_copied: int, spool: Spool) -> Data:
         """See `Data.fetch`; makes the data."""
-        return self.make(*self.arguments).fetch(most_copied, spool)
+        return self._made().fetch(most_copied, spool)
+
+    def _made(self) -> Data:
+        return self.make() if self.index is None else self.make(self.index)
 
 
 @dataclass(slots=True, eq=False)

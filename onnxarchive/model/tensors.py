@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -184,26 +185,24 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
 
 def data_in_model(ref: TensorRef, nbytes: int) -> Made:
     """The `nbytes` bytes of a tensor in the model, copied out of it when they are read."""
-    return Made(nbytes, _copied_out, (ref, nbytes))
+    return Made(nbytes, partial(_copied_out, ref))
 
 
-def initializer_data(initializers: Sequence[onnx.TensorProto], index: int, nbytes: int) -> Made:
-    """As `data_in_model`, for an initializer of the main graph.
+def initializer_maker(initializers: Sequence[onnx.TensorProto]) -> Callable[[int], Bytes]:
+    """A function that copies an initializer of the main graph out of the model, by its index.
 
-    It refers to the initializer by its index: protobuf's Python object of a message, once one of
-    its absent fields was asked for, takes 300 bytes.
+    protobuf's Python object of a message, once one of its absent fields was asked for, takes 300
+    bytes; so `Made` refers to an initializer by the index.
     """
-    return Made(nbytes, _initializer_copied_out, (initializers, index, nbytes))
+
+    def copied_out(index: int) -> Bytes:
+        return _copied_out(main_initializer(initializers[index], index))
+
+    return copied_out
 
 
-def _copied_out(ref: TensorRef, nbytes: int) -> Bytes:
-    return Bytes(raw_data(ref, nbytes))
-
-
-def _initializer_copied_out(
-    initializers: Sequence[onnx.TensorProto], index: int, nbytes: int
-) -> Bytes:
-    return _copied_out(main_initializer(initializers[index], index), nbytes)
+def _copied_out(ref: TensorRef) -> Bytes:
+    return Bytes(raw_data(ref))
 
 
 def data_fields(tensor: onnx.TensorProto) -> list[str]:

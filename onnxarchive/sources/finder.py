@@ -412,7 +412,8 @@ def _decoded(ref: TensorRef, nbytes: int, model: memoryview, span: Span) -> Iter
     decoded_nbytes = 0
     for piece in decode(model, span):
         decoded_nbytes += len(piece)
-        yield piece
+        if decoded_nbytes <= nbytes:  # more are counted for the message, but not collected
+            yield piece
     if decoded_nbytes != nbytes:
         raise ArchiveFormatError(
             f"{ref}: expected {nbytes} bytes, as its shape and data type need, found "

@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,7 +209,7 @@ class SplitModel:
                 data.append(data_of(tensor))
             else:
                 nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
-                data.append(Made(nbytes, _data_of_size, (ref, tensor, nbytes)))
+                data.append(Made(nbytes, partial(_data_of_size, ref, tensor, nbytes)))
         return Source(self.proto, data, is_own=True)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown, without_traceback
-from onnxarchive.files.data import Bytes, Data, Range, read_together
+from onnxarchive.files.data import Bytes, Data, Made, Range, read_together
 from onnxarchive.files.data_files import DataFiles, spool_all
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
@@ -377,6 +377,7 @@ def _with_data(
     """
     initializers = source.model.graph.initializer
     count = len(initializers)
+    make = tensors.initializer_maker(initializers)
     external_data = iter(source.data)
     for number, ref in enumerate(tensors.walk(source.model)):
         if stored and ref.path in stored:
@@ -390,7 +391,7 @@ def _with_data(
         else:
             nbytes = tensors.stored_nbytes(ref.tensor)
             if nbytes is not None and index is not None:
-                data = tensors.initializer_data(initializers, index, nbytes)
+                data = Made(nbytes, make, index)
             elif nbytes is not None:
                 data = tensors.data_in_model(ref, nbytes)
         yield index, ref, data

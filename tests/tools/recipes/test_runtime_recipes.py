@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BROWSER, NODE, CPP = (ROOT / "tools" / "recipes" / it for it in ("browser", "node", "cpp"))
 HEADERS = CPP / "build" / "headers"
 MIB = 1 << 20
-CHANGED = "expected data with the CRC-32"
+CHANGED = 'expected data of the entry "layer_0_weight"'
 
 
 @pytest.fixture
