@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             run("-m", "mypy")
             run("-c", LINT_IMPORTS)
             chosen = () if arguments.all else ("-m", "not (sweep or large or tool)")
-            run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *chosen, *rest)
+            # One more than there are cores, since some tests wait for disks and servers.
+            workers = str((os.cpu_count() or 1) + 1)
+            run("-m", "pytest", "--numprocesses", workers, "--dist", "worksteal", *chosen, *rest)
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0
