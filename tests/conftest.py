@@ -25,6 +25,7 @@ from edits import NAME, no_clone, weights
 from hypothesis import settings
 from limits import user
 from models import copying_clone, runnable_model
+from mounts import SHARING, new_disk
 from object_servers import S3Server
 from sparse_files import require_room
 from web_server import WebServer, serving
@@ -246,3 +247,18 @@ def nobody(own_path: Path) -> Iterator[None]:
     """Runs the test as `nobody` if the user is root, who has all permissions."""
     with contextlib.nullcontext() if os.geteuid() else user(65534):
         yield
+
+
+@pytest.fixture(scope="module", params=SHARING)
+def disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A directory on each file system that lets files share blocks."""
+    with new_disk(request.param, tmp_path_factory.mktemp(request.param)) as directory:
+        yield directory
+
+
+@pytest.fixture(params=["no cache", "cache"])
+def access(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Options for a remote archive, without a cache and with one."""
+    return {} if request.param == "no cache" else {"cache": tmp_path / "cache"}

@@ -64,11 +64,6 @@ every_way = pytest.mark.parametrize("way", WAYS)
 four_ways = pytest.mark.parametrize("way", ["export", "export, external", "extract", "convert"])
 
 
-@pytest.fixture(params=["no cache", "cache"])
-def access(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {} if request.param == "no cache" else {"cache": tmp_path / "cache"}
-
-
 @pytest.fixture
 def targets(tmp_path: Path) -> Iterator[Path]:
     """A folder for what is written; the test leaves only complete files."""

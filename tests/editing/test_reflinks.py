@@ -41,14 +41,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=SHARING)
-def disk(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    with new_disk(request.param, tmp_path_factory.mktemp(request.param)) as directory:
-        yield directory
-
-
 def model(doc_string: str = "old") -> onnx.ModelProto:
     """A model with its weights in the archive."""
     weights = (

@@ -23,11 +23,6 @@ INPUTS = {"x": np.ones((2, (1 << 20) // 64), np.float32)}
 (EXPECTED,) = ort.InferenceSession(MODEL.SerializeToString()).run(None, INPUTS)
 
 
-@pytest.fixture(params=["no cache", "cache"])
-def access(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {} if request.param == "no cache" else {"cache": tmp_path / "cache"}
-
-
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_session_of_every_source_computes_the_same(
     kind: str, tmp_path: Path, web: WebServer

@@ -60,11 +60,6 @@ def url(web: WebServer) -> str:
     return web.url(PATH)
 
 
-@pytest.fixture(params=["no cache", "cache"])
-def access(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    return {} if request.param == "no cache" else {"cache": tmp_path / "cache"}
-
-
 def test_every_source_gives_the_same_archive_whose_arrays_outlive_it(source: Any) -> None:
     source, access = source
     with onnxarchive.open(source, **access) as archive:

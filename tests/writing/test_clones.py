@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 from models import external, model_of
-from mounts import SHARING, new_disk
 from onnx import TensorProto
 
 import onnxarchive
@@ -34,14 +32,6 @@ pytestmark = [
     pytest.mark.tool,
     pytest.mark.skipif(sys.platform != "linux", reason="clones are Linux's"),
 ]
-
-
-@pytest.fixture(scope="module", params=SHARING)
-def disk(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    with new_disk(request.param, tmp_path_factory.mktemp(request.param)) as directory:
-        yield directory
 
 
 def write_source(folder: Path, data_type: int = TensorProto.UINT8, most: int = 255) -> Path:
