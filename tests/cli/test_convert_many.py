@@ -267,11 +267,13 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
     assert len(list(out.iterdir())) < COUNT
 
 
-# Conversions that never end; "waiting" is printed when the command waits for them.
+# Conversions that never end; "converting" is printed when all have begun or wait for a thread, and
+# "waiting" when the command waits for them to end.
 STUCK = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from onnxarchive import cli
+from onnxarchive.conversion import batch
 from onnxarchive.files.replacement import Replacement
 shutdown = ThreadPoolExecutor.shutdown
 
@@ -279,6 +281,13 @@ def wait(executor, *arguments, **options):
     print("waiting", flush=True)
     shutdown(executor, *arguments, **options)
 
+as_completed = batch.as_completed
+
+def begin(futures):
+    print("converting", flush=True)
+    return as_completed(futures)
+
+batch.as_completed = begin
 ThreadPoolExecutor.shutdown = wait
 Replacement.commit_open = lambda *_: threading.Event().wait()
 cli.run()
@@ -296,8 +305,9 @@ def test_a_second_interrupt_does_not_wait_for_conversions_and_leaves_nothing_beh
     command = [sys.executable, "-c", STUCK, "convert", tmp_path / "tree", "--jobs", "2"]
     with started([*command, "--output-dir", out]) as process:
         wait_until(lambda: len(list(out.glob(".*.tmp"))) == 2, process)
-        process.send_signal(signal.SIGINT)
         assert process.stdout is not None
+        assert process.stdout.readline() == "converting\n"
+        process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(number)
         output, error = process.communicate(timeout=280)
