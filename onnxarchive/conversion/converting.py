@@ -287,22 +287,8 @@ def convert_silently(
             require_no_input(target.path, [*files, *options.asset_files])
         plan = plan_archive(models, options, temporary=temporary)
         nbytes = plan.size(options.alignment) if dry_run else write_archive(plan, target, options)
-        notes: list[str] = []
-        for model in models.values():
-            notes += model.warnings
-            if model.cleared:
-                notes.append(model.note_of_cleared())
-        further = [model for model in models.values() if model is not default]
-        stored = {*default.assets, *(options.assets or {})}
-        binaries, of_binaries = compiled.not_stored(default, further, directory, stored)
-        notes += of_binaries
-        left_out = {*default.left_out, *binaries}
-        if repository is not None:
-            left_out |= {
-                name
-                for name in repository.left_out
-                if name.removeprefix(ASSET_PREFIX) not in stored
-            }
+        assets = options.assets or {}
+        left_out, notes = _left_out(models, {*default.assets, *assets}, directory, repository)
         count = len([item for item in plan.items if not item.name.startswith(ASSET_PREFIX)])
         return Conversion(
             source=names[""],
@@ -310,13 +296,43 @@ def convert_silently(
             nbytes=nbytes,
             tensors=count,
             assets=len(plan.items) - count,
-            taken=tuple(name for name in default.others if name not in (options.assets or {})),
-            left_out=tuple(sorted(left_out)),
+            taken=tuple(name for name in default.others if name not in assets),
+            left_out=left_out,
             shared_nbytes=plan.shared_nbytes,
             attribute_tensors=len(plan.attributes),
             attribute_nbytes=sum(plan.attributes),
-            warnings=tuple(notes),
+            warnings=notes,
         )
+
+
+def _left_out(
+    models: Mapping[str, Source],
+    stored: Collection[str],
+    directory: str | None,
+    repository: Repository | None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files that a conversion left out, sorted, and its warnings.
+
+    Args:
+        models: The converted models by id.
+        stored: The paths of the archive's assets.
+        directory: The directory whose other files may become assets; None if there is none.
+        repository: The directory in which the models were found; None if they were named.
+    """
+    default = models[""]
+    notes: list[str] = []
+    for model in models.values():
+        notes += model.warnings
+        if model.cleared:
+            notes.append(model.note_of_cleared())
+    further = [model for model in models.values() if model is not default]
+    binaries, of_binaries = compiled.not_stored(default, further, directory, stored)
+    notes += of_binaries
+    left_out = {*default.left_out, *binaries}
+    for name in () if repository is None else repository.left_out:
+        if name.removeprefix(ASSET_PREFIX) not in stored:
+            left_out.add(name)
+    return tuple(sorted(left_out)), tuple(notes)
 
 
 def open_source(
@@ -398,12 +414,14 @@ def _open_archive(location: Location, file: File, reader: SourceReader) -> Archi
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:
+    contents = contents_of(archive)
+
     def source(identifier: str) -> Source:
         tensors_data: list[Data] = []
         cleared: dict[str, str] = {}
         # In the order of `tensors.walk`.
-        for key, ref in contents_of(archive).models[identifier].refs.items():
-            data = EntryData(contents_of(archive), key)
+        for key, ref in contents.models[identifier].refs.items():
+            data = EntryData(contents, key)
             expected = tensors.checksum(ref.tensor) if verify_checksum else None
             if expected is not None and (actual := sha1(data)) != expected:
                 raise ChecksumError(
@@ -414,8 +432,8 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
 
     default, *further = archive.models
     whole = source(default)
-    whole.assets = assets_of(contents_of(archive))
-    if isinstance(contents_of(archive).file, MappedFile):
+    whole.assets = assets_of(contents)
+    if isinstance(contents.file, MappedFile):
         whole.files = (archive.path,)
     whole.further = {identifier: source(identifier) for identifier in further}
     return whole
