@@ -516,35 +516,11 @@ def _repository(
 
     `real_directory` is the path of the directory without links.
     """
-    onnx_files = [path for path in below if path.suffix.lower() == MODEL_SUFFIX]
-    if include is None:
-        usual = [path for path in onnx_files if path.suffix == MODEL_SUFFIX]
-        paths = [path for path in usual if not _PRECISION.search(path.stem)]
-    else:
-        patterns = [include] if isinstance(include, str) else include
-        paths = [path for path in onnx_files if any(fnmatchcase(path.name, it) for it in patterns)]
-    if not paths:
-        names = shown_names(map(str, onnx_files))
-        hint = ""
-        if onnx_files and include is None:
-            hint = f"; {names} become models only if a pattern of --include matches them"
-        elif onnx_files:
-            hint = f"; {names} match no pattern of --include"
-        raise ArchiveFormatError(f"expected a file named *{MODEL_SUFFIX}, found none{hint}")
-    wanted = "model.onnx" if default is None else default
-    defaults = [path for path in paths if wanted == str(path)]
-    defaults = defaults or [path for path in paths if wanted in (path.name, path.stem)]
-    if default is None and len(paths) == 1:
-        defaults = paths
-    if len(defaults) != 1:
-        raise ValueError(
-            f"{directory}: expected one default model {wanted!r} among "
-            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default=NAME "
-            "(--default NAME)"
-        )
-    models = {"": os.path.join(directory, *map(from_utf8, defaults[0].parts))}
+    paths = _chosen(below, include)
+    chosen = _default(paths, default, directory)
+    models = {"": os.path.join(directory, *map(from_utf8, chosen.parts))}
     for file in paths:
-        if file in defaults:
+        if file == chosen:
             continue
         identifier = re.sub("[^a-z0-9]", "_", file.stem.lower())
         path = os.path.join(directory, *map(from_utf8, file.parts))
@@ -556,9 +532,47 @@ def _repository(
                 f"with the id {identifier!r}; choose with include=PATTERN (--include PATTERN)"
             )
         models[identifier] = path
-    chosen = {*paths}
-    left_out = tuple([str(path) for path in below if path not in chosen])
+    in_archive = {*paths}
+    left_out = tuple([str(path) for path in below if path not in in_archive])
     return Repository(directory, real_directory, models, left_out)
+
+
+def _chosen(
+    below: Iterable[PurePosixPath], include: str | Collection[str] | None
+) -> list[PurePosixPath]:
+    """The models below a directory that become models of the archive."""
+    onnx_files = [path for path in below if path.suffix.lower() == MODEL_SUFFIX]
+    if include is None:
+        usual = [path for path in onnx_files if path.suffix == MODEL_SUFFIX]
+        paths = [path for path in usual if not _PRECISION.search(path.stem)]
+    else:
+        patterns = [include] if isinstance(include, str) else include
+        paths = [path for path in onnx_files if any(fnmatchcase(path.name, it) for it in patterns)]
+    if paths:
+        return paths
+    names = shown_names(map(str, onnx_files))
+    hint = ""
+    if onnx_files and include is None:
+        hint = f"; {names} become models only if a pattern of --include matches them"
+    elif onnx_files:
+        hint = f"; {names} match no pattern of --include"
+    raise ArchiveFormatError(f"expected a file named *{MODEL_SUFFIX}, found none{hint}")
+
+
+def _default(paths: list[PurePosixPath], default: str | None, directory: str) -> PurePosixPath:
+    """The one of the models that gets the id `""`."""
+    wanted = "model.onnx" if default is None else default
+    defaults = [path for path in paths if wanted == str(path)]
+    defaults = defaults or [path for path in paths if wanted in (path.name, path.stem)]
+    if default is None and len(paths) == 1:
+        defaults = paths
+    if len(defaults) != 1:
+        raise ValueError(
+            f"{directory}: expected one default model {wanted!r} among "
+            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default=NAME "
+            "(--default NAME)"
+        )
+    return defaults[0]
 
 
 def _further_models(names: list[str], default: str) -> list[str]:
