@@ -30,7 +30,6 @@ from conformance.make.parts import (
 )
 from conformance.make.zips import Entry, Image, extra_field, zip64_field
 
-MESSAGES = 4_194_304  # the largest number
 # A constant, since computing the CRC-32 of 0xFFFFFFFF - 64 zeros takes seconds.
 BEFORE_OFFSET_CRC32 = 0x624BDB78
 

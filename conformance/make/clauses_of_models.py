@@ -14,6 +14,7 @@ from conformance.make.parts import (
     FLOAT,
     FLOAT6,
     INT4,
+    MESSAGES,
     UINT2,
     W_DATA,
     Tensor,
@@ -28,8 +29,6 @@ from conformance.make.parts import (
     with_models,
 )
 from conformance.make.zips import Image, content, number
-
-MESSAGES = 4_194_304  # the largest number
 
 
 def clauses_of_models() -> Iterator[Vector]:

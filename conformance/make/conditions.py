@@ -12,6 +12,7 @@ from conformance.make import zips as v
 from conformance.make.parts import (
     BIG,
     FLOAT,
+    MESSAGES,
     MODEL_PROTO,
     UINT8,
     UINT16,
@@ -33,7 +34,6 @@ from conformance.make.parts import (
 from conformance.make.zips import Entry, Image, content, extra_field, number, zip64_field
 
 FIXED_64, LENGTH, FIXED_32 = 1, 2, 5  # wire types
-MESSAGES = 4_194_304
 
 
 def single_conditions() -> Iterator[Vector]:

@@ -253,6 +253,7 @@ def more_entries(count: int) -> Image:
     return archive(W, assets=assets)
 
 
+MESSAGES = 4_194_304  # the largest number, of all models together
 BIG = Tensor("big", UINT8, (v.SATURATED_32,), Zeros(v.SATURATED_32))
 # Constants: computing them would read 4 GiB of zeros.
 BIG_CRC32 = 0  # as for empty data: the CRC-32 of zeros repeats every 0xFFFFFFFF bytes
