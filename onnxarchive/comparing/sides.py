@@ -17,8 +17,7 @@ from onnxarchive.files.data import Crc32, Data, crc32 as checksum
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, contents_of, read_archive
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive import Archive, contents_of, open_location
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.models import SourceReader
@@ -69,8 +68,7 @@ class Side:
 def open_side(location: Location, model: str | None, resources: contextlib.ExitStack) -> Side:
     """Opens an archive, without downloading it into a cache, or what else `convert` takes."""
     try:
-        with opened(location) as file:
-            archive = resources.enter_context(read_archive(file, model))
+        archive = resources.enter_context(open_location(location, model))
     except ArchiveFormatError as error:
         # A comparison could miss data of a later version, and damage is that of an archive.
         if error.rule == "VERSION-1" or isinstance(error, ChecksumError):
