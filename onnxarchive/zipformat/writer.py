@@ -102,9 +102,7 @@ class ZipWriter:
             UnsupportedFeatureError: The archive has too many entries.
             ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
-        require_entries(len(self.names) + 1)
-        alignment = max(self._alignment, alignment)
-        placement = layout.place(name, nbytes, crc, self._offset, alignment)
+        placement = self._place(name, nbytes, crc, alignment)
         header, record = placement.pack()
         self._append(header)
         written_nbytes = 0
@@ -127,8 +125,13 @@ class ZipWriter:
         self, name: str, nbytes: int, alignment: int = layout.MIN_ALIGNMENT
     ) -> int:
         """The offset of an entry's data, if the entry is added next; arguments as `add`."""
+        return self._place(name, nbytes, 0, alignment).data_offset
+
+    def _place(self, name: str, nbytes: int, crc: int, alignment: int) -> Placement:
+        """The placement of an entry that is added next; refuses one too many."""
+        require_entries(len(self.names) + 1)
         alignment = max(self._alignment, alignment)
-        return layout.place(name, nbytes, 0, self._offset, alignment).data_offset
+        return layout.place(name, nbytes, crc, self._offset, alignment)
 
     def add_present(
         self,
@@ -147,8 +150,7 @@ class ZipWriter:
             end: The last `end_records.SEARCHED_SIZE` bytes of the data, or all if fewer.
             alignment: As in `add`.
         """
-        require_entries(len(self.names) + 1)
-        placement = layout.place(name, nbytes, crc, self._offset, max(self._alignment, alignment))
+        placement = self._place(name, nbytes, crc, alignment)
         header, record = placement.pack()
         self._append(header)
         self._write_gathered()
