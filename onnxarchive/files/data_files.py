@@ -54,7 +54,7 @@ class DataFiles(Closing):
         """
         path = os.fsdecode(path)
         with self._lock:
-            file = self._judged(path, root)
+            file = self._open_in_turn(path, root)
             data_file = self._by_identity.get(file.identity)
             if data_file is None or data_file.first_state != file.state():
                 data_file = DataFile(self, path, root, file)
@@ -71,7 +71,7 @@ class DataFiles(Closing):
         with self._lock:
             file = self._open.pop(data_file, None)
             if file is None:
-                file = self._judged(data_file.path_in_root, data_file.root)
+                file = self._open_in_turn(data_file.path_in_root, data_file.root)
                 data_file.require_same(file)
             self._keep(data_file, file)
             return file
@@ -81,15 +81,15 @@ class DataFiles(Closing):
         with self._lock:
             self._open.clear()
 
-    def _judged(self, path: str, root: Root | None) -> MappedFile:
+    def _open_in_turn(self, path: str, root: Root | None) -> MappedFile:
         """Opens a file; if too many are open in this process, the others here are closed first."""
         try:
-            return _judged(path, root)
+            return _open_judged(path, root)
         except OSError as error:
             if error.errno not in _TOO_MANY or not self._open:
                 raise
         self._open.clear()
-        return _judged(path, root)
+        return _open_judged(path, root)
 
     def _keep(self, data_file: DataFile, file: MappedFile) -> None:
         self._open[data_file] = file
@@ -178,7 +178,7 @@ def _most_open() -> int:
     return max(1, min(_MAX_OPEN, limit // _SHARE))
 
 
-def _judged(path: str, root: Root | None) -> MappedFile:
+def _open_judged(path: str, root: Root | None) -> MappedFile:
     if root is None:
         return MappedFile(path)
     return MappedFile(root.joined(path), descriptor=root.open(path))
