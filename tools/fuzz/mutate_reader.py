@@ -303,21 +303,35 @@ def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Ch
     except Exception:
         return "the reader cannot be imported"
     for vector in vectors:
-        if not passes(reader, vector, check):
+        if not passes(vector, check, partial(_printed, reader, check.timeout)):
             return str(vector["name"])
     return None
 
 
-def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
-    """True if a reader's output for a vector is right, both for opening and for the full check."""
+def _printed(reader: ModuleType, timeout: float, path: Path | None, is_full: bool) -> Any:
+    """What a reader prints for a file; None if it fails."""
+    with time_limit(timeout):
+        try:
+            return reader.describe(reader.check_path(path, is_full=is_full))
+        except reader.Refused as error:
+            return reader.refusal(error)
+        except Exception:
+            return None
+
+
+def passes(
+    vector: Vector, check: runner.Check, printed_for: Callable[[Path | None, bool], Any]
+) -> bool:
+    """True if a reader's output for a vector is right, both for opening and for the full check.
+
+    `printed_for` gives the output for a path, of the full check or of opening alone; None if the
+    reader fails.
+    """
     for only_open in (True, False):
-        with runner.at_path(vector, check.built) as path, time_limit(check.timeout):
-            try:
-                printed = reader.describe(reader.check_path(path, is_full=not only_open))
-            except reader.Refused as error:
-                printed = reader.refusal(error)
-            except Exception:
-                return False
+        with runner.at_path(vector, check.built) as path:
+            printed = printed_for(path, not only_open)
+        if printed is None:
+            return False
         if runner.difference(replace(check, only_open=only_open), vector, printed):
             return False
         if not printed["accepted"]:  # a full check refuses the vector, too
