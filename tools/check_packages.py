@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # Rooms in which Pythons differ most: maps, threads, the event loop, when objects are freed.
 TESTS = ("files", "remote", "conversion")
-TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+# A test calls pip, as a message of the package tells its reader to do.
+TEST_PACKAGES = ("hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist")
 README = str(ROOT / "tools" / "docs" / "readme.py")
 
 
