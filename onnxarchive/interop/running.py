@@ -261,7 +261,7 @@ def _as_array(value: Any) -> Any:
     data_type = dtypes.BY_NUMBER.get(value.element_type())
     if data_type is None or not dtypes.is_extension(data_type.dtype):
         return value.numpy()
-    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    data = ctypes.string_at(value.data_ptr(), data_type.nbytes(value.shape()))
     return dtypes.as_array(memoryview(data), data_type, value.shape())
 
 
