@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -24,7 +25,7 @@ from chromium import chromium
 from edits import NAME, no_clone, weights
 from hypothesis import settings
 from limits import user
-from models import copying_clone, runnable_model
+from models import NEW_TYPES, NUMBERS, copying_clone, runnable_model
 from mounts import SHARING, new_disk
 from object_servers import S3Server
 from sparse_files import require_room
@@ -76,11 +77,20 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests with "deflate64" in their names unless zipfile-deflate64 is installed."""
+    """Skips tests whose names say what is not installed: deflate64, or a new data type."""
     if find_spec("zipfile_deflate64") is None:
-        for item in items:
-            if "deflate64" in item.name.lower():
-                item.add_marker(pytest.mark.skip(reason="zipfile-deflate64 is not installed"))
+        _skip(items, "deflate64", "zipfile-deflate64 is not installed")
+    for name in NEW_TYPES:
+        if name not in NUMBERS:
+            _skip(items, name.lower(), f"the installed onnx lacks {name}")
+
+
+def _skip(items: list[pytest.Item], part: str, reason: str) -> None:
+    """Skips tests that have this word in their names."""
+    word = re.compile(rf"(?<![a-z]){part}(?![0-9])")
+    for item in items:
+        if word.search(item.name.lower()):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

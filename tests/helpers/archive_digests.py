@@ -34,7 +34,7 @@ from typing import Any, Final, TypeAlias
 import ml_dtypes
 import numpy as np
 import onnx
-from digest_models import MODELS, NEW_TYPES, decoder_of, encoder_of, floats, model_named
+from digest_models import MODELS, decoder_of, encoder_of, floats, model_named
 from digest_sources import (
     SOURCES,
     apart,
@@ -44,7 +44,7 @@ from digest_sources import (
     serialized,
     write_files,
 )
-from models import NUMBERS, model_of, raw_tensor
+from models import NEW_TYPES, NUMBERS, model_of, raw_tensor
 from onnx import ModelProto, TensorProto
 from sparse_files import write_data
 

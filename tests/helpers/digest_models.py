@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from models import (
+    NEW_TYPES,
     NUMBERS,
     attribute,
     full_graph,
@@ -22,8 +23,6 @@ from onnx import ModelProto, TensorProto
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
-# Types that older versions of onnx lack, and all others.
-NEW_TYPES: Final = ("UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2")
 _TYPES: Final = sorted(set(NUMBERS) - {*NEW_TYPES}, key=NUMBERS.__getitem__)
 _PACKED: Final = (*NEW_TYPES, "UINT4", "INT4", "FLOAT4E2M1")
 

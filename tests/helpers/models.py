@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -32,6 +32,8 @@ NUMBERS: dict[str, int] = {
     for name, number in TensorProto.DataType.items()
     if name not in ("UNDEFINED", "STRING")
 }
+# Types that older versions of onnx lack.
+NEW_TYPES: Final = ("UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2")
 PACKED_WIDTHS = {
     "UINT2": 2,
     "INT2": 2,

@@ -37,6 +37,7 @@ from onnx import TensorProto, numpy_helper
 from opens import opens
 from outcomes import came, requires
 from steps import steps
+from versions import is_older
 from written import write_model
 
 import onnxarchive
@@ -226,6 +227,15 @@ def test_an_archive_with_a_second_name_is_linked_with_a_warning(archive: Path) -
         onnxarchive.link(archive, link)
     assert messages(link) == []
     assert run_model(link, x=X)
+
+
+@pytest.mark.filterwarnings("ignore:.*hard links:UserWarning")
+@pytest.mark.skipif(is_older("onnx", "1.20"), reason="onnx 1.19 takes data with several names")
+@pytest.mark.skipif(is_older("onnx-ir", "0.2.1"), reason="so does onnx_ir before 0.2.1")
+def test_onnx_and_onnx_ir_refuse_data_with_a_second_name(archive: Path) -> None:
+    os.link(archive, archive.with_name("second"))
+    link = archive.with_suffix(".onnx")
+    onnxarchive.link(archive, link)
     with pytest.raises(Exception, match="hard link"):
         onnx.checker.check_model(os.fspath(link))
     onnx_ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")

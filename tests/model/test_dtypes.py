@@ -5,12 +5,27 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from models import BIT_WIDTHS, NUMBERS, element_count, random_raw, raw_tensor, typed
+from models import (
+    BIT_WIDTHS,
+    NEW_TYPES,
+    NUMBERS,
+    element_count,
+    random_raw,
+    raw_tensor,
+    typed,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.model import dtypes
-from onnxarchive.model.dtypes import BY_NUMBER, DataType, as_array, as_raw_data, typed_raw_data
+from onnxarchive.model.dtypes import (
+    BY_NAME,
+    BY_NUMBER,
+    DataType,
+    as_array,
+    as_raw_data,
+    typed_raw_data,
+)
 
 every_type = pytest.mark.parametrize("data_type", BY_NUMBER.values(), ids=lambda it: it.name)
 whole_bytes = pytest.mark.parametrize(
@@ -26,7 +41,9 @@ SHAPES: list[tuple[int, ...]] = [
 
 
 def test_the_table_has_every_type_of_onnx_but_undefined_and_string() -> None:
-    assert {it.name: it.number for it in BY_NUMBER.values()} == NUMBERS
+    table = {it.name: it.number for it in BY_NUMBER.values()}
+    older = {*NEW_TYPES} - {*NUMBERS}
+    assert {name: number for name, number in table.items() if name not in older} == NUMBERS
     assert all(BY_NUMBER[it.number] is it for it in BY_NUMBER.values())
 
 
@@ -68,7 +85,7 @@ def test_sizes_are_those_of_raw_data(data_type: DataType, dims: tuple[int, ...])
 
 def test_sizes_do_not_wrap_around() -> None:
     assert BY_NUMBER[TensorProto.FLOAT].nbytes((1 << 32, 1 << 32, 1)) == 1 << 66
-    assert BY_NUMBER[TensorProto.UINT2].nbytes((1 << 32, 1 << 32, 1)) == 1 << 62
+    assert BY_NAME["UINT2"].nbytes((1 << 32, 1 << 32, 1)) == 1 << 62
 
 
 @every_type
@@ -101,12 +118,13 @@ def test_low_bits_of_int32_data_are_the_element(name: str, number: int, expected
     assert bytes(typed_raw_data(elements, BY_NUMBER[NUMBERS[name]])) == expected
 
 
+@pytest.mark.skipif("FLOAT6E2M3" not in NUMBERS, reason="this onnx lacks the type")
 def test_bits_above_a_code_of_six_bits_are_dropped() -> None:
     elements = np.array([0xFF, 0x41, 0x80, 0x3F], np.int32)
     expected = numpy_helper.from_array(
         np.array([0x3F, 0x01, 0x00, 0x3F], np.uint8).view(ml_dtypes.float6_e2m3fn)
     )
-    data = typed_raw_data(elements, BY_NUMBER[TensorProto.FLOAT6E2M3])
+    data = typed_raw_data(elements, BY_NAME["FLOAT6E2M3"])
     assert bytes(data) == expected.raw_data
 
 

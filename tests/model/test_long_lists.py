@@ -193,7 +193,7 @@ def expected_count(data: bytes, limit: int) -> str:
 
 
 @requires(more=10, enough=10, malformed=10)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(models(), st.integers(0, 20))
 def test_messages_are_those_that_are_counted_value_by_value(data: bytes, limit: int) -> None:
     try:

@@ -12,6 +12,7 @@ from findings import Findings
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from models import (
+    NUMBERS,
     attribute,
     external,
     full_model,
@@ -390,7 +391,7 @@ def test_tensors_of_every_type_and_of_any_rank_fit_their_entries() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 70000), (300, 40), (1,) * 28, (1,) * 64]
     found = [
         external(raw_tensor(f"{number} {rank}", number, dims), f"k{number}_{rank}")
-        for number in dtypes.BY_NUMBER
+        for number in NUMBERS.values()
         for rank, dims in enumerate(shapes)
     ]
     model = model_of(raw_tensor("a"), *found, raw_tensor("b"))

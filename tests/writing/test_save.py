@@ -39,6 +39,7 @@ from written import Target, contents, saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.files.data import Bytes, Made
+from onnxarchive.model.dtypes import BY_NAME
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import WriteOptions
@@ -369,8 +370,8 @@ BAD_TENSORS = {
     "bool of 2": _bad(TensorProto.BOOL, 1100, raw_data=bytes(1099) + b"\2"),
     "typed bool of 2": _bad(TensorProto.BOOL, 1100, int32_data=[2] * 1100),
     "int4 with a tail": _bad(TensorProto.INT4, 2999, raw_data=b"\xff" * 1500),
-    "uint2 with a tail": _bad(TensorProto.UINT2, 5999, raw_data=b"\xff" * 1500),
-    "float6 with a tail": _bad(TensorProto.FLOAT6E2M3, 1999, raw_data=b"\xff" * 1500),
+    "uint2 with a tail": _bad(BY_NAME["UINT2"].number, 5999, raw_data=b"\xff" * 1500),
+    "float6 with a tail": _bad(BY_NAME["FLOAT6E2M3"].number, 1999, raw_data=b"\xff" * 1500),
     "external": external(raw_tensor("layer/w", dims=(300,)), "layer.bin"),
     "small and external": external(raw_tensor("layer/w", dims=(3,)), "layer.bin"),
     "external with data": external(raw_tensor("layer/w", dims=(300,)), "layer.bin"),
