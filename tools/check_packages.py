@@ -2,23 +2,27 @@
 """Builds the packages, and tries the wheel on each Python of this machine.
 
 python3 tools/dev.py python tools/check_packages.py                  all that follows
+python3 tools/dev.py python tools/check_packages.py --oldest         only the oldest versions
 python3 tools/dev.py python tools/check_packages.py --tracked SDIST  only the files of an sdist
 
 Git must track every file of the sdist. For each of `VERSIONS` on PATH or below `~/.pyenv`, installs
 the wheel into a new environment: first without extras, then with all extras, without a compiler,
 and runs the README's snippets. On the newest that is not this Python, runs the quick tests of
-`TESTS`. Reports missing versions.
+`TESTS`, with the newest versions of all libraries; on the oldest, those of `TESTS_OF_OLDEST`, with
+exactly the oldest versions that pyproject.toml promises. Reports missing versions.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,8 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # Rooms in which Pythons differ most: maps, threads, the event loop, when objects are freed.
 TESTS = ("files", "remote", "conversion")
-# A test calls pip, as a message of the package tells its reader to do.
-TEST_PACKAGES = ("hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist")
+# Rooms that call libraries most: types of arrays, sessions, onnx_ir, stores.
+TESTS_OF_OLDEST = ("model", "writing", "interop", "remote")
+# fsspec reads the web with aiohttp; a test calls pip, as a message of the package says.
+TEST_PACKAGES = ("aiohttp", "hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist")
 README = str(ROOT / "tools" / "docs" / "readme.py")
 
 
@@ -35,6 +41,10 @@ def main() -> int:
     """Builds and checks; returns the exit status."""
     if sys.argv[1:2] == ["--tracked"]:
         check_tracked(Path(sys.argv[2]))
+        return 0
+    if sys.argv[1:] == ["--oldest"]:
+        with tempfile.TemporaryDirectory() as directory:
+            check_oldest(sys.executable, ROOT, Path(directory, "oldest"))
         return 0
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as threads:
         packages = Path(directory, "packages")
@@ -56,8 +66,11 @@ def main() -> int:
             print(f"Python {version}: installed without a compiler, the README's snippets run")
         others = [version for version in checks if pythons[version] != sys.executable]
         if others:
-            result = test(Path(directory, others[-1]))
+            result = test(Path(directory, others[-1]), TESTS)
             print(f"Python {others[-1]}: tests of {', '.join(TESTS)}: {result}")
+        oldest = pythons[VERSIONS[0]]
+        if oldest is not None:
+            check_oldest(oldest, wheel, Path(directory, "oldest"))
     return 0 if checks else 1
 
 
@@ -102,10 +115,31 @@ def check(python: str, wheel: Path, directory: Path) -> None:
         run(installed, "-I", README, *snippets, environment=compilerless)
 
 
-def test(directory: Path) -> str:
-    """Runs the quick tests of `TESTS` in an environment; returns pytest's last line."""
+def check_oldest(python: str, package: Path, directory: Path) -> None:
+    """Runs the tests of `TESTS_OF_OLDEST` with the oldest version of each library."""
+    run(python, "-m", "venv", "--without-pip", str(directory))
+    run(*install_into(directory), str(package), *oldest_versions())
+    result = test(directory, TESTS_OF_OLDEST)
+    print(f"oldest versions: tests of {', '.join(TESTS_OF_OLDEST)}: {result}")
+
+
+def oldest_versions() -> list[str]:
+    """The requirements of pyproject.toml and of its extras, each at the lowest version."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    names = re.fullmatch(r"onnxarchive\[(.+)\]", extras["all"][0])
+    assert names is not None
+    requirements: list[str] = project["dependencies"]
+    for name in names[1].split(","):
+        requirements += extras[name]
+    return [it.replace(">=", "==", 1) for it in requirements]
+
+
+def test(directory: Path, rooms: Sequence[str]) -> str:
+    """Runs the quick tests of some rooms in an environment; returns pytest's last line."""
     run(*install_into(directory), *TEST_PACKAGES)
-    tests = [str(ROOT / "tests" / room) for room in TESTS]
+    tests = [str(ROOT / "tests" / room) for room in rooms]
     options = ("-m", "not (sweep or large or tool)", "--numprocesses", "auto", "--quiet")
     return run(python_in(directory), "-m", "pytest", *options, *tests).splitlines()[-1]
 

@@ -30,6 +30,14 @@ def test_an_interpreter_is_found_by_the_version_that_it_reports(
     assert check_packages.find_python("3.99") == str(python)
 
 
+def test_the_oldest_versions_are_those_that_pyproject_promises() -> None:
+    oldest = check_packages.oldest_versions()
+    assert "onnxruntime==1.21" in oldest
+    assert any(it.startswith("zlib-ng==0.5; platform_machine") for it in oldest)
+    assert not any(">=" in it for it in oldest)
+    assert not any(it.startswith(("zipfile-deflate64", "pytest")) for it in oldest)
+
+
 def test_a_failed_command_ends_the_check_with_its_output() -> None:
     with pytest.raises(SystemExit, match="why\n\nfailed: "):
         check_packages.run(sys.executable, "-c", "import sys; print('why'); sys.exit(1)")
