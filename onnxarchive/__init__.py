@@ -61,6 +61,7 @@ if _TYPE_CHECKING:
     from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
     from onnxarchive.reading.detection import is_archive as is_archive
     from onnxarchive.reading.rules import Finding as Finding, check as check
+    from onnxarchive.reading.slices import TensorSlice as TensorSlice
     from onnxarchive.writing.saving import save as save
     from onnxarchive.writing.writer import Writer as Writer
     from onnxarchive.zipformat.directory import Entry as Entry
@@ -72,6 +73,7 @@ _NAMES = {
     "reading.archive": "Archive load open",
     "reading.detection": "is_archive",
     "reading.rules": "Finding check",
+    "reading.slices": "TensorSlice",
     "writing.saving": "save",
     "writing.writer": "Writer",
     "conversion.batch": "convert_many",

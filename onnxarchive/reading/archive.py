@@ -31,6 +31,7 @@ from onnxarchive.reading.contents import (
     NamedEntries,
     read_contents,
 )
+from onnxarchive.reading.slices import TensorSlice
 from onnxarchive.reading.views import Assets, Models, Tensors, require_model
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.sources.recognition import recognised
@@ -58,8 +59,9 @@ class Archive(Closing):
     with SIGBUS. Several threads may use an archive at once.
 
     Whatever reads an entry raises ArchiveFormatError if its local header does not match the
-    directory, ChecksumError if bytes of a remote archive or file object do not match their CRC-32,
-    OSError if they cannot be read, and ValueError if the archive is closed.
+    directory, ChecksumError if bytes of a remote archive or file object do not match their CRC-32
+    (but not the parts that `get_slice` reads), OSError if they cannot be read, and ValueError if
+    the archive is closed.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model_id` and `max_model_nbytes`.
@@ -176,6 +178,28 @@ class Archive(Closing):
             message = f"expected the key of a tensor of the model, found {shown(key)}"
             raise self._contents.not_found(message, key, self.tensors.refs)
         return self.tensors.array(key, self._contents.view(key))
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """The initializer of this name, to read a part of it by indexing.
+
+        Shape, type and size are known without reading; `archive.get_slice(name)[:4]` reads four
+        rows, of a remote archive by their range. A part is not compared with the CRC-32.
+
+        Args:
+            name: Name of the initializer, as in `tensors`.
+
+        Returns:
+            The tensor with `shape`, `dtype`, `nbytes` and `[...]`.
+
+        Raises:
+            TensorNotFoundError: The name belongs to no initializer, or to several.
+            ArchiveFormatError: The model itself holds the data, which does not fit type and shape.
+
+        Example:
+            with onnxarchive.open("model.onnxa") as archive:
+                rows = archive.get_slice("layer.0/weight")[:4]
+        """
+        return TensorSlice(self._contents, self.tensors, name)
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
         """Reads several initializers at once, by parallel requests if the archive is remote.

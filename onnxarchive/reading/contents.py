@@ -17,6 +17,7 @@ import onnx
 
 from onnxarchive.errors import (
     ArchiveError,
+    ArchiveFormatError,
     LockedError,
     Report,
     Strict,
@@ -277,6 +278,33 @@ class Contents:
             if self.file.is_mapped:  # else `views` has compared them
                 check_crc32(self.entries[name], len(data), crc32(data), self.strict)
             yield data
+
+    def parts(self, name: str, ranges: Sequence[tuple[int, int]]) -> memoryview:
+        """Ranges of an entry's data, each an offset and a size, joined in a copy without a CRC-32.
+
+        The entry's local header is compared first. No other bytes are read; `File.read` of a remote
+        file may read up to the end of the file.
+
+        Raises:
+            ArchiveFormatError: The file has become shorter.
+        """
+        number, entry = self.entries.index_of[name], self.entries[name]
+        if not self._verified[number]:
+            header_size = entry.data_offset - entry.header_offset
+            (header,) = self.file.read_ranges([(entry.header_offset, header_size)])
+            record = self.directory.records[number]
+            check_local_header(bytes(header), entry, record, self.strict)
+            self._verified[number] = 1
+        begin, expected = entry.data_offset, sum(nbytes for _, nbytes in ranges)
+        data = b"".join(self.file.read_ranges((begin + offset, size) for offset, size in ranges))
+        if len(data) != expected:
+            message = f"expected {expected} bytes of its data, found {len(data)}"
+            raise ArchiveFormatError(
+                f"entry {shown(name)}: {message}; the file has become shorter",
+                entry=name,
+                path=self.path,
+            )
+        return memoryview(data)
 
     def pieces(self, name: str) -> Iterator[memoryview]:
         """Yields the data of an entry in pieces, read from the file.

@@ -19,6 +19,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.contents import Contents, NamedMapping
@@ -96,10 +97,14 @@ class Tensors(NamedMapping["NDArray[Any]"]):
             f"several initializers have the name {shown(name)}; take {owners}{more}"
         )
 
+    def type_and_shape(self, key: str) -> tuple[DataType, tuple[int, ...]]:
+        """Data type and shape of the tensor with this key."""
+        data_type, shape = self._checked.kinds[key]
+        return dtypes.BY_NUMBER[data_type], shape
+
     def array(self, key: str, data: memoryview) -> NDArray[Any]:
         """The array over the data of the entry with this key."""
-        data_type, shape = self._checked.kinds[key]
-        return dtypes.as_array(data, dtypes.BY_NUMBER[data_type], shape)
+        return dtypes.as_array(data, *self.type_and_shape(key))
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the initializer's data is in the model itself."""
