@@ -352,6 +352,36 @@ def test_cat_refuses_a_damaged_tensor_before_it_writes(
     assert b"m.onnxa: entry 'w': expected 1200 bytes with CRC-32" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("0:4", slice(0, 4)),
+        ("2:", slice(2, None)),
+        ("-3:", slice(-3, None)),
+        ("::-2", slice(None, None, -2)),
+        ("8:100", slice(8, 100)),
+        ("5:2", slice(0, 0)),
+    ],
+)
+def test_cat_writes_the_rows_of_a_range_as_in_python(
+    tmp_path: Path, rows: str, expected: slice, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    strings = string_tensor("strings", [*"abcdefghij"])
+    weights = [raw_tensor(it.name, it.number, (10, 5)) for it in dtypes.BY_NUMBER.values()]
+    onnxarchive.save(model_of(*weights, strings), path, size_threshold=200)
+    with onnxarchive.open(path) as archive:
+        for name in ("FLOAT", "INT4", "BFLOAT16", "strings"):
+            assert run("cat", path, name, f"--rows={rows}") == 0
+            loaded = np.load(io.BytesIO(capfdbinary.readouterr().out))
+            array = archive.tensors[name][expected]
+            assert loaded.shape == array.shape
+            if name == "strings":
+                assert loaded.tolist() == array.tolist()
+            else:
+                assert loaded.view(array.dtype).tobytes() == array.tobytes()
+
+
 def test_cat_writes_strings_unless_a_file_would_change_them(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -70,6 +70,21 @@ def test_cat_gives_a_tensor_or_an_asset(
         assert cat(local, name)[-size:] == np.ascontiguousarray(expected[name]).tobytes()
 
 
+def test_cat_reads_the_rows_of_a_range_alone(
+    web: WebServer, url: str, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run("cat", url, "large1", "--rows", "10:12") == 0
+    assert web.ranges()[-1].startswith("bytes=")
+    first, last = map(int, web.ranges()[-1].removeprefix("bytes=").split("-"))
+    assert last + 1 - first == 8
+    found = np.load(io.BytesIO(capsysbinary.readouterr().out))
+    require_equal({"large1": found}, {"large1": arrays_of(a_model())["large1"][10:12]})
+    assert run("cat", url, "scalar", "--rows", "0:1") == 2
+    captured = capsysbinary.readouterr()
+    assert captured.out == b""
+    assert b"tensor 'scalar': a scalar has no rows; leave out --rows" in captured.err
+
+
 def test_an_asset_that_was_damaged_on_its_way_is_fetched_anew(
     web: WebServer, url: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

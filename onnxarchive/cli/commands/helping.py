@@ -17,9 +17,9 @@ Most commands take URLs in place of paths:
   others, as hf://      by fsspec and its file system of this name
   file:///              the path of a local file
 
-An archive is opened in one to four requests. A tensor that is read is verified.
-Messages leave out what follows '?' or '#', since it may be secret, except in keys of
-s3, gs and az.
+An archive is opened in one to four requests. A tensor that is read is verified,
+but the rows of 'cat --rows' are not. Messages leave out what follows '?' or '#', since it
+may be secret, except in keys of s3, gs and az.
 
 Options of these commands:
 

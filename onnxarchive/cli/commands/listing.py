@@ -347,6 +347,11 @@ def add_cat(commands: Any) -> None:
     )
     command.add("name NAME", help)
     command.add_model("write the tensor of this model")
+    help = (
+        "write only these rows (of the first axis), START:STOP or START:STOP:STEP as in Python; "
+        "--rows=-4: for the last four. Rows are not compared with the tensor's CRC-32"
+    )
+    command.add("--rows RANGE", help, type=_rows)
     command.add_url_options()
 
 
@@ -355,13 +360,18 @@ def cat(arguments: argparse.Namespace) -> None:
 
     require_no_terminal()
     with open_archive(arguments, arguments.model) as archive:
-        if arguments.name in archive.assets:
+        name = f"{archive.path}: tensor {shown(arguments.name)}"
+        remedy = "use onnxarchive.open in Python"
+        if arguments.rows is not None:
+            part = archive.get_slice(arguments.name)
+            if not part.shape:
+                raise ValueError(f"{name}: a scalar has no rows; leave out --rows")
+            save_array(StandardOutput(), part[arguments.rows], name, remedy)
+        elif arguments.name in archive.assets:
             output = StandardOutput()
             for piece in archive.assets.pieces(arguments.name):
                 output.write(piece)
         else:
-            name = f"{archive.path}: tensor {shown(arguments.name)}"
-            remedy = "use onnxarchive.open in Python"
             key = archive.tensors.key(arguments.name)
             if key is None:
                 array = archive.tensors[arguments.name]
@@ -369,6 +379,19 @@ def cat(arguments: argparse.Namespace) -> None:
                 (data,) = contents_of(archive).verified([key])
                 array = archive.tensors.array(key, data)
             save_array(StandardOutput(), array, name, remedy)
+
+
+def _rows(text: str) -> slice:
+    """Converts `START:STOP` or `START:STOP:STEP` to a slice; each number may be left out."""
+    try:
+        numbers = [int(number) if number else None for number in text.split(":")]
+        if len(numbers) not in (2, 3) or numbers[2:] == [0]:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected START:STOP or START:STOP:STEP, as in Python, found {text!r}"
+        ) from None
+    return slice(*numbers)
 
 
 def save_array(file: Any, array: NDArray[Any], name: str, remedy: str) -> None:
