@@ -11,6 +11,7 @@ import onnx
 import pytest
 from models import flip_byte, model_of, raw_tensor
 from onnx import TensorProto
+from web_server import WebServer
 
 import onnxarchive
 from onnxarchive.reading.html import MAX_ROWS, table
@@ -116,6 +117,15 @@ def test_no_weight_and_no_asset_is_read(path: Path) -> None:
                 flip_byte(path, entry.header_offset)
     with onnxarchive.open(path) as archive:
         assert archive._repr_html_() == before
+
+
+def test_the_tables_of_a_remote_archive_read_no_tensor(path: Path, web: WebServer) -> None:
+    onnxarchive.save(model_of(raw_tensor("w", dims=(100_000,))), path, models={}, assets={})
+    web.files["/m.onnxa"] = path.read_bytes()
+    with onnxarchive.open(web.url("/m.onnxa")) as archive:
+        requests = len(web.requests)
+        assert ["'w'", "FLOAT", "[100000]", "400,000", ""] in Tables(archive._repr_html_()).rows
+        assert len(web.requests) == requests
 
 
 def test_a_closed_archive_is_still_shown(path: Path) -> None:
