@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the Python snippets and the commands of the README and of the guide, in this order.
+"""Runs the Python snippets and the commands of README, guide and *My file is damaged*.
 
 python3 tools/dev.py python tools/docs/readme.py      all; needs the extras ort, ir and remote
 python3 tools/dev.py python tools/docs/readme.py 1    the first snippet; needs no extra
@@ -21,11 +21,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxarchive.cli import main as run_command
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "tools" / "docs" / "guide.md")
+DOCS = ROOT / "tools" / "docs"
+PAGES = (ROOT / "README.md", DOCS / "guide.md", DOCS / "damaged.md")
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of a language, in order: those of the README, then those of the guide."""
+    """The code blocks of a language, in the order of the pages."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
