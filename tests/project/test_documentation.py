@@ -150,6 +150,7 @@ def test_readers_that_are_promised_to_agree_are_those_that_are_compared() -> Non
     "page",
     [
         "README.md",
+        ".github/CHANGELOG.md",
         ".github/CONTRIBUTING.md",
         ".github/SECURITY.md",
         "conformance/README.md",

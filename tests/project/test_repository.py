@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import onnxarchive
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ROOMS = sorted(path.parent.name for path in ROOT.glob("onnxarchive/*/__init__.py"))
@@ -71,6 +73,14 @@ def test_pythons_of_classifiers_are_those_that_are_tested() -> None:
     (tested,) = re.findall(r"python: (\[.*\])", text)
     assert named == json.loads(tested)
     assert project["requires-python"] == f">={named[0]}"
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changes = (ROOT / ".github" / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## (.*)", changes, re.MULTILINE)
+    assert versions[0] == onnxarchive.__version__
+    cited = (ROOT / "tools" / "docs" / "citing.md").read_text(encoding="utf-8")
+    assert f"version = {{{onnxarchive.__version__}}}," in cited
 
 
 @pytest.mark.parametrize(
