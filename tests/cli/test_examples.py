@@ -14,8 +14,8 @@ from processes import completed
 
 import onnxarchive
 from onnxarchive.cli.all_commands import parser
+from tools.docs.commands import choices
 from tools.docs.readme import make_files
-from tools.docs.reference import choices
 
 
 def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -8,7 +8,7 @@ import pytest
 from commands import error_of, output_of
 
 from onnxarchive.cli.all_commands import GROUPS, parser
-from tools.docs.reference import commands
+from tools.docs.commands import commands
 
 Captured = pytest.CaptureFixture[str]
 OLD = ("replace-model", "remove-model", "rename-model", "set-metadata")

@@ -16,7 +16,7 @@ from public_calls import WRITES, make_files
 
 import onnxarchive
 from onnxarchive.cli.all_commands import parser
-from tools.docs.reference import choices
+from tools.docs.commands import choices
 
 REMEDY = r"pass os\.path\.expanduser\(path\), or '\./~"
 

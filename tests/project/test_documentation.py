@@ -9,10 +9,8 @@ import inspect
 import io
 import re
 import shutil
-import subprocess
-import sys
+import textwrap
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -20,13 +18,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from documented import DOCUMENTED
 from models import external, model_of, raw_tensor
 from obstore.store import MemoryStore
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
 import onnxarchive
-from tools.docs import reference
 from tools.docs.readme import blocks, commands, make_files, run_commands, run_python
 from tools.zip_readers.readers import READERS
 
@@ -179,19 +177,6 @@ def test_linked_files_and_headings_exist(page: str) -> None:
 RESULTS = ("Archive", "Edit", "TensorSlice")
 
 
-def _documented() -> Iterator[tuple[str, Any]]:
-    """All public functions, classes, methods and properties by name."""
-    for module in reference.MODULES:
-        for name in module.__all__:
-            value = getattr(module, name)
-            yield f"{module.__name__}.{name}", value
-            for member, found in vars(value).items() if inspect.isclass(value) else ():
-                is_documented = isinstance(found, FunctionType | property)
-                if is_documented and not member.startswith("_"):
-                    yield f"{module.__name__}.{name}.{member}", found
-
-
-DOCUMENTED = dict(_documented())
 FUNCTIONS = {name: it for name, it in DOCUMENTED.items() if isinstance(it, FunctionType)}
 CLASSES = {name: it for name, it in DOCUMENTED.items() if inspect.isclass(it)}
 
@@ -279,6 +264,12 @@ def _names(files: Path) -> dict[str, Any]:
     }
 
 
+def example(docstring: str) -> str | None:
+    """The code in the section `Example` of a docstring, or None."""
+    section = re.search(r"^Example:\n((?:[ \t]+.*\n|\n)+)", docstring + "\n", re.MULTILINE)
+    return None if section is None else textwrap.dedent(section[1]).strip() + "\n"
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -289,7 +280,7 @@ def _names(files: Path) -> dict[str, Any]:
 def test_every_example_runs(
     name: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = reference.example(inspect.getdoc(DOCUMENTED[name]) or "")
+    code = example(inspect.getdoc(DOCUMENTED[name]) or "")
     assert code
     names = _names(files)
     if ".session" in name or "onnxruntime." in code:
@@ -302,23 +293,3 @@ def test_every_example_runs(
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         exec(compile(code, name, "exec"), names)
-
-
-@pytest.mark.tool
-def test_the_reference_has_every_public_name_and_command(tmp_path: Path) -> None:
-    for directory in ("one", "two"):
-        command = [sys.executable, reference.__file__, str(tmp_path / directory)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    one = {it.name: it.read_text(encoding="utf-8") for it in (tmp_path / "one").rglob("*.html")}
-    two = {it.name: it.read_text(encoding="utf-8") for it in (tmp_path / "two").rglob("*.html")}
-    assert one == two
-    for name in DOCUMENTED:
-        short = name.removeprefix("onnxarchive.").removeprefix("interop.torch.").removeprefix("ir.")
-        assert any(f'id="{short}"' in text for text in one.values()), name
-    for name, _ in reference.commands():
-        assert f"usage: onnxarchive {name} " in one["cli.html"]
-    assert "Locks and crashes" in one["guide.html"]
-    assert "README.md" not in one["guide.html"]
-    for page in ("ir", "interop/torch", "cli", "guide"):
-        assert f'href="onnxarchive/{page}.html"' in one["onnxarchive.html"]
-    assert "Unpack[Access]" in re.sub("<[^>]+>", "", one["onnxarchive.html"])

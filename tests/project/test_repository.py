@@ -66,6 +66,13 @@ def test_build_tools_of_a_release_have_versions() -> None:
     assert all(re.fullmatch(r"\w+==[\d.]+", it) for it in packages.split())
 
 
+def test_packages_that_build_the_site_have_versions() -> None:
+    text = (ROOT / "tools" / "docs" / "requirements.txt").read_text(encoding="utf-8")
+    _, *packages = text.splitlines()
+    assert {it.partition("==")[0] for it in packages} >= {"Sphinx", "furo", "griffelib"}
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", it) for it in packages)
+
+
 def test_pythons_of_classifiers_are_those_that_are_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
