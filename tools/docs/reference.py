@@ -39,7 +39,7 @@ GROUPS: Final = {
     "open": Group(
         "Open",
         "Open an archive and read its models, tensors and assets.",
-        {PACKAGE: "open load is_archive Archive Entry"},
+        {PACKAGE: "open load is_archive Archive TensorSlice Entry"},
     ),
     "save": Group(
         "Save",
