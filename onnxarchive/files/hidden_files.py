@@ -21,7 +21,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files.filesystem import is_local
@@ -37,14 +37,17 @@ TEMPORARY = "tmp"  # end of a hidden name
 
 _serial_numbers = itertools.count()
 
-_temporaries: WeakSet[TemporaryFile | TemporaryDirectory] = WeakSet()
+# By id(). Its references are listed in one step, while threads still make files.
+_temporaries: WeakValueDictionary[int, TemporaryFile | TemporaryDirectory] = WeakValueDictionary()
 
 
 @atexit.register
 def remove_temporaries() -> None:
     """Removes the temporary files and directories of this process; needed before `os._exit`."""
-    for temporary in list(_temporaries):
-        temporary.remove()
+    for reference in _temporaries.valuerefs():
+        temporary = reference()
+        if temporary is not None:
+            temporary.remove()
 
 
 def hidden_path(target: str, ending: str) -> str:
@@ -86,7 +89,7 @@ class TemporaryFile(Work):
     def __init__(self, target: str, mode: int = 0o666, kind: str = TEMPORARY) -> None:
         """Creates a file; `mode` is that before the umask, `kind` the end of the name."""
         super().__init__()
-        _temporaries.add(self)
+        _temporaries[id(self)] = self
         number = 0
         while True:
             self.path = numbered_path(target, number, kind)
@@ -165,7 +168,7 @@ class TemporaryDirectory(Work):
         """Makes the directory; `make` takes its path, and `remove` removes it."""
         super().__init__()
         self._remove = remove
-        _temporaries.add(self)
+        _temporaries[id(self)] = self
         while True:
             self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
             self.is_there = True
