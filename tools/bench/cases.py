@@ -17,7 +17,9 @@ from tools.bench.inputs import COUNTS, SIZES, Place
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only, or with --readme
-NOT_QUICK: Final = ("convert-single", "growth", "lists", "remote", "session")
+NOT_QUICK: Final = (
+    *("convert-single", "growth", "lists", "overlay", "remote", "session", "weights"),
+)
 README: Final = (
     "view-small",
     "growth-bytes",
@@ -227,6 +229,41 @@ def _constants() -> Case:
     )
     title = "session of 128 MiB in Constant nodes, prepacking off; an archive of each kind"
     targets = (Target("at most", 16 * MIB, figure="anonymous"),)
+    return Case(title, measures, targets, times=3)
+
+
+def _changes(to: str) -> Case:
+    """Weights changed one at a time, and all in memory."""
+    prepare = partial(ways.change_weights, to=to)
+    loaded = partial(ways.change_loaded, to=to)
+    needs = (*_ONNX_IR, *_ONNXRUNTIME)
+    measures = (
+        Measure("one by one", "weights", prepare, ("archive",), needs),
+        _peer("loaded", "weights", loaded, ("archive",), needs),
+    )
+    title = f"weights to {to} by ONNX Runtime's functions, by the recipe and with the model loaded"
+    return Case(title, measures, (Target("at most", 128 * MIB, figure="anonymous"),))
+
+
+_OVERLAY: Final = ("archive", "tuned", "overlay")
+
+
+def _overlays() -> Case:
+    """Sessions of an overlay and of the fine-tuned archive."""
+    trusted = partial(ways.session_of_overlay, verify=False)
+    compared = partial(ways.session_of_overlay, verify=True)
+    whole = partial(_UNPACKED, kind="tuned")
+    measures = (
+        Measure("overlay", "tuned", trusted, _OVERLAY, _ONNXRUNTIME),
+        Measure("4 of an overlay", "tuned", partial(trusted, count=4), _OVERLAY, _ONNXRUNTIME),
+        Measure("overlay, SHA-256", "tuned", compared, _OVERLAY, _ONNXRUNTIME),
+        Measure("fine-tuned", "tuned", whole, ("tuned",), _ONNXRUNTIME),
+    )
+    title = "session of an overlay (16.8 MB) and of the fine-tuned archive (268 MB), prepacking off"
+    targets = (
+        Target("at most", 8 * MIB, figure="anonymous"),
+        Target("at most", 16 * MIB, row="4 of an overlay", figure="anonymous"),
+    )
     return Case(title, measures, targets, times=3)
 
 
@@ -443,6 +480,17 @@ CASES: Final[Mapping[str, Case]] = {
         ),
         (Target("at least", 0.7, "map"), Target("at most", 1.1, OURS, "check --full")),
         times=2,
+        moves_bytes=True,
+    ),
+    "weights-4-bits": _changes("4 bits"),
+    "weights-float16": _changes("float16"),
+    "overlay-session": _overlays(),
+    "overlay-make": Case(
+        "an overlay (16.8 MB) of a fine-tuned archive (268 MB), of which 1 of 16 tensors differs",
+        (
+            Measure("make", "tuned", ways.make_overlay, _OVERLAY, _ONNXRUNTIME),
+            Measure("merge", "tuned", ways.merge_overlay, _OVERLAY, _ONNXRUNTIME, writes=True),
+        ),
         moves_bytes=True,
     ),
     "real-open": Case(

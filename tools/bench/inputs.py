@@ -90,6 +90,8 @@ GROUPS: Final[Mapping[str, Group]] = {
     "many": Group(60_000, 4),  # 64 bytes each
     "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
     "chain": Group(500, 806, is_chain=True),  # 1.3 GB
+    "weights": Group(8, 4096, is_chain=True),  # 512 MiB
+    "tuned": Group(16, 2048, is_chain=True),  # 268 MB
     "real": Group(80, 8192, is_chain=True),  # 20 GiB
     "near": Group(1000, 164, is_sparse=True),  # 0.1 GiB
     "far": Group(1000, 5129, is_sparse=True),  # 98 GiB; nearly all offsets need 64 bits
@@ -117,9 +119,15 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "single": ("single.onnx",),
     "safetensors": ("tensors.safetensors",),
     "pickled": ("tensors.pt",),
+    "tuned": ("tuned.onnxa",),  # with another last tensor
+    "overlay": ("overlay.onnxa",),  # of "tuned" over "archive", which are made before
 }
 # Packages needed to make files of a kind, in addition to onnx and this library.
-MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
+MADE_WITH: Final[Mapping[str, str]] = {
+    "safetensors": "safetensors",
+    "pickled": "torch",
+    "overlay": "onnxruntime",
+}
 
 
 class Place(NamedTuple):
@@ -286,8 +294,8 @@ def places(folder: Path, scale: float) -> dict[str, Place]:
 
 
 def make(place: Place, kinds: Sequence[str]) -> None:
-    """Writes the files of these kinds."""
-    for kind in kinds:
+    """Writes the files of these kinds, in the order of `FILES`."""
+    for kind in sorted(kinds, key=list(FILES).index):
         place.file(kind).parent.mkdir(parents=True, exist_ok=True)
         if kind == "archive" and place.group.is_sparse:
             _make_sparse_archive(place)
@@ -302,6 +310,23 @@ def _make_archive(place: Place) -> None:
         for name, array in place.arrays():
             writer.add(name, array)
         writer.finish(place.graph())
+
+
+def _make_tuned(place: Place) -> None:
+    import onnxarchive
+
+    last = place.names()[-1]
+    with onnxarchive.Writer(place.file("tuned"), size_threshold=0) as writer:
+        for name, array in place.arrays():
+            writer.add(name, -array if name == last else array)
+        writer.finish(place.graph())
+
+
+def _make_overlay(place: Place) -> None:
+    from tools.recipes import overlay
+
+    base, tuned, target = (str(place.file(kind)) for kind in ("archive", "tuned", "overlay"))
+    overlay.make(base, tuned, target)
 
 
 def _make_sparse_archive(place: Place) -> None:
@@ -378,6 +403,8 @@ _MAKERS: Final = {
     "single": _make_single,
     "safetensors": _make_safetensors,
     "pickled": _make_pickled,
+    "tuned": _make_tuned,
+    "overlay": _make_overlay,
 }
 
 

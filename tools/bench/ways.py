@@ -423,6 +423,19 @@ def session_of_onnx(place: Place, *, is_packed: bool = True, kind: str = "extern
     return lambda: ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
+def session_of_overlay(place: Place, *, verify: bool, count: int = 1) -> Step:
+    """Makes sessions of the overlay without packed copies, and keeps them."""
+    from functools import partial
+
+    from tools.recipes import overlay
+
+    base, path = (str(place.file(kind)) for kind in ("archive", "overlay"))
+    make = partial(
+        overlay.session, base, path, None, ["CPUExecutionProvider"], verify=verify, prepack=False
+    )
+    return lambda: [make() for _ in range(count)]
+
+
 def _session_options(is_packed: bool) -> Any:
     import onnxruntime as ort
 
@@ -444,3 +457,49 @@ def edit_archive(place: Place) -> Step:
             edit.metadata["author"] = os.urandom(32).hex()
 
     return edit
+
+
+def change_weights(place: Place, *, to: str) -> Step:
+    """Runs the recipe that quantizes to 4 bits, or converts to float16, one weight at a time."""
+    module, function = {
+        "4 bits": ("quantize", "quantize_to_4_bits"),
+        "float16": ("to_float16", "convert"),
+    }[to]
+    convert = getattr(importlib.import_module(f"tools.recipes.{module}"), function)
+    return lambda: convert(str(place.archive), str(place.output / "changed.onnxa"))
+
+
+def change_loaded(place: Place, *, to: str) -> Step:
+    """Does the same with the whole model in memory."""
+    from functools import partial
+
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    import onnxarchive
+
+    def to_4_bits(model: Any) -> Any:
+        quantizer = MatMulNBitsQuantizer(model, bits=4, block_size=32)
+        quantizer.process()
+        return quantizer.model.model
+
+    to_float16 = partial(convert_float_to_float16, keep_io_types=True)
+    function: Any = {"4 bits": to_4_bits, "float16": to_float16}[to]
+    target = place.output / "changed.onnxa"
+    return lambda: onnxarchive.transform(place.archive, target, function, weights="loaded")
+
+
+def make_overlay(place: Place) -> Step:
+    """Makes the overlay of a fine-tuned archive."""
+    from tools.recipes import overlay
+
+    base, tuned = (str(place.file(kind)) for kind in ("archive", "tuned"))
+    return lambda: overlay.make(base, tuned, str(place.output / "overlay.onnxa"))
+
+
+def merge_overlay(place: Place) -> Step:
+    """Writes the archive of the fine-tuned model."""
+    from tools.recipes import overlay
+
+    base, path = (str(place.file(kind)) for kind in ("archive", "overlay"))
+    return lambda: overlay.merge(base, path, str(place.output / "merged.onnxa"))
