@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -17,8 +18,8 @@ import onnxarchive
 
 ort: Any = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
-quantize: Any = pytest.importorskip("tools.recipes.quantize")
-to_float16: Any = pytest.importorskip("tools.recipes.to_float16")
+quantize: Any = importlib.import_module("tools.recipes.quantize")
+to_float16: Any = importlib.import_module("tools.recipes.to_float16")
 
 pytestmark = pytest.mark.tool
 
