@@ -106,7 +106,7 @@ class ArchiveFormatError(ArchiveError, ValueError):
 
 
 class ChecksumError(ArchiveFormatError):
-    """The bytes of an entry or data file do not match their checksum.
+    """The bytes of an entry, a data file or a whole archive do not match their checksum.
 
     Example:
         try:

@@ -115,12 +115,16 @@ class Command(argparse.ArgumentParser):
         """Adds the option for `require_free`."""
         self.add("--force", "replace files that exist")
 
-    def add_url_options(self, *, cache: bool = True) -> None:
+    def add_url_options(self, *, cache: bool = True, sha256: bool = True) -> None:
         """Adds the options for `access`, at the end of the arguments."""
         group = self.add_argument_group("URLs ('onnxarchive help urls' explains these options)")
         if cache:
             self.add("--cache", to=group)
             self.add_cache_dir(default=None, to=group)
+        if sha256:
+            self.add("--sha256 DIGEST", to=group)
+        else:
+            self.set_defaults(sha256=None)
         self.add_repeated("--storage-option KEY=VALUE", to=group)
 
     def add_cache_dir(
@@ -245,6 +249,7 @@ def access(arguments: argparse.Namespace) -> Access:
         storage_options=storage_options(arguments),
         cache=arguments.cache_dir or arguments.cache or None,
         cache_progress=has_terminal(),
+        sha256=arguments.sha256,
     )
 
 

@@ -27,7 +27,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
-from onnxarchive.remote.location import Access, Location, Openable
+from onnxarchive.remote.location import Access, Location, Openable, require_no_digest
 
 _PIECE_SIZE: Final = 2 << 20  # bytes that are compared at a time
 _STACK_TRACE: Final = "stack_trace"  # end of metadata keys, as in pkg.torch.onnx.stack_trace
@@ -124,6 +124,7 @@ def diff(
         for section, changes in onnxarchive.diff("model.onnxa", "other.onnxa").sections.items():
             print(section, [(change.kind, change.name) for change in changes])
     """
+    require_no_digest(access)
     locations = Location.of(path, **access), Location.of(other, **access)
     with contextlib.ExitStack() as resources:
         one, two = (open_side(location, model, resources) for location in locations)

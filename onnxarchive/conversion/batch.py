@@ -19,7 +19,7 @@ from onnxarchive.files import attributes
 from onnxarchive.files.filesystem import is_below, require_file_names, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
-from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.location import Access, Location, require_no_digest
 from onnxarchive.sources.models import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
@@ -134,6 +134,7 @@ def convert_many(
     """
     if isinstance(sources, str | bytes | os.PathLike):
         raise TypeError("expected a list of sources, found a single source; pass [source]")
+    require_no_digest(access)
     open_assets(assets)  # raises a fault of an asset once, not for each model
     cancellation = _Cancellation()
     options = WriteOptions(

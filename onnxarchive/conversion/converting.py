@@ -30,7 +30,7 @@ from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import opened
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.damaged_entries import naming_all_damaged
-from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.location import Access, Location, require_no_digest
 from onnxarchive.sources import compiled
 from onnxarchive.sources.models import (
     FollowLinks,
@@ -206,6 +206,7 @@ def convert(
         onnxarchive.convert("model.onnx", "both.onnxa", models={"decoder": "decoder.onnx"})
         # onnxarchive.convert("repository", "all.onnxa", models="all", other_files=True)
     """
+    require_no_digest(access)
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,

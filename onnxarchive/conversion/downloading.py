@@ -14,7 +14,11 @@ from onnxarchive.files.filesystem import require_file_names
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
-from onnxarchive.remote.location import require_local_target, require_no_misspelled_url
+from onnxarchive.remote.location import (
+    normal_digest,
+    require_local_target,
+    require_no_misspelled_url,
+)
 from onnxarchive.remote.objects import open_to_download
 from onnxarchive.remote.origins import origin_of
 from onnxarchive.remote.transfers import download_object
@@ -28,6 +32,7 @@ def download(
     progress: Progress | None = None,
     store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
+    sha256: str | None = None,
 ) -> str:
     """Copies a remote archive to a file, and verifies every byte.
 
@@ -45,13 +50,16 @@ def download(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         store: An obstore store; `url` is then a path in it.
         storage_options: As for `onnxarchive.open`.
+        sha256: The SHA-256 of the file, 64 hexadecimal digits, as `sha256sum` prints it: all bytes
+            are compared before the file appears. None to compare none.
 
     Returns:
         The path of the file.
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule.
-        ChecksumError: Bytes do not match their CRC-32; the partial download is removed.
+        ChecksumError: Bytes do not match their CRC-32, or the file not `sha256`; the partial
+            download is removed.
         FileExistsError: `path` is not a regular file; or the partial file is not one, belongs to
             another user or has a second name; or a name that comes from the URL is a link.
         LockedError: Another process or thread is downloading to this file, or edits the file that
@@ -67,6 +75,7 @@ def download(
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
+    sha256 = normal_digest(sha256)
     if store is None:
         url = local_path(url)
         require_no_misspelled_url(url)
@@ -77,7 +86,7 @@ def download(
         Replacement(path, resumes=True) as replacement,
         closing(open_to_download(origin)) as remote,
     ):
-        download_object(remote, replacement, open_recognised, progress).close()
+        download_object(remote, replacement, open_recognised, progress, sha256).close()
     return os.path.realpath(path)
 
 

@@ -416,6 +416,9 @@ def open(
             huggingface_hub tell it.
             `cache_progress`: Called with the bytes that have been downloaded into the cache and the
             bytes in all; True shows a bar.
+            `sha256`: The SHA-256 of the whole archive, 64 hexadecimal digits, as `sha256sum` prints
+            it; needs `cache`. A download is compared before it enters the cache, a copy that is
+            there once. Refused for local files and functions that read ranges without a copy.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
@@ -429,8 +432,9 @@ def open(
         LockedError: An edit in progress has made the archive unreadable, or this thread is editing
             it.
         ObjectChangedError: A remote archive changed while it was opened.
-        ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is closed, not
-            seekable or not binary.
+        ChecksumError: A download does not match its CRC-32s, or the archive not `sha256`.
+        ValueError: `mode`, `timeout`, `prefetch` or `sha256` is not allowed, or a file object is
+            closed, not seekable or not binary.
         TypeError: `source` is of another type, or a keyword is unknown.
         ImportError: The URL needs obstore or fsspec, which is not installed.
         OSError: The archive cannot be opened or read.

@@ -4,7 +4,8 @@ A cache is a directory, which on POSIX systems only its owner can enter. Each ve
 has two files there, whose common name is a hash of the object's identity, and one of identity,
 validator and size:
 
-- `NAME.json`: the object's URL and version, written before the download begins,
+- `NAME.json`: the object's URL and version, written before the download begins; and the SHA-256 of
+  the archive if a caller has compared it, so that the copy is not read again for this,
 - `NAME.onnxa`: the archive. It gets this name when it is complete and verified; before, it is the
   hidden file of a resumable download (see `transfers`), which only one process writes at a time.
 
@@ -19,6 +20,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import stat
 import time
 import warnings
@@ -26,10 +28,16 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Final, cast
 
-from onnxarchive.errors import ArchiveFormatError, LockedError, needing, shown
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    LockedError,
+    UnsupportedFeatureError,
+    needing,
+    shown,
+)
 from onnxarchive.files import attributes
 from onnxarchive.files.beneath import open_own
-from onnxarchive.files.data import File
+from onnxarchive.files.data import File, closing_on_error
 from onnxarchive.files.filesystem import require_no_tilde, sync
 from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
@@ -39,12 +47,20 @@ from onnxarchive.remote.failures import NoRangesError
 from onnxarchive.remote.objects import RemoteFile, WholeObject
 from onnxarchive.remote.origins import Origin, Version, origin_of
 from onnxarchive.remote.stores import STALL
-from onnxarchive.remote.transfers import Read, arrived_nbytes, download_object
+from onnxarchive.remote.transfers import (
+    Read,
+    arrived_nbytes,
+    download_object,
+    require_digest,
+    sha256_of,
+)
 from onnxarchive.remote.urls import Address, local_path, shown_url
 
 _WAIT: Final = 0.1  # seconds between two looks at the download of another process
 _HASH_LENGTH: Final = 32  # hexadecimal digits of a hash in the name of a file
 _NAME: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.json")
+# What to do if there is no copy to compare with a digest.
+_DOWNLOAD: Final = "onnxarchive.download takes sha256, too, and writes a file"
 _OWN_MODE: Final = 0o700
 _OWN_FILE_MODE: Final = 0o600
 
@@ -54,6 +70,7 @@ def open_cached(
     cache: str | os.PathLike[str] | bool,
     read: Read | None,
     progress: Progress | None = None,
+    sha256: str | None = None,
 ) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
@@ -66,6 +83,7 @@ def open_cached(
         cache: The directory, created with mode 0700 if missing. True for the user's cache.
         read: Opens a file as an archive, to verify it. None to download nothing.
         progress: Called with the bytes that have arrived and the bytes in all.
+        sha256: The digest that the archive must have, in lower case; None to compare none.
 
     Returns:
         The copy, whose `path` is the name of the object. The object itself if there is no copy and
@@ -74,6 +92,9 @@ def open_cached(
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
+        ChecksumError: The archive has another digest. What was downloaded is not kept; a copy that
+            was there stays, since it is what the server gives.
+        UnsupportedFeatureError: There is a digest, and no copy to compare with it.
         ObjectChangedError: The object has changed during the download; nothing is kept.
         LockedError: Another process downloads the archive, and no byte has arrived for 30 seconds.
         PermissionError: The directory belongs to another user, or others may enter it (POSIX).
@@ -81,6 +102,7 @@ def open_cached(
     """
     origin = origin_of(address)
     if not origin.is_lasting:
+        _refuse_digest(sha256, origin.name, f"this object is not cached; {_DOWNLOAD}")
         return RemoteFile(origin)
     directory = directory_of_cache(cache)
     prefix = origin.identity[:_HASH_LENGTH]
@@ -91,6 +113,7 @@ def open_cached(
     remote = _object(origin, versions[0] if versions else None, read)
     key = remote.cache_key()
     if key is None and not isinstance(remote, WholeObject):
+        _refuse_digest(sha256, remote.path, f"the server states no ETag; {_DOWNLOAD}")
         return remote
     if key is None:
         key = os.urandom(_HASH_LENGTH // 2).hex()  # so that no later opening takes the copy
@@ -102,16 +125,44 @@ def open_cached(
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     with contextlib.ExitStack() as opened:
         opened.enter_context(contextlib.closing(remote))
-        copy = _opened(path, remote, read, progress)
+        copy = _opened(path, remote, read, progress, sha256)
         if copy is None:
+            _refuse_digest(sha256, remote.path, f"this function makes none; {_DOWNLOAD}")
             opened.pop_all()
             return cast("RemoteFile", remote)  # since `read` is None
+        if sha256 is not None:
+            with closing_on_error(copy):
+                _require_digest(sha256, copy, path, remote)
     copy.path = remote.path
     for older in cached_archives(directory, prefix):
         if older.path != path:
             with contextlib.suppress(OSError):  # Windows removes no open file
                 _remove(older)
     return copy
+
+
+def _refuse_digest(sha256: str | None, name: str, problem: str) -> None:
+    """Refuses a digest if there is no copy to compare with it."""
+    if sha256 is not None:
+        raise UnsupportedFeatureError(
+            f"expected a copy in the cache to compare with sha256, found none; {problem}", path=name
+        )
+
+
+def _require_digest(
+    sha256: str, copy: MappedFile, path: str, remote: RemoteFile | WholeObject
+) -> None:
+    """Refuses a copy with another digest; reads it only if its digest is not described yet."""
+    found = None
+    with contextlib.suppress(FileNotFoundError, ArchiveFormatError):  # removed; no file
+        found = _cached_archive(_json_path(path)).sha256
+    if found is None:
+        found = sha256_of(copy)
+        if copy.is_at(path):  # else the description is that of another file
+            _describe(path, remote, found)
+    command = f"onnxarchive cache clear --cache-dir {shlex.quote(os.path.dirname(path))}"
+    remedy = f"compare the digest with that of the publisher; '{command}' removes this copy"
+    require_digest(sha256, found, remote.path, remedy)
 
 
 def _object(origin: Origin, known: Version | None, read: Read | None) -> RemoteFile | WholeObject:
@@ -147,7 +198,11 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
 
 
 def _opened(
-    path: str, remote: RemoteFile | WholeObject, read: Read | None, progress: Progress | None
+    path: str,
+    remote: RemoteFile | WholeObject,
+    read: Read | None,
+    progress: Progress | None,
+    sha256: str | None,
 ) -> MappedFile | None:
     """Opens a copy, after downloading it if it is missing; None if it may not be downloaded.
 
@@ -171,12 +226,15 @@ def _opened(
                 continue
             # A copy is verified once, so it has to survive a power failure.
             sync(replacement.written, "choose a cache on another file system")
-            description = {"url": remote.path, "version": asdict(remote.version)}
-            with Replacement(_json_path(path)) as described:
-                described.set_mode(_OWN_FILE_MODE)
-                described.file.write(json.dumps(description).encode())
-                described.commit()
-            copy = download_object(remote, replacement, read, progress)
+            # Who completes the copy has described it under the same lock, so a digest of the
+            # description is that of the copy, also if this process is killed.
+            _describe(path, remote, sha256)
+            try:
+                copy = download_object(remote, replacement, read, progress, sha256)
+            except ArchiveFormatError:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(_json_path(path))
+                raise
             attributes.set_mode(copy.fileno(), path, _OWN_FILE_MODE)
         return copy
     return copy
@@ -195,6 +253,15 @@ def _complete(path: str, size: int) -> MappedFile | None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return None
+
+
+def _describe(path: str, remote: RemoteFile | WholeObject, sha256: str | None) -> None:
+    """Writes the description of a copy."""
+    description = {"url": remote.path, "version": asdict(remote.version), "sha256": sha256}
+    with Replacement(_json_path(path)) as described:
+        described.set_mode(_OWN_FILE_MODE)
+        described.file.write(json.dumps(description).encode())
+        described.commit()
 
 
 def _json_path(path: str) -> str:
@@ -224,6 +291,7 @@ class CachedArchive:
         version: The version of the object; None if the description is damaged.
         present: Number of bytes that have arrived.
         used: The time of the last use, in seconds since the epoch.
+        sha256: The SHA-256 of the archive; None if no caller has compared it.
     """
 
     path: str
@@ -231,6 +299,7 @@ class CachedArchive:
     version: Version | None
     present: int
     used: float
+    sha256: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -263,19 +332,22 @@ def _cached_archive(json_path: str) -> CachedArchive:
         try:
             described = json.loads(file.read(0, file.size))
             url, version = str(described["url"]), Version(**described["version"])
+            sha256 = described.get("sha256")
             if not isinstance(version.size, int) or version.size < 0:
                 raise ValueError
+            if not isinstance(sha256, str | None):
+                raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
-            url, version = None, None
+            url, version, sha256 = None, None, None
     path = json_path.removesuffix(".json") + ".onnxa"
     present = 0
     with contextlib.suppress(FileNotFoundError):
         status = os.lstat(path)
-        return CachedArchive(path, url, version, status.st_size, status.st_mtime)
+        return CachedArchive(path, url, version, status.st_size, status.st_mtime, sha256)
     if version is not None:
         with contextlib.suppress(OSError), MappedFile(partial_path(path)) as file:
             present, used = arrived_nbytes(file, version.size), file.status().st_mtime
-    return CachedArchive(path, url, version, present, used)
+    return CachedArchive(path, url, version, present, used, sha256)
 
 
 def _remove(archive: CachedArchive) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError, shown
 from onnxarchive.files.data import Buffer, File, as_bytes
@@ -18,17 +19,23 @@ from onnxarchive.remote.urls import Address, is_url, local_path, misspelled_url,
 if TYPE_CHECKING:
     from onnxarchive.remote.transfers import Read
 
+_DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
+
 # A path, a URL, the bytes of an archive, or a seekable binary file object.
 Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
 
 
 class Access(TypedDict, total=False):
-    """Options for reaching remote archives; see `onnxarchive.open`. Local files ignore them."""
+    """Options for reaching remote archives; see `onnxarchive.open`.
+
+    Local files ignore them, but a digest that would not be compared is refused.
+    """
 
     store: Any
     storage_options: Mapping[str, Any] | None
     cache: str | os.PathLike[str] | bool | None
     cache_progress: Progress | None
+    sha256: str | None
 
 
 def require_known(options: Iterable[str], known: Collection[str]) -> None:
@@ -40,6 +47,26 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
             nearest = get_close_matches(name, known, 1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise TypeError(f"this function has no argument {name!r}{hint}")
+
+
+def normal_digest(sha256: str | None) -> str | None:
+    """A SHA-256 that a caller gives, in lower case; None if none is given."""
+    if sha256 is None:
+        return None
+    if not isinstance(sha256, str):
+        raise TypeError(f"expected a SHA-256 as a str, found {type(sha256).__name__}")
+    if not _DIGEST.fullmatch(sha256):
+        raise ValueError(f"expected a SHA-256 of 64 hexadecimal digits, found {shown(sha256)}")
+    return sha256.lower()
+
+
+def require_no_digest(access: Access) -> None:
+    """Refuses a digest, for functions that write an archive or read several."""
+    if access.get("sha256") is not None:
+        raise ValueError(
+            "sha256=DIGEST (--sha256) is that of one archive that is read; download it first with "
+            "onnxarchive.download, which takes sha256, and pass the file"
+        )
 
 
 def require_no_misspelled_url(path: str) -> None:
@@ -90,6 +117,13 @@ class Location:
     def of(cls, source: object, **access: Unpack[Access]) -> Location:
         """The location of a source or a target; a misspelled option is refused for every kind."""
         require_known(access, Access.__optional_keys__)
+        location = cls._of(source, access)
+        if normal_digest(access.get("sha256")) is not None:
+            _require_cache(location)
+        return location
+
+    @classmethod
+    def _of(cls, source: object, access: Access) -> Location:
         if not isinstance(source, str | os.PathLike):
             return cls(source, None, None, access)
         if is_url(source) or access.get("store") is not None:
@@ -159,7 +193,9 @@ class Location:
         if self.url is not None and cache is not None and cache is not False:
             from onnxarchive.remote.cache import open_cached
 
-            return open_cached(self.remote, cache, read, self.access.get("cache_progress"))
+            progress = self.access.get("cache_progress")
+            sha256 = normal_digest(self.access.get("sha256"))
+            return open_cached(self.remote, cache, read, progress, sha256)
         if self.url is not None:
             from onnxarchive.remote.objects import RemoteFile
             from onnxarchive.remote.origins import origin_of
@@ -197,3 +233,19 @@ class Location:
         except FileNotFoundError:
             return False
         return True
+
+
+def _require_cache(location: Location) -> None:
+    """Refuses the digest of an archive that is not downloaded into a cache."""
+    if location.url is None:
+        raise ValueError(
+            f"{location.name}: sha256=DIGEST (--sha256) is for remote archives, which are "
+            "downloaded; compare a local file with sha256sum, or in Python with "
+            "hashlib.file_digest"
+        )
+    if location.access.get("cache") in (None, False):
+        raise ValueError(
+            f"{location.name}: sha256=DIGEST (--sha256) needs cache=True (--cache), since ranges "
+            "cannot be compared with it; or download the archive with onnxarchive.download, which "
+            "takes sha256, too"
+        )

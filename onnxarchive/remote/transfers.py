@@ -23,6 +23,7 @@ from typing import Protocol, TypeAlias
 
 from onnxarchive.errors import (
     ArchiveFormatError,
+    ChecksumError,
     ObjectChangedError,
     naming,
     without_traceback,
@@ -39,6 +40,11 @@ from onnxarchive.zipformat.records import LocalHeader
 
 _MARK_SIZE = 32
 _LOGGED = struct.Struct("<QQ")  # begin and end of a piece
+# What to do about an object with another digest.
+_NOTHING_KEPT = (
+    "nothing was kept; compare the digest with that of the publisher: if it is right, this "
+    "address gives another file"
+)
 _MOST_LOGGED = 1 << 20  # pieces that are read from a log; the bytes of others are asked for again
 
 
@@ -58,6 +64,7 @@ def download_object(
     replacement: Replacement,
     read: Read,
     progress: Progress | None = None,
+    sha256: str | None = None,
 ) -> MappedFile:
     """Downloads an archive into a new file, verifies it, and renames it into place.
 
@@ -68,27 +75,33 @@ def download_object(
         replacement: The new file. If it can be resumed after an error, it keeps what has arrived.
         read: Opens the object, and later the new file, as an archive.
         progress: Called with the bytes that have arrived and the bytes in all.
+        sha256: The digest that the object must have, in lower case; None to compare none.
 
     Returns:
         The open file, without a lock.
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
+        ChecksumError: The object has another digest; nothing is kept.
         ObjectChangedError: The object has changed since it was opened; nothing is kept, since its
             bytes could not be continued.
     """
     file = replacement.written
     has_ranges = not isinstance(remote, WholeObject)
     replacement.is_resumable &= has_ranges and remote.cache_key() is not None
+    found = None
     try:
         if isinstance(remote, WholeObject):
-            size = _fetch_whole(remote, file, progress)
+            size, found = _fetch_whole(remote, file, progress, is_hashed=sha256 is not None)
         else:
             read(remote)
             _fetch(remote, replacement, progress)
             size = remote.size
         with _Arrived(file, remote.path, size) as arrived:
-            read(arrived).verify()
+            archive = read(arrived)  # first: an error says what a file is that is no archive
+            if sha256 is not None:
+                require_digest(sha256, found or sha256_of(arrived), remote.path, _NOTHING_KEPT)
+            archive.verify()
     except ArchiveFormatError:
         file.truncate(0)
         raise
@@ -103,6 +116,20 @@ def download_object(
     downloaded = replacement.commit_open(lambda _: replacement.complete(remote.size))
     locking.unlock(downloaded.fileno())  # a copy in the cache stays open
     return downloaded
+
+
+def sha256_of(file: File) -> str:
+    """The SHA-256 of all bytes of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    for piece in file.pieces(0, file.size):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def require_digest(expected: str, found: str, name: str, remedy: str) -> None:
+    """Refuses an object with another digest than the one expected by the caller."""
+    if found != expected:
+        raise ChecksumError(f"expected the SHA-256 {expected}, found {found}; {remedy}", path=name)
 
 
 class _Arrived(MappedFile):
@@ -155,8 +182,10 @@ def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | No
         raise OSError(errno.EIO, f"expected {missing} more bytes, found none", remote.path)
 
 
-def _fetch_whole(remote: WholeObject, file: MappedFile, progress: Progress | None) -> int:
-    """Writes all bytes as they arrive, and returns their number.
+def _fetch_whole(
+    remote: WholeObject, file: MappedFile, progress: Progress | None, *, is_hashed: bool
+) -> tuple[int, str | None]:
+    """Writes all bytes as they arrive; returns their number, and their SHA-256 if `is_hashed`.
 
     After bytes with which no archive begins, such as a page for a login, no others are read.
     """
@@ -167,6 +196,7 @@ def _fetch_whole(remote: WholeObject, file: MappedFile, progress: Progress | Non
     )
     file.truncate(0)
     counter = ProgressCounter(progress, remote.size)
+    digest = hashlib.sha256() if is_hashed else None
     nbytes = 0
     try:
         require_space(file.absolute_path, remote.size)
@@ -174,6 +204,8 @@ def _fetch_whole(remote: WholeObject, file: MappedFile, progress: Progress | Non
             for piece in pieces:
                 is_archive = nbytes > 0 or piece.startswith(LocalHeader.SIGNATURE)
                 file.write(nbytes, piece)
+                if digest is not None:
+                    digest.update(piece)
                 nbytes += len(piece)
                 counter.add(len(piece))
                 if not is_archive:
@@ -181,7 +213,7 @@ def _fetch_whole(remote: WholeObject, file: MappedFile, progress: Progress | Non
     except OSError:
         file.truncate(0)
         raise
-    return nbytes
+    return nbytes, None if digest is None else digest.hexdigest()
 
 
 def logged_pieces(file: MappedFile, size: int) -> list[tuple[int, int]]:

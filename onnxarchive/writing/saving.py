@@ -17,7 +17,7 @@ from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.reading.archive import contents_of
-from onnxarchive.remote.location import Access, Location
+from onnxarchive.remote.location import Access, Location, require_no_digest
 from onnxarchive.sources.source import Source
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.overwriting import require_no_loss
@@ -112,6 +112,7 @@ def save(
         model = onnx.load("model.onnx")
         onnxarchive.save(model, "new.onnxa", assets={"labels.txt": "labels.txt"})
     """
+    require_no_digest(access)
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,

@@ -74,7 +74,7 @@ def _actions(command: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def test_each_argument_that_names_a_file_expands_the_home_directory(home: Path) -> None:
     # Not paths; and those whose paths follow `=`, which the commands above give.
     others = {"N", "BYTES", "SECONDS", "ID", "NAME", "OLD", "NEW", "KEY", "TEXT", "PATTERN", "URL"}
-    others |= {"KEY=VALUE", "NAME=SIZE", "COMMAND", "ACTION", "WORD", "RANGE"}
+    others |= {"KEY=VALUE", "NAME=SIZE", "COMMAND", "ACTION", "WORD", "RANGE", "DIGEST"}
     others |= {"ID=PATH", "[NAME=]PATH", "NAME=FILE.npy"}
     paths = set()
     for action in _actions(parser()):

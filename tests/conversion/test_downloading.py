@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -297,6 +298,24 @@ def test_damaged_bytes_are_an_error_and_nothing_is_left(
     if not with_validator:
         without_etag(web)
     require_downloaded(url, folder / "m.onnxa")
+
+
+def test_a_file_with_another_digest_gets_no_name_and_nothing_is_left(
+    url: str, folder: Path
+) -> None:
+    target = folder / "m.onnxa"
+    target.write_bytes(b"old")
+    digest = hashlib.sha256(ARCHIVE).hexdigest()
+    wrong = hashlib.sha256().hexdigest()
+    message = rf"/m\.onnxa: expected the SHA-256 {wrong}, found {digest}; nothing was kept; compare"
+    with pytest.raises(ChecksumError, match=message) as caught:
+        onnxarchive.download(url, target, sha256=wrong)
+    assert caught.value.path == url
+    assert target.read_bytes() == b"old"
+    assert files_below(folder) == {"m.onnxa"}
+    interrupt(url, target, old=b"old")
+    onnxarchive.download(url, target, sha256=digest.upper())
+    assert target.read_bytes() == ARCHIVE
 
 
 def without_etag(web: WebServer) -> None:

@@ -113,7 +113,12 @@ def reading(data: bytes) -> Read:
 
 
 def opened(
-    directory: Path | bool, remote: Any = None, *, data: bytes | None = None, reads: bool = True
+    directory: Path | bool,
+    remote: Any = None,
+    *,
+    data: bytes | None = None,
+    reads: bool = True,
+    sha256: str | None = None,
 ) -> Any:
     """Opens a remote object through a cache, which requires `data` of what it downloads."""
     remote = remote or Remote()
@@ -122,7 +127,7 @@ def opened(
     with patch.multiple(
         cache, origin_of=lambda *_: origin, RemoteFile=lambda origin, known=None: remote
     ):
-        return cache.open_cached(Address(URL), directory, read)
+        return cache.open_cached(Address(URL), directory, read, sha256=sha256)
 
 
 def require_right(directory: Path, data: bytes = DATA, **options: Any) -> int:

@@ -134,7 +134,7 @@ def add_diff(commands: Any) -> None:
     command.add("--full", "also compare bytes, not only the CRC-32s of tensors and assets")
     command.add("--values", "say by how much the elements of tensors of equal shape differ")
     command.add("--stack-traces", "also compare the stack traces in the metadata of nodes")
-    command.add_url_options()
+    command.add_url_options(sha256=False)
 
 
 def diff(arguments: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ def add_convert(commands: Any) -> None:
     command.add("--dry-run", "report the outcome, but write no archive")
     command.add("--skip-existing", "with --output-dir: skip models whose archive exists")
     command.add_force()
-    command.add_url_options()
+    command.add_url_options(sha256=False)
 
 
 def convert(arguments: argparse.Namespace) -> int:

@@ -131,7 +131,11 @@ def download(arguments: argparse.Namespace) -> None:
     try:
         with progress_bar("download") as progress:
             path = onnxarchive.download(
-                arguments.url, path, progress=progress, storage_options=options
+                arguments.url,
+                path,
+                progress=progress,
+                storage_options=options,
+                sha256=arguments.sha256,
             )
     except KeyboardInterrupt:
         if not os.path.lexists(partial_path(os.path.realpath(path))):

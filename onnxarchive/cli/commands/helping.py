@@ -33,6 +33,10 @@ Options of these commands:
       the copies.
   --cache-dir DIR
       use this directory as the cache
+  --sha256 DIGEST
+      the SHA-256 of the whole archive, as 'sha256sum' prints it: 'download', and with
+      a cache 'run' and 'link', compare it before the archive gets its name, and every
+      command with a cache compares a copy once. Without a cache it is refused.
 
 These commands need obstore and fsspec, and platformdirs for the user's cache.
 """
