@@ -1,9 +1,8 @@
-"""The recipes in Python that make, keep and sign archives, run as their first lines say."""
+"""The recipes in Python that make and keep archives, run as their first lines say."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -178,37 +177,3 @@ def test_a_cluster_converts_the_models_of_a_bucket(s3: S3Server) -> None:
     assert all(line.endswith(": there already") for line in lines)
     printed = run_in_store(s3, "many_models.py", "s3://bucket/none", "s3://bucket/a", status=1)
     assert "1/1 s3://bucket/none: " in printed
-
-
-# Signatures
-
-
-def make_keys(directory: Path) -> tuple[Path, Path]:
-    """A private and a public key."""
-    from cryptography.hazmat.primitives import serialization as forms
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = directory / "private.pem", directory / "public.pem"
-    pem, kind = forms.Encoding.PEM, forms.PrivateFormat.PKCS8
-    private.write_bytes(key.private_bytes(pem, kind, forms.NoEncryption()))
-    kind_of_public = forms.PublicFormat.SubjectPublicKeyInfo
-    public.write_bytes(key.public_key().public_bytes(pem, kind_of_public))
-    return private, public
-
-
-def test_a_signature_is_of_these_bytes_by_this_key(path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="model-signing or pyOpenSSL is not installed")
-
-    def sign(step: str, key: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-        return completed([sys.executable, RECIPES / "sign.py", step, path, key], status=status)
-
-    onnxarchive.save(weight_model(1), path)
-    private, public = make_keys(tmp_path)
-    sign("sign", private)
-    assert sign("verify", public).stdout == f"{path}: verify: done\n"
-    (tmp_path / "other").mkdir()
-    done = sign("verify", make_keys(tmp_path / "other")[1], status=1)
-    assert done.stderr.startswith(f"{path}: ")
-    onnxarchive.save(weight_model(2), path)
-    assert "Signature mismatch" in sign("verify", public, status=1).stderr
