@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
-    from onnxarchive.comparing.archives import Difference as Difference, diff as diff
     from onnxarchive.comparing.changes import Change as Change
+    from onnxarchive.comparing.diff import Difference as Difference, diff as diff
     from onnxarchive.comparing.values import ValueChange as ValueChange
-    from onnxarchive.conversion.batch import convert_many as convert_many
-    from onnxarchive.conversion.converting import Conversion as Conversion, convert as convert
-    from onnxarchive.conversion.downloading import download as download
-    from onnxarchive.conversion.exporting import export as export, extract as extract
-    from onnxarchive.editing.recovery import Recovery as Recovery, recover as recover
-    from onnxarchive.editing.transaction import Edit as Edit, edit as edit
+    from onnxarchive.conversion.convert import Conversion as Conversion, convert as convert
+    from onnxarchive.conversion.convert_many import convert_many as convert_many
+    from onnxarchive.conversion.download import download as download
+    from onnxarchive.conversion.export import export as export, extract as extract
+    from onnxarchive.editing.edit import Edit as Edit, edit as edit
+    from onnxarchive.editing.recover import Recovery as Recovery, recover as recover
     from onnxarchive.errors import (
         ArchiveError as ArchiveError,
         ArchiveFormatError as ArchiveFormatError,
@@ -48,7 +48,7 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop import get_include as get_include
     from onnxarchive.interop.links import check_link as check_link, link as link
-    from onnxarchive.interop.model_functions import (
+    from onnxarchive.interop.onnx_functions import (
         check_model as check_model,
         infer_shapes as infer_shapes,
     )
@@ -56,13 +56,13 @@ if _TYPE_CHECKING:
         session as session,
         session_options as session_options,
     )
-    from onnxarchive.interop.prepacking import prepack as prepack
-    from onnxarchive.interop.transforming import transform as transform
+    from onnxarchive.interop.prepack import prepack as prepack
+    from onnxarchive.interop.transform import transform as transform
     from onnxarchive.reading.archive import Archive as Archive, load as load, open as open
+    from onnxarchive.reading.check import Finding as Finding, check as check
     from onnxarchive.reading.detection import is_archive as is_archive
-    from onnxarchive.reading.rules import Finding as Finding, check as check
     from onnxarchive.reading.slices import TensorSlice as TensorSlice
-    from onnxarchive.writing.saving import save as save
+    from onnxarchive.writing.save import save as save
     from onnxarchive.writing.writer import Writer as Writer
     from onnxarchive.zipformat.directory import Entry as Entry
 
@@ -72,28 +72,28 @@ __version__ = "0.2.0"
 _NAMES = {
     "reading.archive": "Archive load open",
     "reading.detection": "is_archive",
-    "reading.rules": "Finding check",
+    "reading.check": "Finding check",
     "reading.slices": "TensorSlice",
-    "writing.saving": "save",
+    "writing.save": "save",
     "writing.writer": "Writer",
-    "conversion.batch": "convert_many",
-    "conversion.converting": "Conversion convert",
-    "comparing.archives": "Difference diff",
+    "conversion.convert_many": "convert_many",
+    "conversion.convert": "Conversion convert",
+    "comparing.diff": "Difference diff",
     "comparing.changes": "Change",
     "comparing.values": "ValueChange",
-    "conversion.downloading": "download",
-    "conversion.exporting": "export extract",
-    "editing.transaction": "Edit edit",
-    "editing.recovery": "Recovery recover",
+    "conversion.download": "download",
+    "conversion.export": "export extract",
+    "editing.edit": "Edit edit",
+    "editing.recover": "Recovery recover",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",
     "interop": "get_include",
     "interop.links": "check_link link",
-    "interop.model_functions": "check_model infer_shapes",
+    "interop.onnx_functions": "check_model infer_shapes",
     "interop.onnxruntime": "session session_options",
-    "interop.prepacking": "prepack",
-    "interop.transforming": "transform",
+    "interop.prepack": "prepack",
+    "interop.transform": "transform",
     "zipformat.directory": "Entry",
 }
 # Names that `dir` shows once they are imported; other modules are for this library.

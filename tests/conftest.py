@@ -32,7 +32,7 @@ from sparse_files import require_room
 from web_server import WebServer, serving
 
 import onnxarchive
-from onnxarchive.files import filesystem, locking
+from onnxarchive.files import clones_and_sync, locking
 from tools.zip_readers.readers import READERS, Reader
 
 settings.register_profile("without deadline", deadline=None)
@@ -213,8 +213,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture(autouse=True)
 def _unknown_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets each test find out whether a device has clones, by making one."""
-    monkeypatch.setattr(filesystem, "devices_without_clones", set())
-    monkeypatch.setattr(filesystem, "has_clones", lambda source: True)
+    monkeypatch.setattr(clones_and_sync, "devices_without_clones", set())
+    monkeypatch.setattr(clones_and_sync, "has_clones", lambda source: True)
 
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])
@@ -223,20 +223,20 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
 
     Gives the arguments of an edit for this way."""
     clone = copying_clone if request.param == "on a clone" else no_clone
-    monkeypatch.setattr(filesystem, "clone", clone)
+    monkeypatch.setattr(clones_and_sync, "clone", clone)
     return {"copy": request.param == "with copy"}
 
 
 @pytest.fixture(params=[no_clone, copying_clone])
 def clones_or_none(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits without clones, and with a clone of each file."""
-    monkeypatch.setattr(filesystem, "clone", request.param)
+    monkeypatch.setattr(clones_and_sync, "clone", request.param)
 
 
 @pytest.fixture
 def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edits files in place, as on a file system without clones."""
-    monkeypatch.setattr(filesystem, "clone", no_clone)
+    monkeypatch.setattr(clones_and_sync, "clone", no_clone)
 
 
 @pytest.fixture

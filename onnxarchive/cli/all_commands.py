@@ -18,33 +18,33 @@ from onnxarchive.files.data import CRC32_LIBRARY
 
 
 def _converting() -> ModuleType:
-    from onnxarchive.cli.commands import converting
+    from onnxarchive.cli.commands import convert
 
-    return converting
+    return convert
 
 
 def _exporting() -> ModuleType:
-    from onnxarchive.cli.commands import exporting
+    from onnxarchive.cli.commands import export
 
-    return exporting
+    return export
 
 
 def _listing() -> ModuleType:
-    from onnxarchive.cli.commands import listing
+    from onnxarchive.cli.commands import show
 
-    return listing
+    return show
 
 
 def _checking() -> ModuleType:
-    from onnxarchive.cli.commands import checking
+    from onnxarchive.cli.commands import check
 
-    return checking
+    return check
 
 
 def _editing() -> ModuleType:
-    from onnxarchive.cli.commands import editing
+    from onnxarchive.cli.commands import edit
 
-    return editing
+    return edit
 
 
 def _models() -> ModuleType:
@@ -60,15 +60,15 @@ def _assets() -> ModuleType:
 
 
 def _running() -> ModuleType:
-    from onnxarchive.cli.commands import running
+    from onnxarchive.cli.commands import run
 
-    return running
+    return run
 
 
 def _helping() -> ModuleType:
-    from onnxarchive.cli.commands import helping
+    from onnxarchive.cli.commands import help
 
-    return helping
+    return help
 
 
 # The commands in the order of the help, by what one does with them. Each has the module of

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import onnx
 
 from onnxarchive.comparing.values import parts_of
-from onnxarchive.conversion.converting import open_source
+from onnxarchive.conversion.convert import open_source
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, with_path
 from onnxarchive.files.data import Crc32, Data, crc32 as checksum
 from onnxarchive.model import tensors
@@ -20,7 +20,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive import Archive, contents_of, open_location
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceReader
+from onnxarchive.sources.reader import SourceReader
 from onnxarchive.sources.source import Source
 
 _PIECE_SIZE: Final = 2 << 20  # bytes that are compared at a time

@@ -22,12 +22,12 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
 
-from onnxarchive.editing.changes import Changes
-from onnxarchive.editing.models import EditedModel, has_bytes, in_memory
+from onnxarchive.editing.comparison import EditedModel, has_bytes, in_memory
+from onnxarchive.editing.state import Changes
 from onnxarchive.errors import ChecksumError, naming, shown
-from onnxarchive.files import attributes, filesystem, undo
+from onnxarchive.files import attributes, clones_and_sync, undo
+from onnxarchive.files.clones_and_sync import directory_of
 from onnxarchive.files.data import Bytes, Crc32, Data, difference, pieces
-from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
@@ -35,6 +35,7 @@ from onnxarchive.model import keys, proto, tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.contents import Contents, EntryData, check_model_sizes, check_models
+from onnxarchive.writing.archive_models import archive_options
 from onnxarchive.writing.options import WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -46,7 +47,6 @@ from onnxarchive.writing.plan import (
     require_names,
 )
 from onnxarchive.writing.sharing import SharedEntries, type_and_dims
-from onnxarchive.writing.stored_entries import archive_options
 from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.directory import Directory
@@ -399,9 +399,9 @@ def _write_clone(
         False if cloning fails; with `else_in_place`, where the caller can change the archive in
         place, also if the clone would lose owner or attributes, or cannot be renamed over it.
     """
-    if not (filesystem.may_clone(file) and filesystem.has_clones(file)):
+    if not (clones_and_sync.may_clone(file) and clones_and_sync.has_clones(file)):
         return False
-    if else_in_place and filesystem.keeps_names(directory_of(file.absolute_path)):
+    if else_in_place and clones_and_sync.keeps_names(directory_of(file.absolute_path)):
         return False  # the clone could not be renamed, and its name would remain for ever
     try:
         replacement = Replacement(file.absolute_path, locked=file)
@@ -411,7 +411,7 @@ def _write_clone(
         clone = replacement.written.fileno()
         with naming(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
-        if is_unfit or not filesystem.clone(file, clone):
+        if is_unfit or not clones_and_sync.clone(file, clone):
             return False
         write(replacement.file)
         replacement.written.truncate(replacement.file.offset)

@@ -38,9 +38,8 @@ from onnxarchive.errors import (
     recover_command,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.beneath import open_own
+from onnxarchive.files.clones_and_sync import close_unwritten, sync, sync_directory
 from onnxarchive.files.data import Closing, File, closing_on_error
-from onnxarchive.files.filesystem import close_unwritten, sync, sync_directory
 from onnxarchive.files.hidden_files import (
     TEMPORARY,
     TemporaryFile,
@@ -52,6 +51,7 @@ from onnxarchive.files.hidden_files import (
 )
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
+from onnxarchive.files.paths import open_own
 from onnxarchive.files.replacement import Replacement
 
 NEW, OLD, RECORD = "new", "old", "pair"  # ends of hidden names

@@ -11,11 +11,11 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from onnxarchive.errors import ArchiveFormatError, naming
-from onnxarchive.files.beneath import Root
+from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import Closing, Data, File
-from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.files.locking import is_held
+from onnxarchive.files.paths import Root
 
 _MAX_OPEN = 32  # data files at a time
 _SHARE = 8  # they are at most this part of the files that the process may open

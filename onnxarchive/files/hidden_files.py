@@ -24,7 +24,7 @@ from hashlib import sha256
 from weakref import WeakValueDictionary
 
 from onnxarchive.errors import ArchiveFormatError, LockedError
-from onnxarchive.files.filesystem import is_local
+from onnxarchive.files.clones_and_sync import is_local
 from onnxarchive.files.local_file import MappedFile, make_file
 from onnxarchive.files.locking import Work
 

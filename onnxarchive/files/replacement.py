@@ -11,9 +11,8 @@ from typing import TypeAlias
 
 from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
-from onnxarchive.files.beneath import open_own
+from onnxarchive.files.clones_and_sync import require_no_tilde, require_parent, sync, sync_directory
 from onnxarchive.files.data import Closing
-from onnxarchive.files.filesystem import require_no_tilde, require_parent, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_path
 from onnxarchive.files.local_file import (
     MappedFile,
@@ -22,6 +21,7 @@ from onnxarchive.files.local_file import (
     replace_file,
     require_unused,
 )
+from onnxarchive.files.paths import open_own
 
 NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",

@@ -25,8 +25,8 @@ from typing import Final
 import numpy as np
 
 from onnxarchive.errors import ArchiveError, UnfinishedEditError, recover_command
+from onnxarchive.files.clones_and_sync import require_space, sync
 from onnxarchive.files.data import Buffer, File
-from onnxarchive.files.filesystem import require_space, sync
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 
 # Magic, `offset`, `old_size`, SHA-256 of the inverted copy. The trailer consists of these four

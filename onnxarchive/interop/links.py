@@ -24,7 +24,7 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
-from onnxarchive.files.filesystem import (
+from onnxarchive.files.clones_and_sync import (
     from_utf8,
     is_below,
     leads_out,
@@ -38,7 +38,7 @@ from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, contents_of, open, with_model
-from onnxarchive.reading.rules import Finding
+from onnxarchive.reading.check import Finding
 from onnxarchive.remote.location import Access, Location, require_local_target
 from onnxarchive.remote.urls import local_path
 

@@ -48,7 +48,7 @@ class ArchiveSerializer:
         from onnxarchive.model import tensors
         from onnxarchive.remote.location import Location
         from onnxarchive.writing.overwriting import require_no_loss
-        from onnxarchive.writing.saving import save
+        from onnxarchive.writing.save import save
 
         for ref in tensors.external(proto):
             tensors.require_no_address(ref)

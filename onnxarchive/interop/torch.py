@@ -34,7 +34,7 @@ from onnxarchive.errors import UnsupportedFeatureError, needing, with_path
 from onnxarchive.model import dtypes
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import NamedMapping
-from onnxarchive.writing.elements import TORCH_TYPES
+from onnxarchive.writing.tensor_data import TORCH_TYPES
 
 if TYPE_CHECKING:
     import torch

@@ -39,7 +39,7 @@ from onnxarchive.sources.recognition import recognised
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.remote.transfers import Read
+    from onnxarchive.remote.downloads import Read
 
 
 # By id(). Its references are listed in one step, while a set may grow under those who look through.

@@ -29,7 +29,7 @@ from onnxarchive.zipformat.records import EndRecord
 
 if TYPE_CHECKING:
     from onnxarchive.files.undo import UnfinishedEdit
-    from onnxarchive.remote.transfers import Read
+    from onnxarchive.remote.downloads import Read
 
 
 @contextlib.contextmanager

@@ -36,24 +36,24 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.files import attributes
-from onnxarchive.files.beneath import open_own
+from onnxarchive.files.clones_and_sync import require_no_tilde, sync
 from onnxarchive.files.data import File, closing_on_error
-from onnxarchive.files.filesystem import require_no_tilde, sync
 from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import open_own
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.remote.failures import NoRangesError
-from onnxarchive.remote.objects import RemoteFile, WholeObject
-from onnxarchive.remote.origins import Origin, Version, origin_of
-from onnxarchive.remote.stores import STALL
-from onnxarchive.remote.transfers import (
+from onnxarchive.remote.downloads import (
     Read,
     arrived_nbytes,
     download_object,
     require_digest,
     sha256_of,
 )
+from onnxarchive.remote.failures import NoRangesError
+from onnxarchive.remote.objects import RemoteFile, WholeObject
+from onnxarchive.remote.origins import Origin, Version, origin_of
+from onnxarchive.remote.stores import STALL
 from onnxarchive.remote.urls import Address, local_path, shown_url
 
 _WAIT: Final = 0.1  # seconds between two looks at the download of another process

@@ -14,8 +14,8 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown, without_traceback
-from onnxarchive.files.beneath import OutsideError
 from onnxarchive.files.data import Data, File, Range, Streamed
+from onnxarchive.files.paths import OutsideError
 from onnxarchive.model import proto, serialization, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import TensorRef

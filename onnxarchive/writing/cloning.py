@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 from onnxarchive.files.data import Data, Range
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
@@ -23,7 +23,7 @@ class Cloner:
     def __init__(self, target: MappedFile, alignment: int) -> None:
         """Clones into `target`, in which all data begins at a multiple of `alignment` bytes."""
         self._target = target
-        block_size = filesystem.shared_block_size(target)
+        block_size = clones_and_sync.shared_block_size(target)
         is_aligned = block_size > 0 and alignment % block_size == 0
         self._block_size = block_size if is_aligned else 0  # 0 if nothing is cloned
 
@@ -50,7 +50,7 @@ class Cloner:
         assert position is not None  # as `may_clone` requires
         source = position.file.opened()
         blocks_nbytes = data.nbytes // self._block_size * self._block_size
-        is_cloned = isinstance(source, MappedFile) and filesystem.clone_range(
+        is_cloned = isinstance(source, MappedFile) and clones_and_sync.clone_range(
             source, position.offset, blocks_nbytes, self._target, offset
         )
         if not is_cloned:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, cast
 
 from onnxarchive.errors import ArchiveFormatError, Strict
 from onnxarchive.files import threads
+from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import (
     READ_SIZE,
     Crc32,
@@ -19,7 +20,6 @@ from onnxarchive.files.data import (
     read_together,
 )
 from onnxarchive.files.data_files import spool
-from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement, Require
@@ -61,7 +61,7 @@ def write_archive(
             return written.size
     if target.url is None:
         return _stream_all(plan, cast(SupportsWrite, target.source), options)
-    from onnxarchive.remote.writing import create_object
+    from onnxarchive.remote.uploads import create_object
 
     nbytes = plan.size(options.alignment)
     with create_object(target.remote, nbytes) as written_object:

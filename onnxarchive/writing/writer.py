@@ -19,7 +19,6 @@ from onnxarchive.model.walking import Path
 from onnxarchive.remote.location import Location, require_local_target
 from onnxarchive.sources.safetensors import read_safetensors
 from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -33,12 +32,13 @@ from onnxarchive.writing.plan import (
     with_further_models,
 )
 from onnxarchive.writing.sharing import SharedEntries
+from onnxarchive.writing.tensor_data import elements_of
 from onnxarchive.writing.write import fetch, write_entries
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
-    from onnxarchive.writing.elements import Tensor
+    from onnxarchive.writing.tensor_data import Tensor
 
 
 class Writer(Closing):

@@ -23,7 +23,7 @@ from written import files_below, write_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.cli.commands import converting
+from onnxarchive.cli.commands import convert
 
 Captured = pytest.CaptureFixture[str]
 
@@ -89,7 +89,7 @@ def test_jobs_are_cores_whether_of_one_model_or_of_several(
     options = [] if jobs is None else ["--jobs", str(jobs)]
     with (
         mock.patch.object(onnxarchive, "convert_many", return_value=[]) as convert_many,
-        mock.patch.object(converting, "thread_pool") as pool,
+        mock.patch.object(convert, "thread_pool") as pool,
     ):
         assert run(tree, "--output-dir", tmp_path / "out", *options) == 0
     assert convert_many.call_args.kwargs["jobs"] == (None if jobs is None else 1)

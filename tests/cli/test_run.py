@@ -20,8 +20,8 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.interop import running
-from onnxarchive.interop.running import Outcome, Port, make_inputs, random_input, run as run_model
+from onnxarchive.interop import run as run_module
+from onnxarchive.interop.run import Outcome, Port, make_inputs, random_input, run as run_model
 from onnxarchive.model import dtypes
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
@@ -163,7 +163,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_no_output(
     for target in ("new", "empty"):
         assert "cannot load" in error_of(capsys, "run", unloadable, "--output-dir", target)
         assert sorted(Path().rglob("*")) == before
-    monkeypatch.setattr(running, "run", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(run_module, "run", Mock(side_effect=KeyboardInterrupt))
     assert run(archive, "--output-dir", "new") == 130
     assert sorted(Path().rglob("*")) == before
 
@@ -178,7 +178,7 @@ def test_a_directory_made_during_the_run_is_not_replaced(
         return outcome
 
     write_identities("m.onnx", a=[1])
-    monkeypatch.setattr(running, "run", run_and_make)
+    monkeypatch.setattr(run_module, "run", run_and_make)
     assert "out" in error_of(capsys, "run", "m.onnx", "--output-dir", "out")
     assert Path("out/ya.npy").read_bytes() == b"mine"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m.onnx", "out", "ya.npy"]
@@ -255,7 +255,7 @@ def test_an_output_of_any_type_comes_from_its_file_as_an_input(
         outputs = {"y": feed["x"]}
         return Outcome(path, (), frozenset(), assumed, {}, outputs, 0, (0,), {})
 
-    monkeypatch.setattr(running, "run", run_identity)
+    monkeypatch.setattr(run_module, "run", run_identity)
     (output,) = result_of(capsys, "run", "m.onnx", "--output-dir", "first")["outputs"]
     assert output == {"name": "y", "data_type": name, "dims": [3, 5]}
     assert run("m.onnx", "--input", "x=first/y.npy", "--output-dir", "second") == 0

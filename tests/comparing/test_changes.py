@@ -23,7 +23,7 @@ def test_messages_are_compared_without_the_modules_that_read_archives() -> None:
     code = """
 import sys
 import onnxarchive.comparing.changes
-upper = ("reading", "writing", "cli", "conversion", "zipformat", "comparing.archives")
+upper = ("reading", "writing", "cli", "conversion", "zipformat", "comparing.diff")
 print([name for name in upper if f"onnxarchive.{name}" in sys.modules])
 """
     assert run_python(code) == "[]\n"

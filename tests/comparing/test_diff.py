@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.comparing.archives import Difference, diff
 from onnxarchive.comparing.changes import Change
+from onnxarchive.comparing.diff import Difference, diff
 from onnxarchive.model import walking
 from onnxarchive.model.copying import copied
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
@@ -886,7 +886,7 @@ def test_a_changed_weight_of_equal_size_is_found_without_reading_weights(tmp_pat
         onnxarchive.save(model_of(*weights), path)
     code = """
 import sys
-from onnxarchive.comparing.archives import diff
+from onnxarchive.comparing.diff import diff
 def read():
     with open("/proc/self/io") as file:
         return int(file.readline().split()[1])
@@ -913,7 +913,7 @@ def test_full_takes_a_few_mib_whatever_the_size_of_a_tensor(tmp_path: Path) -> N
     path, other = saved_twice(tmp_path, raw_tensor("w", TensorProto.UINT8, (40 * MIB,)))
     code = f"""
 {MEASURE_MEMORY}
-from onnxarchive.comparing.archives import diff
+from onnxarchive.comparing.diff import diff
 diff(sys.argv[1], sys.argv[2])
 print(growth(lambda: diff(sys.argv[1], sys.argv[2], full=True, progress=sample)))
 """

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ModelNotFoundError
-from onnxarchive.comparing.archives import Difference, diff
+from onnxarchive.comparing.diff import Difference, diff
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def main():
             )
             return [(it.source, it.error, it.error_type, it.is_skipped) for it in found], calls
 
-        client.run(__import__, "onnxarchive.conversion.batch")
+        client.run(__import__, "onnxarchive.conversion.convert_many")
         processes = client.run(os.getpid)
         killer = threading.Thread(target=kill_busy, args=(client, processes, server.uploads))
         killer.start()

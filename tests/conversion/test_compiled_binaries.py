@@ -15,7 +15,7 @@ from web_server import WebServer
 from written import contents, saved, write_model, zipped
 
 import onnxarchive
-from onnxarchive.conversion.converting import Conversion
+from onnxarchive.conversion.convert import Conversion
 from onnxarchive.errors import ArchiveFormatError
 
 BINARY = b"compiled" * 100

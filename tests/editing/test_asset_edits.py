@@ -14,7 +14,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import TensorNotFoundError
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 ASSETS = {"b": b"cat", "deep/er": b"x" * 5000}
 
@@ -53,7 +53,7 @@ def test_new_assets_stand_before_the_models_and_move_nothing(
     archive: Path, way: Way, new: list[str]
 ) -> None:
     before, inode = archive.read_bytes(), archive.stat().st_ino
-    is_in_place = not way["copy"] and filesystem.clone is no_clone
+    is_in_place = not way["copy"] and clones_and_sync.clone is no_clone
     edits.change_assets(archive, {name: name.encode() for name in new}, **way)
     assert require_kept(archive, before, weights(2)) == [f"assets/{name}" for name in sorted(new)]
     assert (archive.stat().st_ino == inode) == is_in_place
@@ -80,7 +80,7 @@ def test_assets_follow_tensors_that_an_edit_has_put_after_them(archive: Path, wa
 def test_only_what_follows_the_last_kept_entry_is_written(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", copying_clone)
+    monkeypatch.setattr(clones_and_sync, "clone", copying_clone)
     calls: list[tuple[int, int]] = []
     for name, others in (("c", []), ("b", ["deep/er", "c"])):
         edits.add_asset(archive, name, b"new", progress=lambda *numbers: calls.append(numbers))

@@ -25,16 +25,16 @@ import faults
 from models import entry_of, flip_byte
 
 import onnxarchive
-from onnxarchive.editing import changes, commit, models, transaction
-from onnxarchive.files import filesystem, hidden_files, local_file, locking, replacement, undo
+from onnxarchive.editing import commit, comparison, edit, state
+from onnxarchive.files import clones_and_sync, hidden_files, local_file, locking, replacement, undo
 from tools.crash import edits
 from tools.crash.history import DisagreementError, Event, possible_states, unfounded
 from tools.crash.states import State, WrongError, read_state, saved
 
 # Where files are written, locked and closed.
 MODULES = (
-    *(changes, commit, models, transaction),
-    *(local_file, filesystem, hidden_files, locking, replacement, undo),
+    *(state, commit, comparison, edit),
+    *(local_file, clones_and_sync, hidden_files, locking, replacement, undo),
 )
 
 

@@ -14,7 +14,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
-from onnxarchive.editing.recovery import Recovery, recover
+from onnxarchive.editing.recover import Recovery, recover
 from onnxarchive.model.keys import MODEL_PROTO
 
 Captured = pytest.CaptureFixture[str]

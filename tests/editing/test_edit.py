@@ -37,7 +37,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.files import filesystem, local_file
+from onnxarchive.files import clones_and_sync, local_file
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is made")
 ASSETS = {"labels": b"cat"}
@@ -67,7 +67,7 @@ def test_all_changes_are_written_as_one_when_the_block_ends(
         written.append(target)
         return copying_clone(source, target)
 
-    monkeypatch.setattr(filesystem, "clone", clone)
+    monkeypatch.setattr(clones_and_sync, "clone", clone)
     before = archive.read_bytes()
     with onnxarchive.edit(archive) as edit:
         edit.metadata["author"] = "Ada"

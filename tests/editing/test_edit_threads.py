@@ -31,7 +31,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 from onnxarchive.reading.contents import Contents
 
 COUNT = 4  # weights
@@ -92,7 +92,7 @@ def test_threads_read_an_archive_while_another_one_edits_it(
 ) -> None:
     """And others open and close files, which get the numbers of descriptors that are free."""
     clones = itertools.cycle([no_clone, copying_clone])
-    monkeypatch.setattr(filesystem, "clone", lambda *files: next(clones)(*files))
+    monkeypatch.setattr(clones_and_sync, "clone", lambda *files: next(clones)(*files))
     is_over = threading.Event()
 
     def repeat(act: Callable[[], object]) -> int:

@@ -33,9 +33,9 @@ from models import copying_clone, model_of
 from written import saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import Recovery, recover
+from onnxarchive.editing.recover import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 CALLS: dict[str, Callable[..., object]] = {
     **EDITS,
@@ -192,7 +192,7 @@ def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
 ) -> None:
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
-    monkeypatch.setattr(filesystem, "clone", copying_clone)
+    monkeypatch.setattr(clones_and_sync, "clone", copying_clone)
     monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(number, os.strerror(number))))
     for edit in IN_PLACE.values():
         inode = path.stat().st_ino

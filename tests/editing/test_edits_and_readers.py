@@ -35,9 +35,9 @@ from models import copying_clone, entry_of, flip_byte, model_of, open_below, run
 from written import contents, saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import ArchiveFormatError, ChecksumError
-from onnxarchive.files import filesystem, local_file, locking
+from onnxarchive.files import clones_and_sync, local_file, locking
 
 # Weights are not read
 
@@ -110,7 +110,7 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
         array[7] = 1
         return clone(*files)
 
-    monkeypatch.setattr(filesystem, "clone", change_and_clone)
+    monkeypatch.setattr(clones_and_sync, "clone", change_and_clone)
     with refused(path, ChecksumError, r"'w1'.*0x"):
         replace_tensor(path, "w1", array)
     monkeypatch.undo()

@@ -26,7 +26,7 @@ from models import model_of, raw_tensor
 from written import saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import Recovery, recover
+from onnxarchive.editing.recover import Recovery, recover
 from onnxarchive.errors import ArchiveError
 
 CANCELLED: dict[str, Callable[..., None]] = {

@@ -13,8 +13,8 @@ from models import copying_clone, model_of
 from mounts import attempt
 
 import onnxarchive
-from onnxarchive.files import filesystem
-from onnxarchive.files.filesystem import has_clones
+from onnxarchive.files import clones_and_sync
+from onnxarchive.files.clones_and_sync import has_clones
 
 REFUSED = "Operation not permitted"
 
@@ -33,8 +33,10 @@ def worm(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_edit_in_place_needs_no_new_name(worm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "has_clones", has_clones)
-    monkeypatch.setattr(filesystem, "_NO_CLONES", range(1000))  # whatever this file system says
+    monkeypatch.setattr(clones_and_sync, "has_clones", has_clones)
+    monkeypatch.setattr(
+        clones_and_sync, "_NO_CLONES", range(1000)
+    )  # whatever this file system says
     edits.document(worm)
     assert os.listdir(worm.parent) == [worm.name]
     assert onnxarchive.check(worm, full=True) == []
@@ -43,7 +45,7 @@ def test_an_edit_in_place_needs_no_new_name(worm: Path, monkeypatch: pytest.Monk
 def test_an_edit_whose_clone_cannot_be_renamed_is_made_in_place(
     worm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", copying_clone)
+    monkeypatch.setattr(clones_and_sync, "clone", copying_clone)
     edits.document(worm)
     assert onnxarchive.check(worm, full=True) == []
     with onnxarchive.open(worm) as archive:
@@ -80,7 +82,7 @@ def append_only(path: Path) -> Iterator[Path]:
 def test_an_edit_in_an_append_only_directory_makes_no_name(
     append_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "clone", copying_clone)  # as on XFS
+    monkeypatch.setattr(clones_and_sync, "clone", copying_clone)  # as on XFS
     edits.document(append_only)
     assert os.listdir(append_only.parent) == [append_only.name]
     assert onnxarchive.check(append_only, full=True) == []

@@ -25,10 +25,10 @@ from onnx import TensorProto
 from processes import completed
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import ArchiveError
-from onnxarchive.files import filesystem, undo
-from onnxarchive.files.filesystem import clone
+from onnxarchive.files import clones_and_sync, undo
+from onnxarchive.files.clones_and_sync import clone
 from onnxarchive.files.local_file import MappedFile
 
 MIB = 1 << 20
@@ -121,7 +121,7 @@ def test_a_change_makes_a_new_file_that_shares_its_blocks_with_the_old_one(
     archive: Path, change: Callable[..., None], copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = cloned(archive, archive.with_name("expected"))
-    with patch.object(filesystem, "clone", return_value=False):
+    with patch.object(clones_and_sync, "clone", return_value=False):
         change(expected)
     archive.chmod(0o640)
     before = archive.stat()

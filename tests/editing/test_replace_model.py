@@ -50,7 +50,7 @@ from several_models import keys_of
 from written import saved
 
 import onnxarchive
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 # What is written is what `save` would write, if the entries lie as it would put them
 
@@ -252,7 +252,7 @@ def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_giv
         for tensor, stored in zip(every_tensor(new), every_tensor(expected_model), strict=True)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "clone", copying_clone if kind == "on a clone" else no_clone)
+        patch.setattr(clones_and_sync, "clone", copying_clone if kind == "on a clone" else no_clone)
         try:
             replace_model(path, new, copy=kind == "with copy", **stated)
         except ValueError as error:

@@ -22,7 +22,7 @@ from processes import completed
 
 import onnxarchive
 from onnxarchive.files import undo
-from onnxarchive.files.filesystem import clone
+from onnxarchive.files.clones_and_sync import clone
 from onnxarchive.files.local_file import MappedFile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")

@@ -20,9 +20,9 @@ from written import write_parts
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.files.beneath import OutsideError, Root
 from onnxarchive.files.data import Bytes, Data, Range, read_together
 from onnxarchive.files.data_files import DataFiles
+from onnxarchive.files.paths import OutsideError, Root
 
 
 def contents(data: Data) -> bytes:

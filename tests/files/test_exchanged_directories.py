@@ -19,7 +19,7 @@ from written import contents
 import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.errors import ArchiveError
-from onnxarchive.interop import running
+from onnxarchive.interop import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc leads to open directories")
 
@@ -106,9 +106,7 @@ def test_run_touches_nothing_where_a_link_leads(
     pytest.importorskip("onnxruntime")
     before, exchanged = contents(theirs), []
     out = archive.parent / "out"
-    with before_the_call(
-        running, "run", lambda: exchanged.append(exchange(archive.parent, theirs))
-    ):
+    with before_the_call(run, "run", lambda: exchanged.append(exchange(archive.parent, theirs))):
         assert main(["run", str(archive), "--output-dir", str(out)]) != 0
     assert exchanged == [1]
     assert "another process has renamed or replaced it" in capsys.readouterr().err

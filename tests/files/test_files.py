@@ -21,10 +21,10 @@ from models import open_below
 from processes import at_once
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.files import data as data_module, filesystem, locking
+from onnxarchive.files import clones_and_sync, data as data_module, locking
+from onnxarchive.files.clones_and_sync import require_no_input, sync, sync_directory
 from onnxarchive.files.data_files import spool
 from onnxarchive.files.file import MemoryFile
-from onnxarchive.files.filesystem import require_no_input, sync, sync_directory
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
 from onnxarchive.files.replacement import Replacement
 
@@ -653,10 +653,12 @@ def test_a_file_is_synced_as_far_as_the_system_can(
     monkeypatch.setattr(os, "fsync", fsync)
     with MappedFile(source, is_writable=True) as file:
         plain, full = call(file.fileno()), call(file.fileno(), 51)
-        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace())
+        monkeypatch.setattr(clones_and_sync, "fcntl", SimpleNamespace())
         sync(file)
         assert fsync.mock_calls == [plain]
-        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
+        monkeypatch.setattr(
+            clones_and_sync, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync)
+        )
         sync(file)
         assert (fsync.mock_calls, full_sync.mock_calls) == ([plain], [full])
         full_sync.side_effect = OSError(errno.ENOTSUP, "not on this file system")

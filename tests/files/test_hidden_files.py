@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from limits import user
 
-from onnxarchive.editing.recovery import recover
-from onnxarchive.files import filesystem
-from onnxarchive.files.filesystem import is_local
+from onnxarchive.editing.recover import recover
+from onnxarchive.files import clones_and_sync
+from onnxarchive.files.clones_and_sync import is_local
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 
@@ -50,7 +50,7 @@ def write(target: Path) -> None:
 
 def on_another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the directory one that other machines may share."""
-    monkeypatch.setattr(filesystem, "_LOCAL_TYPES", frozenset({"xfs of another machine"}))
+    monkeypatch.setattr(clones_and_sync, "_LOCAL_TYPES", frozenset({"xfs of another machine"}))
 
 
 def without_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

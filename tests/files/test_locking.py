@@ -28,7 +28,7 @@ from processes import started
 from written import saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import LockedError
 from onnxarchive.files import locking
 from onnxarchive.files.hidden_files import remove_abandoned

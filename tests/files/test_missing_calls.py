@@ -16,7 +16,7 @@ from models import model_of, raw_tensor, weight_model
 from written import converted
 
 import onnxarchive
-from onnxarchive.files import filesystem, local_file
+from onnxarchive.files import clones_and_sync, local_file
 
 
 def replaced(path: Path) -> None:
@@ -65,7 +65,7 @@ def without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
     lock_bytes_alone(monkeypatch)
-    monkeypatch.setattr(filesystem, "fcntl", None)
+    monkeypatch.setattr(clones_and_sync, "fcntl", None)
 
 
 def without_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 """
 ORT, NETRON, TORCH = (f"onnxarchive.interop.{it}" for it in ("running", "netron", "torch"))
-SHTAB = "onnxarchive.cli.commands.helping"
+SHTAB = "onnxarchive.cli.commands.help"
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),
     ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),
@@ -83,7 +83,7 @@ except ImportError as error:
 def test_everything_else_works_without_it(library: str, archive: Path) -> None:
     code = f"""{REFUSE}
 import onnxarchive, onnxarchive.ir, onnxarchive.interop.torch, onnxarchive.interop.netron
-import onnxarchive.interop.running, onnxarchive.cli
+import onnxarchive.interop.run, onnxarchive.cli
 model = onnxarchive.load(path)
 onnxarchive.save(model, path)
 onnxarchive.export(path, path + ".onnx")

@@ -21,10 +21,10 @@ from models import open_below
 from processes import completed, started
 from written import contents
 
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.files import filesystem, locking
-from onnxarchive.files.filesystem import sync_directory
+from onnxarchive.files import clones_and_sync, locking
+from onnxarchive.files.clones_and_sync import sync_directory
 from onnxarchive.files.hidden_files import remove_abandoned
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement, Require
@@ -454,7 +454,7 @@ def test_a_name_that_is_taken_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What another machine may write in a shared directory, with locks that are not seen here.
-    monkeypatch.setattr(filesystem, "_LOCAL_TYPES", frozenset())
+    monkeypatch.setattr(clones_and_sync, "_LOCAL_TYPES", frozenset())
     others = {f".target.onnxarchive-{number}.tmp": b"of another" for number in (0, 2)}
     for other in others:
         (tmp_path / other).write_bytes(b"of another")

@@ -22,7 +22,7 @@ from outcomes import came, requires
 from written import saved
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.files import undo
 from onnxarchive.files.local_file import MappedFile, PositionalWriter

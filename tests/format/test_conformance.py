@@ -30,7 +30,7 @@ from conformance import run as runner
 from conformance.make import __main__ as recipe
 from onnxarchive import ArchiveError, UnsupportedFeatureError
 from onnxarchive.model.tensors import text
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"

@@ -33,7 +33,7 @@ from zip_image import unpacked_header, unpacked_record
 
 import onnxarchive
 from onnxarchive.files.data import crc32
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 from tools.fuzz import run as fuzz

@@ -20,7 +20,7 @@ from models import keys_of
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 
 pytestmark = pytest.mark.sweep
 

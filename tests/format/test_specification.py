@@ -21,7 +21,7 @@ from zip_image import unpacked_record
 
 import onnxarchive
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, tensors, walking
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from zip_entries import add_bytes
 
 import onnxarchive
-from onnxarchive.files import filesystem, local_file
+from onnxarchive.files import clones_and_sync, local_file
 from onnxarchive.zipformat.writer import ZipWriter
 
 MODEL = "__MODEL_PROTO"
@@ -258,9 +258,9 @@ def no_clone(source: local_file.MappedFile, target: int) -> bool:
 
 def in_place(write: Callable[..., Any]) -> Callable[..., Any]:
     """A function that writes, as on a file system that shares no blocks."""
-    return patch.object(filesystem, "clone", no_clone)(write)
+    return patch.object(clones_and_sync, "clone", no_clone)(write)
 
 
 def on_a_clone(write: Callable[..., Any]) -> Callable[..., Any]:
     """A function that writes, as on a file system that shares blocks."""
-    return patch.object(filesystem, "clone", copying_clone)(write)
+    return patch.object(clones_and_sync, "clone", copying_clone)(write)

@@ -38,9 +38,9 @@ from interruptions import interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 NAME = "model.onnxa"
 WEIGHTS = 3
@@ -81,8 +81,8 @@ def _two(path: Path) -> None:
 
 def _cloned(edit: Edit) -> Edit:
     """The edit as on a file system with clones; a clone is a copy here."""
-    edit = patch.object(filesystem, "has_clones", lambda source: True)(edits.on_a_clone(edit))
-    return patch.object(filesystem, "devices_without_clones", set[int]())(edit)
+    edit = patch.object(clones_and_sync, "has_clones", lambda source: True)(edits.on_a_clone(edit))
+    return patch.object(clones_and_sync, "devices_without_clones", set[int]())(edit)
 
 
 def _replaced(*, compact: bool = False, copy: bool = False, name: str = "", **model: int) -> Edit:
@@ -570,8 +570,8 @@ def main() -> None:
     """Tries all faults of one edit, and prints the outcomes."""
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
-    patch.object(filesystem, "clone", edits.no_clone).start()
-    patch.object(filesystem, "has_clones", lambda source: False).start()
+    patch.object(clones_and_sync, "clone", edits.no_clone).start()
+    patch.object(clones_and_sync, "has_clones", lambda source: False).start()
     scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []

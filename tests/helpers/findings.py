@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxarchive.errors import Report
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 
 
 class Findings(Report):

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from edits import no_clone
 
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 TRAILER_SIZE = 96  # bytes of an undo log's trailer
 # States at which an edit may stop. A file system may write the last bytes of a log first.
@@ -71,7 +71,7 @@ def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
         ftruncate(descriptor, size)
 
     with (
-        patch.object(filesystem, "clone", no_clone),
+        patch.object(clones_and_sync, "clone", no_clone),
         patch.object(os, "pwrite", watched_write),
         patch.object(os, "ftruncate", watched_truncation),
     ):

@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.files.data import File
-from onnxarchive.remote import cache, stores, writing
+from onnxarchive.remote import cache, stores, uploads
+from onnxarchive.remote.downloads import Read
 from onnxarchive.remote.location import Location
 from onnxarchive.remote.objects import RemoteFile
 from onnxarchive.remote.origins import Version, origin_of
-from onnxarchive.remote.transfers import Read
+from onnxarchive.remote.uploads import ObjectWriter
 from onnxarchive.remote.urls import Address
-from onnxarchive.remote.writing import ObjectWriter
 
 URL = "https://models.example/a/model.onnxa"
 PLACE = "0123456789abcdef" * 4
@@ -95,7 +95,7 @@ def open_object(url: str, *, keeps_end: bool = True, **access: Any) -> RemoteFil
 
 
 def create_object(url: str, size: int, **access: Any) -> ObjectWriter:
-    return writing.create_object(Location.of(url, **access).remote, size)
+    return uploads.create_object(Location.of(url, **access).remote, size)
 
 
 def list_objects(url: str, **access: Any) -> list[tuple[str, str]]:

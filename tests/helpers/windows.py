@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 import onnxarchive
-from onnxarchive.files import beneath, filesystem, local_file, locking, new_directory
+from onnxarchive.files import clones_and_sync, local_file, locking, new_directory, paths
 
 try:
     import fcntl
@@ -202,7 +202,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Windows:
     )
     monkeypatch.setattr(locking, "msvcrt", msvcrt, raising=False)
     monkeypatch.setattr(locking, "LOCKED_BYTE", LOCKED_BYTE)
-    monkeypatch.setattr(filesystem, "fcntl", None)
+    monkeypatch.setattr(clones_and_sync, "fcntl", None)
     monkeypatch.setattr(local_file, "POPULATED", None)
 
     def get_final_path(handle: Any, path: Any, size: int, flags: int) -> int:
@@ -212,10 +212,10 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Windows:
     kernel32 = SimpleNamespace(GetFinalPathNameByHandleW=get_final_path)
     monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
-    monkeypatch.setattr(beneath, "HAS_DIR_FD", False)
-    monkeypatch.setattr(beneath, "_FILE", os.O_RDONLY | _BINARY)
-    monkeypatch.setattr(beneath.Root.open, "__defaults__", (os.O_RDONLY | _BINARY,))
-    monkeypatch.setattr(beneath, "_NOT_FOLLOWED", 0)
+    monkeypatch.setattr(paths, "HAS_DIR_FD", False)
+    monkeypatch.setattr(paths, "_FILE", os.O_RDONLY | _BINARY)
+    monkeypatch.setattr(paths.Root.open, "__defaults__", (os.O_RDONLY | _BINARY,))
+    monkeypatch.setattr(paths, "_NOT_FOLLOWED", 0)
     monkeypatch.setattr(new_directory, "HAS_DIR_FD", False)
     new_file = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
     monkeypatch.setattr(new_directory, "_NEW_FILE", new_file)

@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding, UnsupportedFeatureError
-from onnxarchive.interop.model_functions import check_model
+from onnxarchive.interop.onnx_functions import check_model
 from onnxarchive.model import proto
 
 

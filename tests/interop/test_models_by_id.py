@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ModelNotFoundError, UnsupportedFeatureError
-from onnxarchive.interop import netron, running
+from onnxarchive.interop import netron, run
 from onnxarchive.model import proto
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
@@ -61,7 +61,7 @@ READS: list[Callable[..., object]] = [
     onnxarchive.check_model,
     lambda path, **model: onnxarchive.infer_shapes(path, path.parent / "n.onnxa", **model),
     lambda path, **model: onnxarchive.transform(path, path.parent / "n", _same, **model),
-    running.run,
+    run.run,
 ]
 
 
@@ -226,14 +226,14 @@ def test_the_model_that_a_session_gets_has_its_own_tensors_and_shares_their_page
 
 @pytest.mark.parametrize("model", IDS)
 def test_run_runs_the_model(archive: Path, model: str) -> None:
-    outcome = running.run(archive, {"x": X}, model=model)
+    outcome = run.run(archive, {"x": X}, model=model)
     assert [it.tobytes() for it in outcome.outputs.values()] == outputs(model, archive.parent)
 
 
 def test_an_onnx_file_has_no_further_model(tmp_path: Path) -> None:
     onnx.save(runnable_model(), tmp_path / "m.onnx")
     with pytest.raises(ModelNotFoundError, match=r"m\.onnx: expected an archive"):
-        running.run(tmp_path / "m.onnx", {"x": X}, model="decoder")
+        run.run(tmp_path / "m.onnx", {"x": X}, model="decoder")
 
 
 def test_only_the_own_size_of_a_model_counts(

@@ -38,7 +38,7 @@ from pages import needs_smaps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.interop.transforming import Function, Weights
+from onnxarchive.interop.transform import Function, Weights
 
 pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed nothing")]
 

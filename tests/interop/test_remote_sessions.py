@@ -13,7 +13,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ChecksumError, ObjectChangedError, UnsupportedFeatureError
-from onnxarchive.interop.running import run
+from onnxarchive.interop.run import run
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 

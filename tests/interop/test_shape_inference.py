@@ -27,8 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ChecksumError
-from onnxarchive.interop.model_functions import infer_shapes
-from onnxarchive.interop.transforming import transform
+from onnxarchive.interop.onnx_functions import infer_shapes
+from onnxarchive.interop.transform import transform
 from onnxarchive.model import tensors
 from onnxarchive.model.external import is_unread
 

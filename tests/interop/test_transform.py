@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.interop.transforming import Weights
+from onnxarchive.interop.transform import Weights
 from onnxarchive.model import proto
 
 HOWS: tuple[Weights | None, ...] = (None, "hidden", "external", "loaded")

@@ -17,7 +17,7 @@ from onnxarchive.errors import (
     shown_names,
     with_path,
 )
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 
 
 def test_a_report_raises_with_rule_entry_and_message() -> None:

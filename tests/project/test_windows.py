@@ -24,7 +24,7 @@ from written import contents, saved, write_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.conversion.batch import find_models
+from onnxarchive.conversion.convert_many import find_models
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files import local_file
 

@@ -33,9 +33,9 @@ from written import saved
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files import locking
-from onnxarchive.files.beneath import open_own
 from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import open_own
 from onnxarchive.reading.archive import contents_of
 from onnxarchive.remote import cache
 from onnxarchive.remote.cache import cached_archives, clear, directory_of_cache
@@ -342,7 +342,7 @@ def test_a_full_disk_is_an_error_that_keeps_what_has_arrived(
             opened(small)
         assert caught.value.errno == errno.ENOSPC
         assert cached_archives(str(small))[0].present == 0
-        monkeypatch.setattr("onnxarchive.remote.transfers.require_space", lambda *_: None)
+        monkeypatch.setattr("onnxarchive.remote.downloads.require_space", lambda *_: None)
         with pytest.raises(OSError, match=rf"keeps \d+ of {SIZE} bytes, and the next") as caught:
             opened(small)
         assert caught.value.errno == errno.ENOSPC

@@ -19,7 +19,7 @@ from web_server import WebServer
 from written import saved
 
 import onnxarchive
-from onnxarchive.remote import writing
+from onnxarchive.remote import uploads
 from onnxarchive.remote.objects import END_SIZE
 
 pytestmark = pytest.mark.sweep  # these tests take as long as their lines
@@ -148,7 +148,7 @@ def test_a_part_of_an_upload_that_is_only_slow_arrives(s3: S3Server, tmp_path: P
 def test_an_upload_whose_bytes_stop_ends(
     s3: S3Server, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_SLOWEST", 1_000_000)  # bytes a second; the line has 12 million
+    monkeypatch.setattr(uploads, "_SLOWEST", 1_000_000)  # bytes a second; the line has 12 million
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w", dims=(6_000_000,))), path)
     with slow_line(int(s3.endpoint.rpartition(":")[2]), 100 * MBIT) as line:

@@ -17,12 +17,12 @@ from written import converted, zipped
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
-from onnxarchive.conversion.batch import find_models
-from onnxarchive.conversion.converting import open_source
+from onnxarchive.conversion.convert import open_source
+from onnxarchive.conversion.convert_many import find_models
 from onnxarchive.files.data_files import DataFiles
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceReader, cached_model
+from onnxarchive.sources.reader import SourceReader, cached_model
 from onnxarchive.sources.source import Source
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")

@@ -16,7 +16,7 @@ import pytest
 from models import flip_byte, model_of, normalised, run_model, runnable_model
 
 import onnxarchive
-from onnxarchive.interop.transforming import transform
+from onnxarchive.interop.transform import transform
 
 ASSETS = {
     "tokenizer.json": b'{"model": "bpe"}',

@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 from onnxarchive.files.local_file import MappedFile
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ def test_the_elements_of_a_cloned_tensor_are_checked(disk: Path) -> None:
 @pytest.mark.parametrize("alignment", [64, 2048])
 def test_at_other_offsets_nothing_is_cloned(disk: Path, alignment: int) -> None:
     source = write_source(disk / "source")
-    with patch.object(filesystem, "clone_range", side_effect=AssertionError("it is cloned")):
+    with patch.object(clones_and_sync, "clone_range", side_effect=AssertionError("it is cloned")):
         onnxarchive.convert(source, disk / "copy.onnxa", alignment=alignment)
 
 
@@ -106,7 +106,7 @@ def test_a_refused_clone_is_a_copy_and_is_not_asked_for_again(
 ) -> None:
     source = write_source(tmp_path / "source")  # on another file system
     onnxarchive.convert(source, tmp_path / "copy.onnxa", alignment=4096)
-    with patch.object(filesystem, "clone_range", return_value=False) as clone_range:
+    with patch.object(clones_and_sync, "clone_range", return_value=False) as clone_range:
         onnxarchive.convert(source, disk / "copy.onnxa", alignment=4096, jobs=jobs)
         assert clone_range.call_count == 0
         onnxarchive.convert(
@@ -121,7 +121,7 @@ def test_a_source_that_becomes_shorter_after_its_blocks_were_cloned_gives_no_arc
     disk: Path,
 ) -> None:
     source = write_source(disk / "cut")
-    clone_range = filesystem.clone_range
+    clone_range = clones_and_sync.clone_range
     last = (COUNT - 1) * STEP  # offset of the last tensor
 
     def cut_after(file: MappedFile, offset: int, *arguments: Any) -> bool:
@@ -131,7 +131,7 @@ def test_a_source_that_becomes_shorter_after_its_blocks_were_cloned_gives_no_arc
         return is_cloned
 
     with (
-        patch.object(filesystem, "clone_range", cut_after),
+        patch.object(clones_and_sync, "clone_range", cut_after),
         pytest.raises(ArchiveFormatError, match=f"truncated to {last + 4 * MIB} bytes"),
     ):
         onnxarchive.convert(source, disk / "cut.onnxa", alignment=4096)
@@ -144,7 +144,9 @@ def test_data_on_another_file_system_is_no_reason_to_clone_nothing(
 ) -> None:
     elsewhere = write_source(tmp_path / "elsewhere")
     beside = write_source(disk / "beside", TensorProto.BOOL, most=1)
-    with patch.object(filesystem, "clone_range", wraps=filesystem.clone_range) as clone_range:
+    with patch.object(
+        clones_and_sync, "clone_range", wraps=clones_and_sync.clone_range
+    ) as clone_range:
         onnxarchive.convert(
             elsewhere, disk / "both.onnxa", models={"beside": beside}, alignment=4096
         )

@@ -308,7 +308,7 @@ def planned(write: Callable[[], object]) -> None:
     """Runs what writes an archive up to where it is planned."""
 
     with (
-        patch("onnxarchive.writing.saving.write_archive", side_effect=InterruptedError),
+        patch("onnxarchive.writing.save.write_archive", side_effect=InterruptedError),
         pytest.raises(InterruptedError),
     ):
         write()

@@ -31,7 +31,7 @@ from zip_image import (
 )
 
 from onnxarchive.errors import ArchiveFormatError, Strict
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Directory, Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate

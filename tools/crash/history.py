@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 import onnxarchive
-from onnxarchive.editing.recovery import recover
+from onnxarchive.editing.recover import recover
 from tools.crash.states import (
     ASSET,
     CHANGING,

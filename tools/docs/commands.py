@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from onnxarchive.cli.all_commands import parser
-from onnxarchive.cli.commands.helping import TOPICS
+from onnxarchive.cli.commands.help import TOPICS
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:

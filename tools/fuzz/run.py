@@ -44,7 +44,7 @@ from onnxarchive.errors import ArchiveError, Report, Strict, UnfinishedEditError
 from onnxarchive.model import weights, wire
 from onnxarchive.model.keys import ASSET_PREFIX, is_model
 from onnxarchive.model.weights import decode
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate

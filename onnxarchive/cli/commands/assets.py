@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import onnxarchive
-from onnxarchive.cli.commands.editing import edit
+from onnxarchive.cli.commands.edit import edit
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     access,
@@ -22,7 +22,7 @@ from onnxarchive.cli.parser import (
     path_name,
 )
 from onnxarchive.cli.terminal import count, progress_bar, size, table
-from onnxarchive.files.filesystem import in_utf8
+from onnxarchive.files.clones_and_sync import in_utf8
 from onnxarchive.remote.location import Location
 
 ASSET: Final = "[NAME=]PATH"

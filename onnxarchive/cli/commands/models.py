@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from onnxarchive.cli.commands.editing import add_edit_options, edit
-from onnxarchive.cli.commands.listing import DEFAULT, count_parameters, ports, users_of_entries
+from onnxarchive.cli.commands.edit import add_edit_options, edit
+from onnxarchive.cli.commands.show import DEFAULT, count_parameters, ports, users_of_entries
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import (
     Command,

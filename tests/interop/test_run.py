@@ -16,8 +16,8 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.interop import running as run_module
-from onnxarchive.interop.running import Outcome, Port, RunError, random_input, run
+from onnxarchive.interop import run as run_module
+from onnxarchive.interop.run import Outcome, Port, RunError, random_input, run
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -335,7 +335,7 @@ def test_memory_is_told_in_parts(path: Path) -> None:
     onnxarchive.save(model, path)
     code = """
 import sys
-from onnxarchive.interop.running import run
+from onnxarchive.interop.run import run
 memory = run(sys.argv[1], repeat=2).memory
 print(memory["anonymous"], memory["mapped"])
 """
@@ -367,7 +367,7 @@ def test_a_provider_that_a_session_comes_without_is_told(
     known = ["CUDAExecutionProvider", CPU]
     made = ort.InferenceSession(runnable_model().SerializeToString(), providers=[CPU])
     monkeypatch.setattr(ort, "get_available_providers", lambda: known)
-    monkeypatch.setattr("onnxarchive.interop.running.session", lambda *_, **__: made)
+    monkeypatch.setattr("onnxarchive.interop.run.session", lambda *_, **__: made)
     with pytest.raises(RunError, match="cannot use CUDAExecutionProvider"):
         run(archive, providers=["cuda", "cpu"])
 

@@ -15,7 +15,7 @@ from onnxarchive.cli.terminal import count, progress_bar, size
 from onnxarchive.errors import did_you_mean, shown, shown_names
 
 if TYPE_CHECKING:
-    from onnxarchive.editing.transaction import Edit
+    from onnxarchive.editing.edit import Edit
 
 _TEXT_FIELDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 

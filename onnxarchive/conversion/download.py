@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from onnxarchive.errors import with_path
-from onnxarchive.files.filesystem import require_file_names
+from onnxarchive.files.clones_and_sync import require_file_names
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised
+from onnxarchive.remote.downloads import download_object
 from onnxarchive.remote.location import (
     normal_digest,
     require_local_target,
@@ -21,7 +22,6 @@ from onnxarchive.remote.location import (
 )
 from onnxarchive.remote.objects import open_to_download
 from onnxarchive.remote.origins import origin_of
-from onnxarchive.remote.transfers import download_object
 from onnxarchive.remote.urls import Address, local_path
 
 

@@ -29,9 +29,9 @@ from written import files_below, saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError, ObjectChangedError
 from onnxarchive.cli import main
-from onnxarchive.files import beneath
+from onnxarchive.files import paths
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.remote import objects, transfers
+from onnxarchive.remote import downloads, objects
 
 ARCHIVE = an_archive()
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files, links and locks")
@@ -201,7 +201,7 @@ def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_t
     has_dir_fd: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(beneath, "HAS_DIR_FD", has_dir_fd)
+    monkeypatch.setattr(paths, "HAS_DIR_FD", has_dir_fd)
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_bytes(b"kept")
@@ -356,7 +356,7 @@ def test_an_interrupted_download_goes_on_where_it_was(
 ) -> None:
     interrupt(url, folder / "m.onnxa")
     with MappedFile(folder / ".m.onnxa.download") as file:
-        arrived = transfers.logged_pieces(file, len(ARCHIVE))
+        arrived = downloads.logged_pieces(file, len(ARCHIVE))
     assert sum(end - begin for begin, end in arrived) > 600_000
     web.requests.clear()
     require_downloaded(url, folder / "m.onnxa")
@@ -425,7 +425,7 @@ def test_damaged_bytes_of_a_partial_file_are_an_error_and_the_next_download_begi
         weights = [it for it in archive.entries.values() if it.name.startswith("large")]
         damaged = next(
             offset
-            for begin, end in transfers.logged_pieces(file, len(ARCHIVE))
+            for begin, end in downloads.logged_pieces(file, len(ARCHIVE))
             for offset in range(begin, end)
             if any(0 <= offset - it.data_offset < it.nbytes for it in weights)
         )
@@ -646,7 +646,7 @@ def test_a_download_that_a_signal_ends_goes_on_where_it_was(
 
     def is_written() -> bool:
         with MappedFile(folder / ".m.onnxa.download") as file:
-            return transfers.arrived_nbytes(file, len(ARCHIVE)) >= 3 * objects.END_SIZE
+            return downloads.arrived_nbytes(file, len(ARCHIVE)) >= 3 * objects.END_SIZE
 
     web.change = change
     command = [sys.executable, "-c", SLOW, url.replace("//", "//me:SECRET@"), folder / "m.onnxa"]

@@ -17,10 +17,10 @@ from onnxarchive.remote.location import Access
 from onnxarchive.remote.urls import shown_url
 
 if TYPE_CHECKING:
-    from onnxarchive.comparing.archives import Difference
     from onnxarchive.comparing.changes import Change
+    from onnxarchive.comparing.diff import Difference
     from onnxarchive.comparing.values import ValueChange
-    from onnxarchive.reading.rules import Finding
+    from onnxarchive.reading.check import Finding
 
 _MAX_OF_RULE: Final = 3  # findings
 _MAX_LINES: Final = 50  # of a section
@@ -119,7 +119,7 @@ def _by_rule(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _passed(full: bool) -> str:
-    from onnxarchive.reading.rules import rules
+    from onnxarchive.reading.check import rules
 
     checked = [rule for rule in rules().values() if full or rule.seen != "data"]
     unread = "" if full else "; weights not read, --full reads them"

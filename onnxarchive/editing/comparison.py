@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from onnxarchive.editing.changes import Changes, Draft, is_placeholder
+from onnxarchive.editing.state import Changes, Draft, is_placeholder
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.files.data import Bytes, Crc32, Data, are_equal, copy_of
 from onnxarchive.files.data_files import spool
@@ -17,7 +17,7 @@ from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.contents import Contents
 from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.stored_entries import referred_key
+from onnxarchive.writing.archive_models import referred_key
 
 _LARGE_FIELDS = frozenset({"graph", "functions", "training_info"})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
-from onnxarchive.cli.commands.listing import described_sets, save_array, set_lines
+from onnxarchive.cli.commands.show import described_sets, save_array, set_lines
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import access, add_command, directory_name, file_name, pairs, path_name
 from onnxarchive.cli.terminal import count, progress_bar, table
@@ -26,7 +26,7 @@ from onnxarchive.remote.urls import shown_url
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.interop.running import Input, Outcome
+    from onnxarchive.interop.run import Input, Outcome
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0
@@ -58,14 +58,14 @@ def add_run(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from onnxarchive.interop import running
+    from onnxarchive.interop import run
 
     paths = pairs("--input NAME=FILE.npy", arguments.input, path_name)
     inputs = {name: _load(path) for name, path in paths.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
     output = arguments.output_dir
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
-        outcome = running.run(
+        outcome = run.run(
             arguments.path,
             inputs,
             model=arguments.model,

@@ -9,8 +9,8 @@ from itertools import chain
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict
+from onnxarchive.files.clones_and_sync import directory_of
 from onnxarchive.files.data import Data
-from onnxarchive.files.filesystem import directory_of
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key

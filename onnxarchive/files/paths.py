@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from onnxarchive.errors import ArchiveFormatError, naming
-from onnxarchive.files.filesystem import from_utf8, is_below, leads_out
+from onnxarchive.files.clones_and_sync import from_utf8, is_below, leads_out
 from onnxarchive.files.local_file import kind_of
 
 # The flags of `MappedFile`, and one that takes no terminal.

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 
-from onnxarchive.editing.changes import Changes, Draft, EditOptions
 from onnxarchive.editing.commit import commit
-from onnxarchive.editing.models import in_memory, require_fit
-from onnxarchive.editing.recovery import opened_for_edit, roll_back
+from onnxarchive.editing.comparison import in_memory, require_fit
+from onnxarchive.editing.recover import opened_for_edit, roll_back
+from onnxarchive.editing.state import Changes, Draft, EditOptions
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.clones_and_sync import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
@@ -29,17 +29,17 @@ from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES
 from onnxarchive.reading.views import array_in_model
 from onnxarchive.remote.location import Location
-from onnxarchive.writing.elements import elements_of
 from onnxarchive.writing.options import Asset, require_size_threshold
 from onnxarchive.writing.plan import open_assets, require_model_ids
+from onnxarchive.writing.tensor_data import elements_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.editing.changes import AssignedModel
+    from onnxarchive.editing.state import AssignedModel
     from onnxarchive.model.tensors import TensorRef
     from onnxarchive.sources.source import Elements
-    from onnxarchive.writing.elements import Tensor
+    from onnxarchive.writing.tensor_data import Tensor
     from onnxarchive.zipformat.directory import Entry
 
 __all__ = ["Edit", "edit"]

@@ -12,8 +12,8 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from onnxarchive.files import filesystem
-from onnxarchive.files.filesystem import clone, has_clones, may_clone, require_space
+from onnxarchive.files import clones_and_sync
+from onnxarchive.files.clones_and_sync import clone, has_clones, may_clone, require_space
 from onnxarchive.files.local_file import MappedFile
 
 CONTENT = bytes(range(256)) * 64
@@ -46,7 +46,7 @@ def test_a_clone_has_all_bytes_or_there_is_none(
 def test_there_is_no_clone_on_a_system_without_ioctl(
     source: MappedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "fcntl", None)
+    monkeypatch.setattr(clones_and_sync, "fcntl", None)
     assert not may_clone(source)
 
 
@@ -54,7 +54,7 @@ def test_a_device_without_clones_is_tried_once(
     source: MappedFile, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse = Mock(side_effect=OSError(errno.EOPNOTSUPP, "no clones"))
-    monkeypatch.setattr("onnxarchive.files.filesystem.fcntl.ioctl", refuse)
+    monkeypatch.setattr("onnxarchive.files.clones_and_sync.fcntl.ioctl", refuse)
     assert may_clone(source)
     assert not clone(source, descriptor)
     assert not may_clone(source)
@@ -73,7 +73,7 @@ def test_whether_a_file_system_has_clones_is_asked_without_a_new_file(
     source: MappedFile, monkeypatch: pytest.MonkeyPatch, code: int, expected: bool
 ) -> None:
     refuse = Mock(side_effect=OSError(code, "no clone over itself"))
-    monkeypatch.setattr("onnxarchive.files.filesystem.fcntl.ioctl", refuse)
+    monkeypatch.setattr("onnxarchive.files.clones_and_sync.fcntl.ioctl", refuse)
     assert has_clones(source) is expected
     assert may_clone(source) is expected
 

@@ -22,9 +22,9 @@ from onnxarchive.model import proto, walking
 from onnxarchive.model.external import is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import contents_of, open
-from onnxarchive.reading.rules import Finding
+from onnxarchive.reading.check import Finding
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.writing.stored_entries import archive_options, save_referring
+from onnxarchive.writing.archive_models import archive_options, save_referring
 
 _EMPTY: Final = "archive.onnxa"  # in place of the archive, for `check_model`
 

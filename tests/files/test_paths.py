@@ -26,11 +26,11 @@ from processes import started
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
-from onnxarchive.conversion.converting import open_source
-from onnxarchive.files import beneath
-from onnxarchive.files.beneath import OutsideError, Root, open_own
+from onnxarchive.conversion.convert import open_source
+from onnxarchive.files import paths
+from onnxarchive.files.paths import OutsideError, Root, open_own
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceReader
+from onnxarchive.sources.reader import SourceReader
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
 
@@ -68,7 +68,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ctypes, "windll", types.SimpleNamespace(kernel32=kernel32), raising=False)
     msvcrt = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
-    monkeypatch.setattr(beneath, "HAS_DIR_FD", False)
+    monkeypatch.setattr(paths, "HAS_DIR_FD", False)
 
 
 ways = pytest.mark.usefixtures("way")
@@ -489,7 +489,7 @@ def test_what_was_judged_is_read_after_its_path_leads_elsewhere(top: Path, targe
 @pytest.fixture(params=[True, False], ids=["of a descriptor", "of a path"])
 def own(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path of an own file, which is not there; opened relative to a descriptor or not."""
-    monkeypatch.setattr(beneath, "HAS_DIR_FD", request.param)
+    monkeypatch.setattr(paths, "HAS_DIR_FD", request.param)
     return tmp_path / "own"
 
 

@@ -29,8 +29,8 @@ from onnxarchive.errors import (
     without_traceback,
 )
 from onnxarchive.files import locking
+from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import File
-from onnxarchive.files.filesystem import require_space
 from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter

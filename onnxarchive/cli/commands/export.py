@@ -123,7 +123,7 @@ def add_download(commands: Any) -> None:
 
 
 def download(arguments: argparse.Namespace) -> None:
-    from onnxarchive.conversion.downloading import path_of
+    from onnxarchive.conversion.download import path_of
 
     options = storage_options(arguments)
     path = path_of(Address(arguments.url), arguments.path)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.files.clones_and_sync import require_no_input
 from onnxarchive.files.data import Data, File, Made
 from onnxarchive.files.data_files import DataFiles
-from onnxarchive.files.filesystem import require_no_input
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
@@ -28,15 +28,15 @@ from onnxarchive.reading.archive import Archive, contents_of, open, owner_of
 from onnxarchive.reading.contents import Contents
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
-from onnxarchive.sources.models import SourceReader
+from onnxarchive.sources.reader import SourceReader
 from onnxarchive.sources.recognition import is_zip
 from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.saving import split
-from onnxarchive.writing.stored_entries import assets_of, referred_data, sources_of
+from onnxarchive.writing.archive_models import assets_of, referred_data, sources_of
+from onnxarchive.writing.save import split
 from onnxarchive.zipformat.directory import Entry
 
 if TYPE_CHECKING:
-    from onnxarchive.writing.saving import Model
+    from onnxarchive.writing.save import Model
 
     AssignedModel: TypeAlias = Model | Archive | str | os.PathLike[str]
 

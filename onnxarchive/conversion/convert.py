@@ -19,9 +19,9 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking
+from onnxarchive.files.clones_and_sync import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.data import Data, File, SupportsWrite
 from onnxarchive.files.data_files import DataFiles, spool
-from onnxarchive.files.filesystem import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
@@ -32,7 +32,7 @@ from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location, require_no_digest
 from onnxarchive.sources import compiled
-from onnxarchive.sources.models import (
+from onnxarchive.sources.reader import (
     FollowLinks,
     Repository,
     SourceReader,
@@ -40,9 +40,9 @@ from onnxarchive.sources.models import (
 )
 from onnxarchive.sources.recognition import is_zip, recognised
 from onnxarchive.sources.source import Source, sha1, with_cleared_tail
+from onnxarchive.writing.archive_models import assets_of
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import plan_archive, with_further_models
-from onnxarchive.writing.stored_entries import assets_of
 from onnxarchive.writing.write import write_archive
 from onnxarchive.zipformat import layout
 

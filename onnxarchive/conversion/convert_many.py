@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace as with_changes
 from functools import partial
 from typing import Unpack
 
-from onnxarchive.conversion.converting import Conversion, convert_silently
+from onnxarchive.conversion.convert import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe_error, shown
 from onnxarchive.files import attributes
-from onnxarchive.files.filesystem import is_below, require_file_names, require_no_tilde
+from onnxarchive.files.clones_and_sync import is_below, require_file_names, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location, require_no_digest
-from onnxarchive.sources.models import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
+from onnxarchive.sources.reader import SNAPSHOTS, FollowLinks, SourceReader, is_cached_model
 from onnxarchive.sources.recognition import is_model_file
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import open_assets

@@ -37,7 +37,7 @@ from onnxarchive.remote.location import Location
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
-    from onnxarchive.conversion.converting import Conversion
+    from onnxarchive.conversion.convert import Conversion
 
 _MODEL_SUFFIX = ".onnx"
 _ARCHIVE_SUFFIX = ".onnxa"
@@ -187,7 +187,7 @@ def _beside(source: str) -> str:
     """The path of the archive for a source: beside it, or for a URL in the working directory."""
     location = Location.of(source)
     if location.url is not None:
-        from onnxarchive.conversion.downloading import path_of  # and all that it needs
+        from onnxarchive.conversion.download import path_of  # and all that it needs
 
         name = os.path.basename(path_of(location.remote, None))
         return os.path.splitext(name)[0] + _ARCHIVE_SUFFIX

@@ -28,7 +28,7 @@ from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding
-from onnxarchive.reading.rules import rules
+from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 

@@ -16,7 +16,7 @@ from obstore.store import HTTPStore, LocalStore, MemoryStore
 from remote_files import create_object, list_objects, open_object
 
 from onnxarchive import ArchiveError, UnsupportedFeatureError
-from onnxarchive.remote import writing
+from onnxarchive.remote import uploads
 
 CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
 
@@ -151,7 +151,7 @@ def test_an_upload_that_stalls_ends_and_says_how_far_it_got(
             raise
 
     monkeypatch.setattr("obstore.put", put)
-    monkeypatch.setattr(writing, "_SLOWEST", 100 << 20)
+    monkeypatch.setattr(uploads, "_SLOWEST", 100 << 20)
     part = 8 << 20
     place = {"store": LocalStore(tmp_path), "storage_options": {"stall_timeout": 1}}
 

@@ -25,8 +25,8 @@ from written import files_below, write_model, zipped
 
 import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
-from onnxarchive.conversion import batch
-from onnxarchive.conversion.batch import find_models
+from onnxarchive.conversion import convert_many as module
+from onnxarchive.conversion.convert_many import find_models
 from onnxarchive.files import locking
 from onnxarchive.files.threads import require_jobs
 from onnxarchive.sources.zip_file import read_zip
@@ -236,7 +236,7 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
         used.append(require_jobs(options.jobs))
         return Conversion(source, target)
 
-    monkeypatch.setattr(batch, "convert_silently", convert)
+    monkeypatch.setattr(module, "convert_silently", convert)
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(3)]
     with make() as executor:
         convert_many(paths, tmp_path / "out", executor, jobs=jobs)
@@ -301,7 +301,7 @@ def test_options_are_passed_on(tmp_path: Path) -> None:
 def test_names_that_macos_takes_for_one_are_one_target_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, system: str, are_one: bool
 ) -> None:
-    monkeypatch.setattr(batch, "sys", SimpleNamespace(platform=system))
+    monkeypatch.setattr(module, "sys", SimpleNamespace(platform=system))
     sources = [_write(tmp_path / "a" / "m\u00e4.onnx", 1), _write(tmp_path / "b" / name, 2)]
     found = convert_many(sources, tmp_path / "out")
     assert [item.error is None for item in found] == [True, not are_one]

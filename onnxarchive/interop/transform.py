@@ -20,7 +20,7 @@ import onnx
 
 from onnxarchive.conversion.linked_models import linked_model
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
-from onnxarchive.files.filesystem import require_no_input
+from onnxarchive.files.clones_and_sync import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import dtypes, proto, tensors, walking
@@ -31,9 +31,9 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH
 from onnxarchive.reading.archive import Archive, complete_model, contents_of, open
 from onnxarchive.remote.location import require_local_target
+from onnxarchive.writing.archive_models import archive_options, save_referring
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
-from onnxarchive.writing.stored_entries import archive_options, save_referring
 
 # Returns the changed model or a new model. onnxsim also returns whether the model is valid.
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]

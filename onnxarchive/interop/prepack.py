@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from onnxarchive.conversion.linked_models import as_location
-from onnxarchive.editing.transaction import Edit, edit
+from onnxarchive.editing.edit import Edit, edit
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.filesystem import require_space
+from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.files.progress import Progress
