@@ -19,10 +19,10 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.files import locking
-from onnxarchive.files.clones_and_sync import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.data import Data, File, SupportsWrite
 from onnxarchive.files.data_files import DataFiles, spool
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX

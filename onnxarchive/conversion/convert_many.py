@@ -16,7 +16,7 @@ from typing import Unpack
 from onnxarchive.conversion.convert import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe_error, shown
 from onnxarchive.files import attributes
-from onnxarchive.files.clones_and_sync import is_below, require_file_names, require_no_tilde
+from onnxarchive.files.paths import is_below, require_file_names, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import MODEL_PROTO, PLAIN_PATH, is_plain_path
 from onnxarchive.remote.location import Access, Location, require_no_digest

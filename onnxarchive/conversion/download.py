@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from onnxarchive.errors import with_path
-from onnxarchive.files.clones_and_sync import require_file_names
+from onnxarchive.files.paths import require_file_names
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.reading.archive import open_recognised

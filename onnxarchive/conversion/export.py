@@ -11,18 +11,13 @@ from onnxarchive.conversion.linked_models import as_location, linked_model
 from onnxarchive.editing.pairs import PairReplacement
 from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.clones_and_sync import (
-    directory_of,
-    from_utf8,
-    require_file_names,
-    require_no_input,
-    require_space,
-)
+from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.data_files import spool_all
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.locking import Work
 from onnxarchive.files.new_directory import new_directory
+from onnxarchive.files.paths import directory_of, from_utf8, require_file_names, require_no_input
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import proto, weights

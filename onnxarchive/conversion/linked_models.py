@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 
 from onnxarchive.errors import UnsupportedFeatureError
-from onnxarchive.files.clones_and_sync import in_utf8
+from onnxarchive.files.paths import in_utf8
 from onnxarchive.model import proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.external import StaysOutside, stays_outside

@@ -26,9 +26,9 @@ from onnxarchive.editing.comparison import EditedModel, has_bytes, in_memory
 from onnxarchive.editing.state import Changes
 from onnxarchive.errors import ChecksumError, naming, shown
 from onnxarchive.files import attributes, clones_and_sync, undo
-from onnxarchive.files.clones_and_sync import directory_of
 from onnxarchive.files.data import Bytes, Crc32, Data, difference, pieces
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
+from onnxarchive.files.paths import directory_of
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import keys, proto, tensors, walking

@@ -17,8 +17,8 @@ from onnxarchive.editing.recover import opened_for_edit, roll_back
 from onnxarchive.editing.state import Changes, Draft, EditOptions
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown, with_path
 from onnxarchive.files import locking
-from onnxarchive.files.clones_and_sync import require_no_input
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import copied

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.files.clones_and_sync import require_no_input
 from onnxarchive.files.data import Data, File, Made
 from onnxarchive.files.data_files import DataFiles
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied

@@ -23,17 +23,11 @@ from os.path import samestat
 from onnxarchive.errors import ArchiveError, LockedError, naming
 from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
-from onnxarchive.files.clones_and_sync import (
-    close_unwritten,
-    require_no_tilde,
-    require_parent,
-    sync,
-    sync_directory,
-)
+from onnxarchive.files.clones_and_sync import close_unwritten, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import Work
-from onnxarchive.files.paths import HAS_DIR_FD
+from onnxarchive.files.paths import HAS_DIR_FD, require_no_tilde, require_parent
 from onnxarchive.files.replacement import NOT_RENAMED
 from onnxarchive.files.threads import for_each
 

@@ -1,5 +1,6 @@
-"""Opens only files beneath a directory, even if names are changed at the same time; only own files.
+"""Paths: which are refused, how models spell them, and files opened only beneath a directory.
 
+A file is opened beneath a directory even if names are changed at the same time.
 After a path was checked, anyone with write permission can replace a name in it by a symbolic link
 to another place. So a file is opened first, without waiting for a pipe or taking a terminal; then
 the path of the opened file decides, and a file outside the directory is closed unread. Links may
@@ -11,14 +12,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from onnxarchive.errors import ArchiveFormatError, naming
-from onnxarchive.files.clones_and_sync import from_utf8, is_below, leads_out
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, naming, shown
 from onnxarchive.files.local_file import kind_of
 
+# On Windows: names of devices, with any extension; names with other characters than it allows; and
+# those that end with a dot or a space, which it cuts off.
+_NOT_ON_WINDOWS = re.compile(
+    r"(con|conin\$|conout\$|prn|aux|nul|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\..*)?"
+    r'|.*[<>:"|?*\\\x00-\x1f].*|.*[. ]',
+    re.IGNORECASE | re.DOTALL,
+)
 # The flags of `MappedFile`, and one that takes no terminal.
 _FILE = os.O_RDONLY | sum(getattr(os, f"O_{flag}", 0) for flag in ("NONBLOCK", "NOCTTY", "BINARY"))
 _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -210,3 +218,90 @@ def _unprefixed(path: str) -> str:
     if path.startswith("\\\\?\\UNC\\"):
         return "\\\\" + path[len("\\\\?\\UNC\\") :]
     return path.removeprefix("\\\\?\\")
+
+
+def is_below(path: str, directory: str) -> bool:
+    """True if `path` is `directory` or inside it; both must be absolute, with links resolved."""
+    try:
+        return os.path.commonpath([path, directory]) == directory
+    except ValueError:  # on another drive
+        return False
+
+
+def leads_out(path: str) -> bool:
+    """True if a path, joined to a directory, may lead out of it even without a symbolic link."""
+    return os.path.isabs(path) or os.pardir in path.split("/")
+
+
+def require_file_names(paths: Iterable[str]) -> None:
+    """On Windows, refuses relative paths, with slashes, that it cannot give to files.
+
+    Raises:
+        UnsupportedFeatureError: A path has the name of a device, or one that Windows changes.
+    """
+    for path in paths:
+        names = path.split("/")
+        if os.name == "nt" and any(_NOT_ON_WINDOWS.fullmatch(name) for name in names):
+            raise UnsupportedFeatureError(
+                f"expected names that Windows can give to files, found {shown(path)}: it is a "
+                "device, or has a character that Windows does not allow, or ends with a dot or a "
+                "space; nothing was written: write it on another system, or give it another name"
+            )
+
+
+def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None]) -> None:
+    """Refuses a target that is one of the inputs, perhaps by another path, with a ValueError."""
+    for path in filter(None, inputs):
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(target, path):
+                raise ValueError(
+                    f"{target!s}: expected another file than the input {path}; name another target"
+                )
+
+
+def in_utf8(path: str) -> str:
+    """The text that names a file in a model or archive: its UTF-8 has the bytes of the path.
+
+    It is the path itself, unless the locale has another encoding. Bytes that are not UTF-8 become
+    surrogates (PEP 383).
+    """
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def from_utf8(text: str) -> str:
+    """The path for a text that names a file in a model or archive; the inverse of `in_utf8`."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
+def require_parent(target: str | os.PathLike[str]) -> None:
+    """Refuses a target in a directory that does not exist.
+
+    Raises:
+        IsADirectoryError: The target ends with a slash, so that it names the directory itself.
+        FileNotFoundError: The target is a file in the directory.
+    """
+    path = os.fspath(target)
+    directory, name = os.path.split(path)
+    if directory and not os.path.lexists(directory):
+        problem = f"the directory {directory!r} does not exist; create it first"
+        raise OSError(errno.ENOENT if name else errno.EISDIR, problem, path)
+
+
+def require_no_tilde(target: str | os.PathLike[str]) -> None:
+    """Refuses a target in the folder `~` or `~USER`, which shells would have expanded.
+
+    A `~NAME` of no user is a plain name, as in shells.
+    """
+    path = os.fsdecode(target)
+    is_own = path == "~" or path.startswith(("~/", f"~{os.sep}"))
+    if is_own or os.path.expanduser(path) != path:
+        raise ValueError(
+            f"expected a path without '~', which functions do not expand, found {path!r}; pass "
+            f"os.path.expanduser(path), or {os.path.join(os.curdir, path)!r} for a file or folder "
+            "of this name"
+        )
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """The directory that contains the file at `path`, after links are resolved."""
+    return os.path.dirname(os.path.realpath(path))

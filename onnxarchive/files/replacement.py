@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
 from onnxarchive.files import attributes, locking
-from onnxarchive.files.clones_and_sync import require_no_tilde, require_parent, sync, sync_directory
+from onnxarchive.files.clones_and_sync import sync, sync_directory
 from onnxarchive.files.data import Closing
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_path
 from onnxarchive.files.local_file import (
@@ -21,7 +21,7 @@ from onnxarchive.files.local_file import (
     replace_file,
     require_unused,
 )
-from onnxarchive.files.paths import open_own
+from onnxarchive.files.paths import open_own, require_no_tilde, require_parent
 
 NOT_RENAMED = (
     "its new content is complete, but cannot be renamed into place",

@@ -24,14 +24,14 @@ from onnxarchive.errors import (
     shown,
     with_path,
 )
-from onnxarchive.files.clones_and_sync import (
+from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import (
     from_utf8,
     is_below,
     leads_out,
     require_file_names,
     require_no_input,
 )
-from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of

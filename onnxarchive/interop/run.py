@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 import numpy as np
 
 from onnxarchive.errors import ModelNotFoundError, shown, shown_names, with_path, without_traceback
-from onnxarchive.files.clones_and_sync import in_utf8
+from onnxarchive.files.paths import in_utf8
 from onnxarchive.interop.onnxruntime import (
     RunError as RunError,
     prepacking_entries,

@@ -20,7 +20,7 @@ import onnx
 
 from onnxarchive.conversion.linked_models import linked_model
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
-from onnxarchive.files.clones_and_sync import require_no_input
+from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import dtypes, proto, tensors, walking

@@ -40,7 +40,7 @@ from onnxarchive.files.clones_and_sync import require_no_tilde, sync
 from onnxarchive.files.data import File, closing_on_error
 from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.paths import open_own
+from onnxarchive.files.paths import open_own, require_no_tilde
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.remote.downloads import (

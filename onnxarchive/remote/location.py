@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from onnxarchive.errors import UnsupportedFeatureError, shown
-from onnxarchive.files.clones_and_sync import require_no_tilde
 from onnxarchive.files.data import Buffer, File, as_bytes
 from onnxarchive.files.file import BinaryFile, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import require_no_tilde
 from onnxarchive.files.progress import Progress
 from onnxarchive.remote.urls import Address, is_url, local_path, misspelled_url, shown_url
 

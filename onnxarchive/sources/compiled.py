@@ -14,7 +14,7 @@ from typing import Final
 import onnx
 
 from onnxarchive.errors import shown_names
-from onnxarchive.files.clones_and_sync import is_below
+from onnxarchive.files.paths import is_below
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, PLAIN_PATH
 from onnxarchive.sources.source import CompiledBinary, Source

@@ -20,12 +20,11 @@ from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
 from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
-from onnxarchive.files.clones_and_sync import from_utf8, in_utf8
 from onnxarchive.files.data import Data, File, Range
 from onnxarchive.files.data_files import DataFiles
 from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.paths import OutsideError, Root, final_path
+from onnxarchive.files.paths import OutsideError, Root, final_path, from_utf8, in_utf8
 from onnxarchive.model import keys
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.model.tensors import TensorRef

@@ -9,9 +9,9 @@ from itertools import chain
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Strict
-from onnxarchive.files.clones_and_sync import directory_of
 from onnxarchive.files.data import Data
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import directory_of
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef

@@ -11,9 +11,9 @@ import onnx
 
 from onnxarchive.errors import is_instance
 from onnxarchive.files import locking
-from onnxarchive.files.clones_and_sync import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.data import SupportsWrite
 from onnxarchive.files.local_file import MappedFile
+from onnxarchive.files.paths import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.reading.archive import contents_of

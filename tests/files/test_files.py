@@ -22,10 +22,11 @@ from processes import at_once
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
 from onnxarchive.files import clones_and_sync, data as data_module, locking
-from onnxarchive.files.clones_and_sync import require_no_input, sync, sync_directory
+from onnxarchive.files.clones_and_sync import sync, sync_directory
 from onnxarchive.files.data_files import spool
 from onnxarchive.files.file import MemoryFile
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
+from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.replacement import Replacement
 
 CONTENT = bytes(range(256)) * 64

@@ -22,7 +22,7 @@ from onnxarchive.cli.parser import (
     path_name,
 )
 from onnxarchive.cli.terminal import count, progress_bar, size, table
-from onnxarchive.files.clones_and_sync import in_utf8
+from onnxarchive.files.paths import in_utf8
 from onnxarchive.remote.location import Location
 
 ASSET: Final = "[NAME=]PATH"
