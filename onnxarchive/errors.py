@@ -230,7 +230,7 @@ def did_you_mean(name: object, names: Sequence[str]) -> str:
     import difflib  # rarely used
 
     near = difflib.get_close_matches(name[:_MAX_SHOWN], names, n=1)
-    return f"; did you mean {shown(near[0])}?" if near else ""
+    return f"; did you mean {quoted(near[0])}?" if near else ""
 
 
 def without_traceback(error: _Error) -> _Error:
@@ -275,7 +275,7 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def naming(
+def path_in_errors(
     path: str | os.PathLike[str], failure: str | None = None, remedy: str = ""
 ) -> Iterator[None]:
     """Names the file in an `OSError` of the block.
@@ -298,7 +298,7 @@ def naming(
         raise
 
 
-def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
+def quoted(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
     """The `repr` of a value for a message, cut short if the value is long.
 
     Args:
@@ -317,9 +317,9 @@ def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
     return f"{form(value[:count])}... ({len(value)} {unit})"
 
 
-def shown_names(names: Iterable[str]) -> str:
+def quoted_names(names: Iterable[str]) -> str:
     """The first names for a message, with "..." for the others; "none" if there are none."""
-    first = [*map(shown, islice(names, _MAX_NAMES + 1))]
+    first = [*map(quoted, islice(names, _MAX_NAMES + 1))]
     if len(first) > _MAX_NAMES:
         first[-1] = "..."
     return ", ".join(first) or "none"
@@ -353,7 +353,7 @@ class Strict(Report):
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Raises a ChecksumError for a rule about checksums, else an ArchiveFormatError."""
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
-        subject = "" if entry is None else f"entry {shown(entry)}: "
+        subject = "" if entry is None else f"entry {quoted(entry)}: "
         raise kind(subject + message, rule=rule, entry=entry, path=self._path)
 
 
@@ -374,7 +374,7 @@ _LIBRARIES: Final = {
 
 
 @contextmanager
-def needing(library: str, purpose: str) -> Iterator[None]:
+def requires_library(library: str, purpose: str) -> Iterator[None]:
     """Raises an ImportError of the block again, with the command that installs the library.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from onnxarchive.errors import needing
+from onnxarchive.errors import requires_library
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -43,6 +43,6 @@ def load(path: str | os.PathLike[str], *, model: str | None = None) -> onnx_ir.M
         with onnxarchive.edit("model.onnxa") as edit:
             edit.model = model
     """
-    with needing("onnx_ir", "hold the model of an archive"):
+    with requires_library("onnx_ir", "hold the model of an archive"):
         from onnxarchive.writing.onnx_ir import load as load_model
     return load_model(path, model)

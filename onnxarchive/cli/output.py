@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 from onnxarchive import errors
 from onnxarchive.cli.terminal import printable
 from onnxarchive.files.data import Buffer
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import url_without_secrets
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -76,7 +76,7 @@ def fail(error: object, status: int, *, debug: bool = False) -> int:
     if isinstance(path, str):  # a newline in the path must not split the message
         text = text.replace(path, printable(path))
     if isinstance(error, UnicodeEncodeError):
-        text = f"expected text in UTF-8, found {errors.shown(error.object)}"
+        text = f"expected text in UTF-8, found {errors.quoted(error.object)}"
     first = text.splitlines(keepends=True)
     if len(first) > _MAX_LINES:
         text = f"{''.join(first[:_MAX_LINES])}and {len(first) - _MAX_LINES:,} more lines"
@@ -126,7 +126,7 @@ def wrong_use(message: str) -> bool:
 def without_secrets(text: str) -> str:
     """Text without the secrets of URLs, which may be in place of paths and other arguments."""
     text = _MISSPELLED_URL.sub(r"\1://", text)
-    return _URL.sub(lambda url: shown_url(url[0]), text)
+    return _URL.sub(lambda url: url_without_secrets(url[0]), text)
 
 
 def crash(error: Exception) -> int:
@@ -201,7 +201,7 @@ def to_standard_output() -> Iterator[None]:
         BrokenPipeError: The program that reads the output has ended; Windows calls it EINVAL.
     """
     try:
-        with errors.naming(STANDARD_OUTPUT):
+        with errors.path_in_errors(STANDARD_OUTPUT):
             yield
     except OSError as error:
         if os.name != "nt" or error.errno != errno.EINVAL:

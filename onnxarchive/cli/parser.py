@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from onnxarchive.cli.output import WRONG_USE, without_secrets, wrong_use
 from onnxarchive.cli.terminal import has_terminal
-from onnxarchive.errors import did_you_mean, shown
+from onnxarchive.errors import did_you_mean, quoted
 from onnxarchive.files import locking
 from onnxarchive.remote.location import Access, Location
 from onnxarchive.remote.urls import local_path
@@ -66,7 +66,7 @@ class Command(argparse.ArgumentParser):
         if name not in self.commands:
             near = did_you_mean(name, [*self.commands, *topics])
             advice = near or f"; '{self.prog} --help' lists the commands"
-            self.error(f"there is no command {shown(name)}{advice}")
+            self.error(f"there is no command {quoted(name)}{advice}")
         return self.commands[name].find(words[1:])
 
     def error(self, message: str) -> NoReturn:

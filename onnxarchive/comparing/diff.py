@@ -19,7 +19,7 @@ from typing import Final, Unpack
 import onnx
 
 from onnxarchive.comparing.changes import Change, field_changes, list_changes, value_changes
-from onnxarchive.comparing.sides import Content, Contents, open_side
+from onnxarchive.comparing.sides import Digest, DigestsById, open_side
 from onnxarchive.comparing.values import compare_values
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import tensors
@@ -163,8 +163,8 @@ def diff(
 
 
 def _by_name(
-    model: onnx.ModelProto, contents: Mapping[Path, Content]
-) -> dict[str, tuple[TensorRef, Content]]:
+    model: onnx.ModelProto, contents: Mapping[Path, Digest]
+) -> dict[str, tuple[TensorRef, Digest]]:
     """The initializers of the main graph whose names are unique, with their contents."""
     initializers = model.graph.initializer
     counts = Counter(tensor.name for tensor in initializers)
@@ -178,8 +178,8 @@ def _by_name(
 
 def _with_values(
     change: Change,
-    ones: Mapping[str, tuple[TensorRef, Content]],
-    others: Mapping[str, tuple[TensorRef, Content]],
+    ones: Mapping[str, tuple[TensorRef, Digest]],
+    others: Mapping[str, tuple[TensorRef, Digest]],
 ) -> Change:
     """A change of an initializer with that of its values, if the shape is the same."""
     if change.name not in ones or change.name not in others:
@@ -199,13 +199,13 @@ def _text_changes(texts: Mapping[str, str], others: Mapping[str, str]) -> tuple[
     return tuple(Change(name, texts.get(name), others.get(name)) for name in names)
 
 
-def _distinct(by_id: Contents) -> Collection[Content]:
+def _distinct(by_id: DigestsById) -> Collection[Digest]:
     """All contents; those that several models share occur once."""
     return {id(each): each for group in by_id.values() for each in group.values()}.values()
 
 
 def _compare_bytes(
-    contents: Collection[Content], others: Collection[Content], progress: Progress | None
+    contents: Collection[Digest], others: Collection[Digest], progress: Progress | None
 ) -> None:
     """Compares bytes where size and CRC-32 are equal.
 
@@ -214,7 +214,7 @@ def _compare_bytes(
     """
     keys = ({(content.nbytes, content.crc32) for content in all} for all in (contents, others))
     common = set.intersection(*keys)
-    firsts: dict[tuple[int, int], Content] = {}
+    firsts: dict[tuple[int, int], Digest] = {}
     pairs = []
     for content in (*contents, *others):
         key = content.nbytes, content.crc32
@@ -230,7 +230,7 @@ def _compare_bytes(
 
 
 def _described_model(
-    model: onnx.ModelProto, contents: Mapping[Path, Content], stack_traces: bool
+    model: onnx.ModelProto, contents: Mapping[Path, Digest], stack_traces: bool
 ) -> onnx.ModelProto:
     """Copies a model; size and CRC-32 of each tensor in `contents` become the tensor's location.
 

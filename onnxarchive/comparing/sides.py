@@ -27,7 +27,7 @@ _PIECE_SIZE: Final = 2 << 20  # bytes that are compared at a time
 
 
 @dataclass(slots=True)
-class Content:
+class Digest:
     """Bytes of a tensor or asset.
 
     `sha256` is set only if `diff` found other bytes with the same size and CRC-32.
@@ -45,7 +45,7 @@ class Content:
 
 # The contents of the tensors of each model by path, except strings, by model id; the contents of
 # assets by name with the id None.
-Contents: TypeAlias = dict[str | None, dict[Any, Content]]
+DigestsById: TypeAlias = dict[str | None, dict[Any, Digest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Side:
     path: str
     models: Mapping[str, onnx.ModelProto]
     is_archive: bool
-    contents: Callable[[Iterable[str], bool], Contents]
+    contents: Callable[[Iterable[str], bool], DigestsById]
 
 
 def open_side(location: Location, model: str | None, resources: contextlib.ExitStack) -> Side:
@@ -84,14 +84,14 @@ def open_side(location: Location, model: str | None, resources: contextlib.ExitS
     return Side(location.name, models, False, partial(_of_sources, sources))
 
 
-def _of_archive(archive: Archive, ids: Iterable[str], has_assets: bool) -> Contents:
+def _of_archive(archive: Archive, ids: Iterable[str], has_assets: bool) -> DigestsById:
     @cache
-    def entry_content(name: str) -> Content:
+    def entry_content(name: str) -> Digest:
         entry = archive.entries[name]
-        return Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
+        return Digest(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
 
     assets = archive.assets if has_assets else ()
-    by_id: Contents = {None: {name: entry_content(ASSET_PREFIX + name) for name in assets}}
+    by_id: DigestsById = {None: {name: entry_content(ASSET_PREFIX + name) for name in assets}}
     for id in ids:
         keys = {ref.path: key for key, ref in contents_of(archive).models[id].refs.items()}
         outside = {path: entry_content(key) for path, key in keys.items()}
@@ -99,13 +99,13 @@ def _of_archive(archive: Archive, ids: Iterable[str], has_assets: bool) -> Conte
     return by_id
 
 
-def _of_sources(sources: Mapping[str, Source], ids: Iterable[str], has_assets: bool) -> Contents:
-    by_id: Contents = {None: {}}
+def _of_sources(sources: Mapping[str, Source], ids: Iterable[str], has_assets: bool) -> DigestsById:
+    by_id: DigestsById = {None: {}}
     for id in ids:
         model, refs = sources[id].model, tensors.external(sources[id].model)
-        outside: dict[Any, Content] = {}
+        outside: dict[Any, Digest] = {}
         for ref, data in zip(refs, sources[id].data, strict=True):
-            outside[ref.path] = Content(data.nbytes, _crc32(data), partial(_source_pieces, data))
+            outside[ref.path] = Digest(data.nbytes, _crc32(data), partial(_source_pieces, data))
         by_id[id] = outside | _in_model(model, outside)
     return by_id
 
@@ -120,14 +120,14 @@ def _crc32(data: Data) -> int:
     return crc.value
 
 
-def _in_model(model: onnx.ModelProto, outside: Mapping[Any, Content]) -> dict[Any, Content]:
+def _in_model(model: onnx.ModelProto, outside: Mapping[Any, Digest]) -> dict[Any, Digest]:
     """The contents of the tensors, except strings, that a model holds."""
     contents = {}
     for ref in tensors.walk(model):
         if ref.path not in outside and tensors.stored_type(ref.tensor) is not None:
             with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
                 data = tensors.raw_data(ref)
-                contents[ref.path] = Content(
+                contents[ref.path] = Digest(
                     data.nbytes, checksum(data), partial(_inner_pieces, ref)
                 )
     return contents

@@ -27,7 +27,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive, contents_of, read_archive
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location, require_no_digest
@@ -84,7 +84,7 @@ class Conversion:
     nbytes: int | None = None
     tensors: int = 0
     assets: int = 0
-    taken: tuple[str, ...] = ()
+    added_files: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     shared_nbytes: int = 0
     attribute_tensors: int = 0
@@ -230,7 +230,7 @@ def convert(
         raise ValueError('default and include (--default, --include) go with models="all"')
     else:
         sources = with_further_models(source, models)
-    conversion = convert_silently(
+    conversion = convert_locations(
         {identifier: Location.of(path, **access) for identifier, path in sources.items()},
         Location.of(path, **access),
         options,
@@ -243,7 +243,7 @@ def convert(
     return conversion
 
 
-def convert_silently(
+def convert_locations(
     sources: Mapping[str, Location],
     target: Location,
     options: WriteOptions,
@@ -297,7 +297,7 @@ def convert_silently(
             nbytes=nbytes,
             tensors=count,
             assets=len(plan.items) - count,
-            taken=tuple(name for name in default.others if name not in assets),
+            added_files=tuple(name for name in default.others if name not in assets),
             left_out=left_out,
             shared_nbytes=plan.shared_nbytes,
             attribute_tensors=len(plan.attributes),
@@ -396,7 +396,7 @@ def _open_archive(location: Location, file: File, reader: SourceReader) -> Archi
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:
-        local = None if location.path is None else opened(location, expected="a model")
+        local = None if location.path is None else locked_archive_file(location, expected="a model")
         with local or contextlib.nullcontext(file) as readable:
             if isinstance(readable, MappedFile):
                 reader.require_in_tree(readable)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace as with_changes
 from functools import partial
 from typing import Unpack
 
-from onnxarchive.conversion.convert import Conversion, convert_silently
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe_error, shown
+from onnxarchive.conversion.convert import Conversion, convert_locations
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe_error, quoted
 from onnxarchive.files import attributes
 from onnxarchive.files.paths import is_below, require_file_names, require_no_tilde
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
@@ -266,7 +266,7 @@ def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]
 def _require_path(relative: str, source: Location, folder: Location) -> None:
     """Refuses a model's path below a source that cannot be the path of an archive in a folder."""
     if source.path is None and not is_plain_path(relative):
-        raise ValueError(f"expected {PLAIN_PATH} below {source.name}, found {shown(relative)}")
+        raise ValueError(f"expected {PLAIN_PATH} below {source.name}, found {quoted(relative)}")
     if folder.path is not None:
         require_file_names([relative])
 
@@ -409,7 +409,7 @@ def convert_one(
         if target.path is not None and not dry_run:
             os.makedirs(os.path.dirname(target.path), exist_ok=True)
         with attributes.collected() as lost:  # a worker's warnings would not be seen
-            conversion = convert_silently(
+            conversion = convert_locations(
                 {"": source}, target, options, with_changes(reader, tree=tree), dry_run=dry_run
             )
         return with_changes(conversion, warnings=(*conversion.warnings, *lost))

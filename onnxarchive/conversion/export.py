@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Unpack
 
-from onnxarchive.conversion.linked_models import as_location, linked_model
+from onnxarchive.conversion.linked_models import as_location, with_external_data
 from onnxarchive.editing.pairs import PairReplacement
-from onnxarchive.errors import UnsupportedFeatureError, shown, with_path
+from onnxarchive.errors import UnsupportedFeatureError, quoted, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import crc32, pieces
 from onnxarchive.files.data_files import spool_all
 from onnxarchive.files.local_file import PositionalWriter
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.files.new_directory import new_directory
 from onnxarchive.files.paths import directory_of, from_utf8, require_file_names, require_no_input
 from onnxarchive.files.progress import Progress, ProgressCounter
@@ -23,8 +23,8 @@ from onnxarchive.files.replacement import Replacement
 from onnxarchive.model import proto, weights
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.keys import model_entry
-from onnxarchive.reading.archive import Archive, complete_model, contents_of, read_archive
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive import Archive, contents_of, fill_in_place, read_archive
+from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import EntryData, check_crc32
 from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location, require_local_target
@@ -88,18 +88,18 @@ def export(
     source = Location.of(path, **access)
     require_no_input(destination, [source.path])
     if external_data is None:
-        with _opened(source, model) as (archive, models):
+        with _open_for_export(source, model) as (archive, models):
             content = models[model_entry(archive.model_id)]
             _export_single(archive, content, destination, progress, timeout)
         return
     beside = _beside(destination, external_data)
     require_no_input(beside, [source.path])
-    with _opened(source, model) as (archive, _):
+    with _open_for_export(source, model) as (archive, _):
         _export_external(archive, destination, beside, progress, timeout)
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_for_export(
     source: Location, model: str | None = None, *, reads_all: bool = False
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
     """Opens an archive, and reads the chosen model, or all models, before the block runs.
@@ -109,7 +109,7 @@ def _opened(
     Yields:
         The archive, and the models' bytes by entry name.
     """
-    with opened(source) as file:
+    with locked_archive_file(source) as file:
         archive = read_archive(file, model)
         ids = archive.models if reads_all else (archive.model_id,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
@@ -155,7 +155,7 @@ def _export_single(
     if unused:
         # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
         # tensors in them.
-        parts = [proto.serialize(complete_model(archive))]
+        parts = [proto.serialize(fill_in_place(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     counter = ProgressCounter(progress, sum(map(len, [*views.values(), *parts])))
     for key, view in views.items():
@@ -165,7 +165,7 @@ def _export_single(
         require_space(destination, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
-                replacement.file.write(piece)
+                replacement.writer.write(piece)
         replacement.commit()
 
 
@@ -178,16 +178,18 @@ def _export_external(
 ) -> None:
     offsets, nbytes = _offsets(archive)
     serialized = proto.serialize(
-        linked_model(archive, as_location(os.path.basename(beside)), offsets=offsets, in_place=True)
+        with_external_data(
+            archive, as_location(os.path.basename(beside)), offsets=offsets, in_place=True
+        )
     )
     with PairReplacement(destination, beside, timeout=timeout) as replacement:
         require_space(beside, nbytes + len(serialized))
-        replacement.model.file.write(serialized)
+        replacement.model.writer.write(serialized)
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
-            replacement.data.file.offset = offset
+            replacement.data.writer.offset = offset
             for piece in counter(contents_of(archive).pieces(key)):
-                replacement.data.file.write(piece)
+                replacement.data.writer.write(piece)
         replacement.commit()
 
 
@@ -248,7 +250,7 @@ def extract(
     """
     directory = require_local_target(directory)
     source = Location.of(path, **access)
-    with _opened(source, reads_all=True) as (archive, models):
+    with _open_for_export(source, reads_all=True) as (archive, models):
         entries = archive.entries if assets is None else _entries_of(archive, assets)
         require_file_names(entries)
         _extract(archive, entries, models, directory, progress)
@@ -259,7 +261,7 @@ def _entries_of(archive: Archive, assets: Iterable[str]) -> dict[str, Entry]:
     if assets == "all":
         assets = archive.assets
     elif isinstance(assets, str):
-        raise TypeError(f"expected paths of assets or 'all', got the string {shown(assets)}")
+        raise TypeError(f"expected paths of assets or 'all', got the string {quoted(assets)}")
     return {path: archive.assets.entry(path) for path in assets}
 
 
@@ -274,9 +276,9 @@ def _extract(
         total = sum(entry.nbytes for entry in entries.values())
         require_space(directory, total, made.path)
         counter = ProgressCounter(progress, total)
-        work = Work()
+        work = OfOneProcess()
         for path, entry in entries.items():
-            work.require_own()  # a forked process would write into the same directory
+            work.refuse_fork()  # a forked process would write into the same directory
             with made.make_file(from_utf8(path)) as file:
                 target_writer = PositionalWriter(file)
                 model = models.get(entry.name)

@@ -24,7 +24,7 @@ from onnxarchive.reading.archive import Archive, contents_of
 Pairs: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def linked_model(
+def with_external_data(
     archive: Archive,
     location: str | None,
     is_outside: StaysOutside | None = None,

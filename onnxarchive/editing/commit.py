@@ -22,9 +22,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
 
-from onnxarchive.editing.comparison import EditedModel, has_bytes, in_memory
-from onnxarchive.editing.state import Changes
-from onnxarchive.errors import ChecksumError, naming, shown
+from onnxarchive.editing.comparison import ModelComparison, has_bytes, in_memory
+from onnxarchive.editing.state import EditState
+from onnxarchive.errors import ChecksumError, path_in_errors, quoted
 from onnxarchive.files import attributes, clones_and_sync, undo
 from onnxarchive.files.data import Bytes, Crc32, Data, difference, pieces
 from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
@@ -51,14 +51,14 @@ from onnxarchive.writing.write import write_entries, write_file
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.directory import Directory
 from onnxarchive.zipformat.end_records import SEARCHED_SIZE
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.writer import ZipWriter
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a rename over a mount point, or over another user's file in some directories.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
-_Models: TypeAlias = Mapping[str, EditedModel]  # by id
+_Models: TypeAlias = Mapping[str, ModelComparison]  # by id
 # The new data of each changed asset, by the name of its entry; None for one to remove.
 _Assets: TypeAlias = Mapping[str, Data | None]
 
@@ -82,14 +82,14 @@ class _EditPlan(Plan):
         return self.stay == contents.first_model and not self.replaced
 
 
-def commit(changes: Changes) -> None:
+def commit(changes: EditState) -> None:
     """Writes the changes of an edit; without a change, only if `compact` or `copy` asks for it.
 
     For errors see `onnxarchive.edit` and `undo.change_end`.
     """
     changes.require_unchanged_files()
     contents, options = changes.contents, changes.options
-    models = {id: EditedModel(changes, draft) for id, draft in sorted(changes.drafts.items())}
+    models = {id: ModelComparison(changes, draft) for id, draft in sorted(changes.drafts.items())}
     assets = _changed_assets(changes)
     plan = (_plan_anew if options.compact else _plan_end)(changes, models, assets)
     is_same = (
@@ -103,7 +103,7 @@ def commit(changes: Changes) -> None:
         _write(changes, plan)
 
 
-def _changed_assets(changes: Changes) -> dict[str, Data | None]:
+def _changed_assets(changes: EditState) -> dict[str, Data | None]:
     contents, old = changes.contents, changes.old_assets
     assets: dict[str, Data | None] = {
         ASSET_PREFIX + path: data
@@ -114,7 +114,7 @@ def _changed_assets(changes: Changes) -> dict[str, Data | None]:
     return assets | {ASSET_PREFIX + path: None for path in removed}
 
 
-def _require_valid(changes: Changes, plan: _EditPlan) -> None:
+def _require_valid(changes: EditState, plan: _EditPlan) -> None:
     """Refuses models that a reader of the edited archive would refuse."""
     contents = changes.contents
     model_sizes = {item.name: item.data.nbytes for item in plan.models}
@@ -137,7 +137,7 @@ def _require_valid(changes: Changes, plan: _EditPlan) -> None:
 # Planning
 
 
-def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
+def _plan_anew(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans the whole archive as `save` does."""
     contents, options = changes.contents, changes.options
     sources = {id: model.source() for id, model in models.items()}
@@ -154,7 +154,7 @@ def _plan_anew(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
     return _EditPlan(plan.items, plan.models, is_anew=True)
 
 
-def _plan_end(changes: Changes, models: _Models, assets: _Assets) -> _EditPlan:
+def _plan_end(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan:
     """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
     contents = changes.contents
     names = [*contents.entries][: contents.first_model]
@@ -237,7 +237,7 @@ def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[s
 
 
 def _serialize(
-    changes: Changes, models: _Models, uses: Counter[str], replaced: Collection[str]
+    changes: EditState, models: _Models, uses: Counter[str], replaced: Collection[str]
 ) -> tuple[dict[str, SerializedModel], list[Item]]:
     """Serializes the models by id, and makes entries for their new tensors.
 
@@ -291,14 +291,14 @@ def _were_of_removed_models(contents: Contents, models: _Models, unused: Sequenc
 
 def _unused(contents: Contents, models: _Models, unused: Sequence[str]) -> ValueError:
     """The error for tensors of the archive that no model would use."""
-    listed = ", ".join(map(shown, unused[:_MAX_SHOWN_ENTRIES]))
+    listed = ", ".join(map(quoted, unused[:_MAX_SHOWN_ENTRIES]))
     if len(unused) > _MAX_SHOWN_ENTRIES:
         listed += f" and {len(unused) - _MAX_SHOWN_ENTRIES} more"
     new = [ref for model in models.values() for ref in model.others if ref.is_initializer]
     old = [ref for key in unused for ref in contents.refs(key)]
     new_kinds, old_kinds = ({(ref.name, type_and_dims(ref)) for ref in refs} for refs in (new, old))
     names = sorted(name for name, _ in new_kinds & old_kinds)
-    advice = f"; edit.tensors[{shown(names[0])}] = array replaces the elements" if names else ""
+    advice = f"; edit.tensors[{quoted(names[0])}] = array replaces the elements" if names else ""
     return ValueError(
         f"{contents.path}: no model would use {listed}; compact=True (--compact) rewrites the "
         f"whole archive without them{advice}"
@@ -308,14 +308,14 @@ def _unused(contents: Contents, models: _Models, unused: Sequence[str]) -> Value
 # Writing
 
 
-def _write(changes: Changes, plan: _EditPlan) -> None:
+def _write(changes: EditState, plan: _EditPlan) -> None:
     """Writes an edited archive: to a clone, in place, or to a new file."""
     contents, file, options = changes.contents, changes.file, changes.options
     directory = contents.directory
     offset = directory.entries[plan.stay].header_offset
     staying = directory.entries[: plan.stay]
     names = [entry.name for entry in staying]
-    file.require_own()
+    file.refuse_fork()
     headers = {name: _headers(contents, item) for name, item in plan.replaced.items()}
     records = [
         headers[name][1] if name in headers else record
@@ -368,7 +368,7 @@ def _headers(contents: Contents, item: Item) -> tuple[bytes, bytes]:
     alignment = contents.check_header(contents.entries.index_of[item.name], contents.strict)
     assert alignment is not None  # else `strict` has raised an error
     assert item.crc32 is not None
-    placement = Placement(
+    placement = EntryLayout(
         item.name.encode(), entry.nbytes, item.crc32, entry.header_offset, alignment
     )
     return placement.pack()
@@ -385,7 +385,7 @@ def _write_data(
     fault = difference((item.data.nbytes, item.crc32), (checksum.nbytes, checksum.value))
     if fault is not None:
         raise ChecksumError(
-            f"{contents.path}: entry {shown(item.name)}: the array changed while it was written: "
+            f"{contents.path}: entry {quoted(item.name)}: the array changed while it was written: "
             f"{fault}"
         )
 
@@ -408,13 +408,13 @@ def _write_clone(
     except OSError:  # a new file, if needed, raises it again
         return False
     with replacement:
-        clone = replacement.written.fileno()
-        with naming(file.path):
+        clone = replacement.file.fileno()
+        with path_in_errors(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
         if is_unfit or not clones_and_sync.clone(file, clone):
             return False
-        write(replacement.file)
-        replacement.written.truncate(replacement.file.offset)
+        write(replacement.writer)
+        replacement.file.truncate(replacement.writer.offset)
         try:
             replacement.commit()
         except OSError as error:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from onnxarchive.editing.state import Changes, Draft, is_placeholder
-from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.editing.state import Draft, EditState, is_placeholder
+from onnxarchive.errors import ArchiveFormatError, quoted
 from onnxarchive.files.data import Bytes, Crc32, Data, are_equal, copy_of
 from onnxarchive.files.data_files import spool
 from onnxarchive.model import dtypes, tensors
@@ -16,13 +16,13 @@ from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.model.walking import Path
 from onnxarchive.reading.contents import Contents
-from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.archive_models import referred_key
+from onnxarchive.sources.source import Source, TensorData
+from onnxarchive.writing.archive_models import key_of_entry
 
 _LARGE_FIELDS = frozenset({"graph", "functions", "training_info"})
 
 
-class EditedModel:
+class ModelComparison:
     """A model of the edited archive, and what changed in it.
 
     Attributes:
@@ -36,7 +36,7 @@ class EditedModel:
         elements: The new bytes of external tensors, by path.
     """
 
-    def __init__(self, changes: Changes, draft: Draft) -> None:
+    def __init__(self, changes: EditState, draft: Draft) -> None:
         self._changes = changes
         self._contents = changes.contents
         self.origin = draft.origin
@@ -60,7 +60,7 @@ class EditedModel:
         if self.has_other_tensors:
             self._compare_tensors(draft.elements)
 
-    def _compare_tensors(self, elements: Mapping[str, Elements]) -> None:
+    def _compare_tensors(self, elements: Mapping[str, TensorData]) -> None:
         if elements:
             self.message = copied(self.message)  # they may go into it
         refs = [*tensors.walk(self.message)]
@@ -68,7 +68,7 @@ class EditedModel:
         for name in sorted(elements):
             if named[name] != 1:
                 raise ValueError(
-                    f"{self._contents.path}: expected one initializer named {shown(name)}, whose "
+                    f"{self._contents.path}: expected one initializer named {quoted(name)}, whose "
                     "elements were assigned to edit.tensors, found "
                     f"{'several' if named[name] else 'none'}"
                 )
@@ -93,17 +93,17 @@ class EditedModel:
             if fields:
                 raise ArchiveFormatError(
                     f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; "
-                    f"edit.tensors[{shown(ref.name)}] = array replaces the external data; to keep "
+                    f"edit.tensors[{quoted(ref.name)}] = array replaces the external data; to keep "
                     f"it, clear {fields}"
                 )
         if is_placeholder(location):
             return None
-        key = referred_key(self._contents, ref)
+        key = key_of_entry(self._contents, ref)
         options, nbytes = self._changes.options, self._contents.entries[key].nbytes
         is_stored = ref.is_initializer or options.convert_attribute is not False
         return key if is_stored and nbytes >= (options.size_threshold or 0) else None
 
-    def _assign(self, ref: TensorRef, elements: Elements) -> None:
+    def _assign(self, ref: TensorRef, elements: TensorData) -> None:
         """Takes up assigned elements, unless they are those that the tensor has."""
         require_fit(self._contents, ref, elements)
         tensor, data = ref.tensor, elements.data
@@ -164,13 +164,13 @@ def _have_same_tensors(model: onnx.ModelProto, before: onnx.ModelProto | None) -
     )
 
 
-def require_fit(contents: Contents, ref: TensorRef, elements: Elements) -> None:
+def require_fit(contents: Contents, ref: TensorRef, elements: TensorData) -> None:
     """Refuses elements of another data type or shape than the tensor's by a ValueError."""
     number, dims = ref.tensor.data_type, tuple(ref.tensor.dims)
     if (elements.data_type.number, elements.dims) != (number, dims):
         raise ValueError(
-            f"{contents.path}: {ref}: expected {dtypes.name_of(number)} of shape {shown(dims)}, "
-            f"found {elements.data_type.name} of shape {shown(elements.dims)}"
+            f"{contents.path}: {ref}: expected {dtypes.name_of(number)} of shape {quoted(dims)}, "
+            f"found {elements.data_type.name} of shape {quoted(elements.dims)}"
         )
 
 

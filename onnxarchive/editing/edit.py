@@ -14,8 +14,8 @@ import onnx
 from onnxarchive.editing.commit import commit
 from onnxarchive.editing.comparison import in_memory, require_fit
 from onnxarchive.editing.recover import opened_for_edit, roll_back
-from onnxarchive.editing.state import Changes, Draft, EditOptions
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.editing.state import Draft, EditOptions, EditState
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, quoted, with_path
 from onnxarchive.files import locking
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.paths import require_no_input
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from onnxarchive.editing.state import AssignedModel
     from onnxarchive.model.tensors import TensorRef
-    from onnxarchive.sources.source import Elements
+    from onnxarchive.sources.source import TensorData
     from onnxarchive.writing.tensor_data import Tensor
     from onnxarchive.zipformat.directory import Entry
 
@@ -142,10 +142,10 @@ def edit(
         archive = read_archive(file, model, max_model_nbytes)
         # Innermost, since an assigned model's file remains open, and would be named instead.
         with contextlib.ExitStack() as resources, with_path(path):
-            changes = Changes(archive, options, resources)
+            changes = EditState(archive, options, resources)
             resources.callback(changes.end)
             yield Edit(changes)
-            file.require_own()
+            file.refuse_fork()
             if threading.get_ident() != thread:
                 raise ArchiveError(
                     "expected the edit to end in the thread that began it, found another thread; "
@@ -213,13 +213,13 @@ class Edit:
 
     __slots__ = ("_changes",)
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: EditState) -> None:
         self._changes = changes
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Every entry of the archive as it was, by name."""
-        return self._changes.current().archive.entries
+        return self._changes.require_open().archive.entries
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -238,22 +238,22 @@ class Edit:
     @property
     def models(self) -> EditedModels:
         """Every model by id, the default one (`""`) first; items can be assigned and deleted."""
-        return EditedModels(self._changes.current())
+        return EditedModels(self._changes.require_open())
 
     @property
     def metadata(self) -> EditedMetadata:
         """The metadata (`metadata_props`) of `model`, by key."""
-        return EditedMetadata(self._changes.current())
+        return EditedMetadata(self._changes.require_open())
 
     @property
     def assets(self) -> EditedAssets:
         """The assets by path: bytes, or on assignment the path of a file."""
-        return EditedAssets(self._changes.current())
+        return EditedAssets(self._changes.require_open())
 
     @property
     def tensors(self) -> EditedTensors:
         """The initializers of `model` by name, as read-only arrays; assigning replaces elements."""
-        return EditedTensors(self._changes.current())
+        return EditedTensors(self._changes.require_open())
 
     @property
     def nbytes_written(self) -> int:
@@ -270,12 +270,12 @@ class Edit:
 
 
 class _EditedMapping(MutableMapping[str, _Value]):
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: EditState) -> None:
         self._all_changes = changes
 
     @property
-    def _changes(self) -> Changes:
-        return self._all_changes.current()
+    def _changes(self) -> EditState:
+        return self._all_changes.require_open()
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -308,7 +308,7 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
         require_model_ids([id])
         old = changes.drafts.get(id)
         own = changes.contents.edited
-        elements: dict[str, Elements] = {}
+        elements: dict[str, TensorData] = {}
         if isinstance(model, onnx.ModelProto) and any(model is message for message in own):
             if old is not None and model is old.message:
                 return
@@ -420,7 +420,7 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def _require(self, path: str) -> None:
         if path not in self:
-            message = f"expected the path of an asset, found {shown(path)}"
+            message = f"expected the path of an asset, found {quoted(path)}"
             raise self._changes.contents.not_found(message, path, self)
 
 
@@ -489,7 +489,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         refs = self._refs(name)
         if len(refs) != 1:
             raise self._changes.contents.not_found(
-                f"expected one initializer named {shown(name)}, found {len(refs)}",
+                f"expected one initializer named {quoted(name)}, found {len(refs)}",
                 name,
                 self._draft.index if not refs else (),
             )

@@ -34,7 +34,7 @@ from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     LockedError,
-    naming,
+    path_in_errors,
     recover_command,
 )
 from onnxarchive.files import locking
@@ -50,7 +50,7 @@ from onnxarchive.files.hidden_files import (
     targets_of,
 )
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.files.paths import open_own
 from onnxarchive.files.replacement import Replacement
 
@@ -203,7 +203,7 @@ def _digest(file: File, size: int) -> str:
     return digest.hexdigest()
 
 
-class PairReplacement(Closing, Work):
+class PairReplacement(Closing, OfOneProcess):
     """A new model and its new data, which replace the old ones together; see the module.
 
     Closing it before `commit` discards the new files. What killed processes of this user have left
@@ -223,7 +223,7 @@ class PairReplacement(Closing, Work):
         self._timeout = timeout
         self._resources = contextlib.ExitStack()
         with closing_on_error(self):
-            with naming(data):
+            with path_in_errors(data):
                 target = os.path.realpath(model)
                 self._record = TemporaryFile(target, kind=RECORD)
                 self._resources.callback(self._close_record)
@@ -251,7 +251,7 @@ class PairReplacement(Closing, Work):
         """
         number = _NEW_NAME.fullmatch(os.path.basename(self.data.new_path))
         assert number is not None
-        digest = _digest(self.model.written, self.model.file.offset)
+        digest = _digest(self.model.file, self.model.writer.offset)
         self._pair = replace(self._pair, digest=digest, number=int(number[1]))
         try:
             self.data.commit(before_rename=self._rename_model)
@@ -295,9 +295,10 @@ class PairReplacement(Closing, Work):
             pass
 
     def _set_aside(self) -> None:
-        self._record.is_there = False  # it stays until the old files or the new ones are in place
+        # It stays until the old files or the new ones are in place.
+        self._record.is_to_be_removed = False
         self._pair = replace(self._pair, had_model=os.path.lexists(self._pair.model))
-        with naming(self._path):
+        with path_in_errors(self._path):
             self._write(len(self._pair.names()), self._pair.completion())
         self.data.set_aside(self._pair.old_data)
         if os.path.lexists(self._pair.model):
@@ -310,7 +311,7 @@ class PairReplacement(Closing, Work):
     def _remove_old(self) -> None:
         with contextlib.suppress(OSError):  # names that cannot be removed need the record
             self._pair.remove_old()
-            self._record.is_there = True
+            self._record.is_to_be_removed = True
 
     def close(self) -> None:
         """Discards the new files unless they were committed."""

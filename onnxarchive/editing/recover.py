@@ -157,7 +157,7 @@ def opened_for_edit(
     with (
         recognised(path),
         with_path(path),
-        local_file.opened(
+        local_file.locked_file(
             path, rule="FILE-1", is_exclusive=True, is_writable=is_writable, timeout=timeout
         ) as file,
     ):

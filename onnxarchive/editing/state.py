@@ -24,14 +24,14 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, tensors
 from onnxarchive.model.copying import copied
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.reading.archive import Archive, contents_of, open, owner_of
+from onnxarchive.reading.archive import Archive, archive_of_model, contents_of, open
 from onnxarchive.reading.contents import Contents
 from onnxarchive.reading.views import require_model
 from onnxarchive.remote.location import Location
 from onnxarchive.sources.reader import SourceReader
 from onnxarchive.sources.recognition import is_zip
-from onnxarchive.sources.source import Elements, Source
-from onnxarchive.writing.archive_models import assets_of, referred_data, sources_of
+from onnxarchive.sources.source import Source, TensorData
+from onnxarchive.writing.archive_models import assets_of, data_of_entry, sources_of
 from onnxarchive.writing.save import split
 from onnxarchive.zipformat.directory import Entry
 
@@ -77,11 +77,11 @@ class Draft:
 
     message: onnx.ModelProto
     origin: str | None
-    elements: dict[str, Elements] = field(default_factory=dict)
+    elements: dict[str, TensorData] = field(default_factory=dict)
     index: dict[str, list[TensorRef]] = field(default_factory=dict)
 
 
-class Changes:
+class EditState:
     """The changes of an edit.
 
     Attributes:
@@ -118,7 +118,7 @@ class Changes:
         self._prefix = _PLACEHOLDER + os.urandom(8).hex()  # messages of other edits have another
         self._states: dict[File, Hashable] = {}
 
-    def current(self) -> Changes:
+    def require_open(self) -> EditState:
         """These changes; a ValueError if the block has ended."""
         if not self.is_open:
             raise ValueError(
@@ -147,7 +147,7 @@ class Changes:
         """The bytes of an external tensor: those of an entry of the archive, or from elsewhere."""
         location = tensors.location(ref.tensor)
         if location is None or not is_placeholder(location):
-            return referred_data(self.contents, ref)
+            return data_of_entry(self.contents, ref)
         if location not in self._data:
             raise ArchiveFormatError(f"{ref}: {_OF_ANOTHER}")
         tensors.external_type(ref)  # refuses data in the tensor, too
@@ -194,7 +194,7 @@ class Changes:
 
     def _require_own(self, model: onnx.ModelProto, is_new: bool) -> None:
         """Refuses a model with external tensors of another archive, or perhaps of another one."""
-        owner = owner_of(model)
+        owner = archive_of_model(model)
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
             if key is None:
@@ -227,7 +227,7 @@ class Changes:
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         path = Location.of(path).require_local()
         require_no_input(self.file.absolute_path, [path])
-        elsewhere = None if is_new else partial(referred_data, self.contents)
+        elsewhere = None if is_new else partial(data_of_entry, self.contents)
         reader = SourceReader(elsewhere=elsewhere)
         with with_path(path):
             if os.path.isdir(path):

@@ -9,7 +9,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from onnxarchive.errors import naming
+from onnxarchive.errors import path_in_errors
 from onnxarchive.files.local_file import MappedFile
 
 try:
@@ -155,7 +155,9 @@ def sync(file: MappedFile, remedy: str | None = None) -> None:
             fcntl.fcntl(file.fileno(), full)
             return
     try:
-        with naming(file.path, "cannot be synced to its device", f"; {remedy}" if remedy else ""):
+        with path_in_errors(
+            file.path, "cannot be synced to its device", f"; {remedy}" if remedy else ""
+        ):
             os.fsync(file.fileno())
     except OSError as error:
         if remedy is not None or error.errno not in _NO_SYNC:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveFormatError, path_in_errors
 from onnxarchive.files.clones_and_sync import require_space
 from onnxarchive.files.data import Closing, Data, File
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
@@ -190,11 +190,14 @@ def spool(pieces: Iterable[memoryview], nbytes: int, directory: str | None = Non
     The file is removed when the last view is freed. Its directory, None for the system's temporary
     one, must have space for `nbytes` bytes; an OSError of the file names the directory.
     """
-    with naming("the system's temporary directory"):
+    with path_in_errors("the system's temporary directory"):
         directory = directory or tempfile.gettempdir()
     name = f"a temporary file in {directory}"
     require_space(name, nbytes, directory)
-    with naming(name), tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as unnamed:
+    with (
+        path_in_errors(name),
+        tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as unnamed,
+    ):
         file = MappedFile(name, descriptor=os.dup(unnamed.fileno()))
     with file:
         writer = PositionalWriter(file)

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files.clones_and_sync import is_local
 from onnxarchive.files.local_file import MappedFile, make_file
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 
 # Characters of the target's name in a hidden name. They take at most 200 bytes, and a file name may
 # have 255 bytes.
@@ -73,17 +73,17 @@ def partial_downloads(path: str | os.PathLike[str]) -> list[str]:
     return [it for it in map(partial_path, targets_of(path)) if os.path.isfile(it)]
 
 
-class TemporaryFile(Work):
+class TemporaryFile(OfOneProcess):
     """A new file beside a target, locked, and removed with this object unless it was renamed.
 
     The path is registered for removal before creation, so no interrupt leaves a file there.
 
     Attributes:
         path: The path of the file.
-        is_there: True if the file may be at the path, and is to be removed.
+        is_to_be_removed: True if the file may be at the path, and is to be removed.
     """
 
-    is_there = False
+    is_to_be_removed = False
     _file: MappedFile | None = None
 
     def __init__(self, target: str, mode: int = 0o666, kind: str = TEMPORARY) -> None:
@@ -93,11 +93,11 @@ class TemporaryFile(Work):
         number = 0
         while True:
             self.path = numbered_path(target, number, kind)
-            self.is_there = True
+            self.is_to_be_removed = True
             try:
                 self._file = make_file(self.path, mode)
             except FileExistsError:
-                self.is_there = False
+                self.is_to_be_removed = False
                 if not _remove_own(self.path):
                     number += 1
                 continue
@@ -122,7 +122,7 @@ class TemporaryFile(Work):
 
         Where names cannot be removed, the error that ended the work is the one to be told.
         """
-        if not (self.is_there and self.is_own):
+        if not (self.is_to_be_removed and self.is_own):
             return
         with contextlib.suppress(OSError):
             if self._file is None:  # interrupted while it was made; perhaps by another process
@@ -133,7 +133,7 @@ class TemporaryFile(Work):
                 os.unlink(self.path)
         if self._file is not None:
             self._file.close()
-        self.is_there = False  # after an interrupt, `__del__` tries again
+        self.is_to_be_removed = False  # after an interrupt, `__del__` tries again
 
     def _has_name(self) -> bool:
         """False if the path is free, or another program gave it to another file."""
@@ -149,7 +149,7 @@ class TemporaryFile(Work):
         self.remove()
 
 
-class TemporaryDirectory(Work):
+class TemporaryDirectory(OfOneProcess):
     """A new directory beside a target, removed with this object unless it was renamed.
 
     The path is registered for removal before creation, so no interrupt leaves a directory there.
@@ -157,10 +157,10 @@ class TemporaryDirectory(Work):
 
     Attributes:
         path: Path of the new directory.
-        is_there: True if the directory may be at the path, and is to be removed.
+        is_to_be_removed: True if the directory may be at the path, and is to be removed.
     """
 
-    is_there = False
+    is_to_be_removed = False
 
     def __init__(
         self, target: str, make: Callable[[str], object], remove: Callable[[], None]
@@ -171,22 +171,22 @@ class TemporaryDirectory(Work):
         _temporaries[id(self)] = self
         while True:
             self.path = numbered_path(target, f"{os.getpid()}-{next(_serial_numbers)}")
-            self.is_there = True
+            self.is_to_be_removed = True
             try:
                 make(self.path)
                 return
             except FileExistsError:
                 # A killed process, or a process on another machine, had the same id.
-                self.is_there = False
+                self.is_to_be_removed = False
             except OSError:
                 self.remove()  # what may have been created
                 raise
 
     def remove(self) -> None:
         """Removes the directory, if it is there."""
-        if self.is_there and self.is_own:
+        if self.is_to_be_removed and self.is_own:
             self._remove()
-            self.is_there = False  # after an interrupt, `__del__` tries again
+            self.is_to_be_removed = False  # after an interrupt, `__del__` tries again
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):

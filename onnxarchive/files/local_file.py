@@ -14,10 +14,16 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, naming, with_path
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    LockedError,
+    path_in_errors,
+    with_path,
+)
 from onnxarchive.files import locking
 from onnxarchive.files.data import File
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 
 # How the system reads a mapped file ahead.
 Prefetch: TypeAlias = Literal["willneed", "populate"]
@@ -68,7 +74,7 @@ class _Descriptor:
 _in_use: WeakKeyDictionary[_Descriptor | mmap.mmap, tuple[int, int]] = WeakKeyDictionary()
 
 
-class MappedFile(File, Work):
+class MappedFile(File, OfOneProcess):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     A fork of the process that opened it cannot write it, but gets an ArchiveError. An OSError names
@@ -184,14 +190,14 @@ class MappedFile(File, Work):
                 raise
             yield
 
-    def keep_locked(self, timeout: float = locking.BRIEFLY) -> bool:
+    def keep_locked(self, timeout: float = locking.SHORT_TIMEOUT) -> bool:
         """Locks the file exclusively until it is closed; see `locking.keep_exclusive`."""
         self._is_kept_locked = locking.keep_exclusive(self._require_open().number, timeout)
         return self._is_kept_locked
 
     def reopened(self) -> MappedFile:
         """Another object for the open file, with its present size, a new map, and the same lock."""
-        with naming(self.path):
+        with path_in_errors(self.path):
             file = MappedFile(self.path, descriptor=os.dup(self.fileno()))
         file.absolute_path = self.absolute_path
         return file
@@ -246,7 +252,7 @@ class MappedFile(File, Work):
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Writes all of `data` at `offset`, which may be beyond the end of the file."""
-        self.require_own()
+        self.refuse_fork()
         view = memoryview(data)
         descriptor = self._require_open()  # this reference keeps the descriptor open
         try:
@@ -267,12 +273,12 @@ class MappedFile(File, Work):
 
     def flush(self) -> None:
         """Raises the OSError of writes that failed late, as on NFS when a descriptor is closed."""
-        with naming(self.path):
+        with path_in_errors(self.path):
             os.close(os.dup(self.fileno()))
 
     def truncate(self, size: int) -> None:
         """Cuts or extends the file to `size` bytes, but does not change `self.size`."""
-        self.require_own()
+        self.refuse_fork()
         try:
             os.ftruncate(self._require_open().number, size)
         except OSError as error:
@@ -421,7 +427,7 @@ class MappedFile(File, Work):
 
 
 @contextlib.contextmanager
-def opened(
+def locked_file(
     path: str | os.PathLike[str],
     *,
     rule: str | None = None,

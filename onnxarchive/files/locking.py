@@ -44,7 +44,7 @@ except ImportError:  # Windows
     import msvcrt
 
 TIMEOUT: Final = 30.0  # seconds to wait for a lock, unless a caller says otherwise
-BRIEFLY = 1.0  # seconds; `remove_abandoned` locks a new file for much less
+SHORT_TIMEOUT = 1.0  # seconds; `remove_abandoned` locks a new file for much less
 _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks. 524 is ENOTSUPP, which Linux has for its own use, but which
@@ -54,12 +54,12 @@ LOCKED_BYTE = 1 << 62  # offset of the byte to lock, beyond the end of every fil
 # Linux's `struct flock`: type, whence, start, length, process id (0 for these locks).
 _REQUEST = struct.Struct("@hhqqi0q")
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
-_begun: Final[WeakSet[Work]] = WeakSet()
+_begun: Final[WeakSet[OfOneProcess]] = WeakSet()
 # Locks taken by `exclusive`, by device and inode of the file and id of the thread.
-_held: dict[tuple[int, int, int], Work] = {}
+_held: dict[tuple[int, int, int], OfOneProcess] = {}
 
 
-class Work:
+class OfOneProcess:
     """Something that this process has begun: a locked file, a new file, a run of threads.
 
     Attributes:
@@ -71,7 +71,7 @@ class Work:
     def __init__(self) -> None:
         _begun.add(self)
 
-    def require_own(self) -> None:
+    def refuse_fork(self) -> None:
         """Refuses a fork of the process that began the work.
 
         Raises:
@@ -151,9 +151,9 @@ def exclusive(descriptor: int, timeout: float | None = TIMEOUT) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _unlocked_in_the_end(descriptor: int) -> Iterator[Work]:
+def _unlocked_in_the_end(descriptor: int) -> Iterator[OfOneProcess]:
     """Unlocks a file when the block ends, even if an interrupt comes just after locking."""
-    work = Work()
+    work = OfOneProcess()
     try:
         yield work
     finally:

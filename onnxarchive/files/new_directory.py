@@ -20,13 +20,13 @@ import tempfile
 from collections.abc import Iterator
 from os.path import samestat
 
-from onnxarchive.errors import ArchiveError, LockedError, naming
+from onnxarchive.errors import ArchiveError, LockedError, path_in_errors
 from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.clones_and_sync import close_unwritten, sync, sync_directory
 from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
 from onnxarchive.files.local_file import MappedFile
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.files.paths import HAS_DIR_FD, require_no_tilde, require_parent
 from onnxarchive.files.replacement import NOT_RENAMED
 from onnxarchive.files.threads import for_each
@@ -52,7 +52,7 @@ _PROBE = ".probe"
 CONTENT = "new"  # beside which the content of a directory that exists is written
 
 
-class NewDirectory(Work):
+class NewDirectory(OfOneProcess):
     """A directory that this process makes and fills, whatever happens to its name meanwhile.
 
     It is locked, unlike the leftover of a killed process.
@@ -152,7 +152,7 @@ class NewDirectory(Work):
     def _open(self, path: str, flags: int) -> MappedFile:
         folder, _, name = path.rpartition("/")
         shown = os.path.join(self._shown, *path.split("/"))
-        with naming(shown):
+        with path_in_errors(shown):
             if self._descriptor is None:
                 whole = os.path.join(self.path, *path.split("/"))
                 os.makedirs(os.path.dirname(whole), exist_ok=True)
@@ -193,7 +193,7 @@ class NewDirectory(Work):
         if self._descriptor is not None:
             for path in [*reversed(self._folders), ""]:
                 with (
-                    naming(self._shown),
+                    path_in_errors(self._shown),
                     self._opened_folder(self._descriptor, path) as folder,
                     contextlib.suppress(OSError),  # a file system that cannot sync directories
                 ):
@@ -326,7 +326,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
     require_no_tilde(path)
     name = os.fspath(path)
     require_parent(name.rstrip(os.sep) or name)
-    with naming(path):
+    with path_in_errors(path):
         target = os.path.realpath(path)
         is_there = os.path.exists(target)
         beside = os.path.join(target, CONTENT) if is_there else target
@@ -336,14 +336,14 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
         temporary = TemporaryDirectory(beside, made.make, made.remove)
     try:
         yield made
-        temporary.require_own()
+        temporary.refuse_fork()
         made.sync()
-        with naming(path, *NOT_RENAMED):
+        with path_in_errors(path, *NOT_RENAMED):
             if is_there:
                 made.move_content(target)
             else:
                 made.rename(target)
-                temporary.is_there = False
+                temporary.is_to_be_removed = False
     finally:
         temporary.remove()
         made.close()
@@ -377,7 +377,7 @@ def temporary_directory(beside: str) -> Iterator[NewDirectory]:
         OSError: The directory cannot be made, or is not safe from other users in either place.
     """
     parent, name = os.path.split(os.path.abspath(beside))
-    with naming(parent):
+    with path_in_errors(parent):
         parent = _safe_parent(parent)
         made = NewDirectory(parent, parent, _OWN_MODE)
         temporary = TemporaryDirectory(os.path.join(parent, name), made.make, made.remove)
@@ -405,7 +405,7 @@ def remove_leftover(path: str) -> bool:
     if not HAS_DIR_FD:
         return False
     name = os.path.basename(path)
-    with naming(path), contextlib.ExitStack() as opened:
+    with path_in_errors(path), contextlib.ExitStack() as opened:
         parent = os.open(os.path.dirname(path) or os.curdir, _PARENT)
         opened.callback(close_unwritten, parent)
         try:

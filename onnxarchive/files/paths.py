@@ -1,6 +1,5 @@
 """Paths: which are refused, how models spell them, and files opened only beneath a directory.
 
-A file is opened beneath a directory even if names are changed at the same time.
 After a path was checked, anyone with write permission can replace a name in it by a symbolic link
 to another place. So a file is opened first, without waiting for a pipe or taking a terminal; then
 the path of the opened file decides, and a file outside the directory is closed unread. Links may
@@ -17,7 +16,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, naming, shown
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, path_in_errors, quoted
 from onnxarchive.files.local_file import kind_of
 
 # On Windows: names of devices, with any extension; names with other characters than it allows; and
@@ -60,7 +59,7 @@ class Root:
         """Resolves the links in the path of a directory, which must exist."""
         self.path = os.path.realpath(path)
         if HAS_DIR_FD:
-            with naming(path):
+            with path_in_errors(path):
                 descriptor = os.open(path, _PASSED)
                 try:
                     self.path = final_path(descriptor, path)
@@ -97,7 +96,7 @@ class Root:
                 yield from entries
             return
         descriptor = self.open(path, _LISTED)
-        with naming(self.joined(path)):
+        with path_in_errors(self.joined(path)):
             try:
                 with os.scandir(descriptor) as entries:
                     yield from entries
@@ -243,7 +242,7 @@ def require_file_names(paths: Iterable[str]) -> None:
         names = path.split("/")
         if os.name == "nt" and any(_NOT_ON_WINDOWS.fullmatch(name) for name in names):
             raise UnsupportedFeatureError(
-                f"expected names that Windows can give to files, found {shown(path)}: it is a "
+                f"expected names that Windows can give to files, found {quoted(path)}: it is a "
                 "device, or has a character that Windows does not allow, or ends with a dot or a "
                 "space; nothing was written: write it on another system, or give it another name"
             )

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from typing import TypeAlias
 
-from onnxarchive.errors import ArchiveError, LockedError, naming, with_path
+from onnxarchive.errors import ArchiveError, LockedError, path_in_errors, with_path
 from onnxarchive.files import attributes, locking
 from onnxarchive.files.clones_and_sync import sync, sync_directory
 from onnxarchive.files.data import Closing
@@ -17,7 +17,7 @@ from onnxarchive.files.hidden_files import TEMPORARY, TemporaryFile, partial_pat
 from onnxarchive.files.local_file import (
     MappedFile,
     PositionalWriter,
-    opened,
+    locked_file,
     replace_file,
     require_unused,
 )
@@ -121,12 +121,12 @@ class Replacement(Closing):
             if error.filename != unfinished or not os.path.lexists(unfinished):
                 error.filename = self._path  # instead of a file that is not there
             raise
-        self.written.set_path(self._path)
-        self.file = PositionalWriter(self.written)
+        self.file.set_path(self._path)
+        self.writer = PositionalWriter(self.file)
 
     def _begin(self, mode: int, kind: str) -> None:
         self._temporary = TemporaryFile(self._target, mode, kind)
-        self.written, self._new_path = self._temporary.file, self._temporary.path
+        self.file, self._new_path = self._temporary.file, self._temporary.path
 
     def _resume(self) -> None:
         """Opens and locks the file of an interrupted replacement, or a new one, to be resumed.
@@ -139,16 +139,16 @@ class Replacement(Closing):
         probe.remove()
         self._new_path = partial_path(self._target)
         while True:
-            self.written = MappedFile(self._new_path, descriptor=open_own(self._new_path, 0o600))
+            self.file = MappedFile(self._new_path, descriptor=open_own(self._new_path, 0o600))
             try:
-                has_locks = self.written.keep_locked(timeout=0)
+                has_locks = self.file.keep_locked(timeout=0)
             except LockedError as error:
-                self.written.close()
+                self.file.close()
                 problem = "another process or thread is downloading to this file; wait for it"
                 raise LockedError(problem) from error
-            if self.written.is_at(self._new_path):
+            if self.file.is_at(self._new_path):
                 break
-            self.written.close()  # another process has completed or removed it
+            self.file.close()  # another process has completed or removed it
         self.set_mode(0o600)
         if not has_locks:
             self.close()
@@ -166,15 +166,15 @@ class Replacement(Closing):
 
     def set_mode(self, mode: int) -> None:
         """Sets the permission bits of the new file; see `attributes.set_mode`."""
-        with naming(self._path):
-            attributes.set_mode(self.written.fileno(), self._new_path, mode)
+        with path_in_errors(self._path):
+            attributes.set_mode(self.file.fileno(), self._new_path, mode)
 
     def complete(self, size: int) -> None:
         """Cuts the new file off at its final size and syncs it; it can then not be resumed."""
-        self.written.truncate(size)
+        self.file.truncate(size)
         self.is_resumable = False
-        sync(self.written)
-        self.file.offset = size
+        sync(self.file)
+        self.writer.offset = size
 
     def commit(
         self, require: Require | None = None, before_rename: Callable[[], object] | None = None
@@ -197,15 +197,15 @@ class Replacement(Closing):
         self, require: Require | None = None, before_rename: Callable[[], object] | None = None
     ) -> MappedFile:
         """Commits like `commit`; returns the new file, still locked except on Windows."""
-        self.written.require_own()
-        sync(self.written)
+        self.file.refuse_fork()
+        sync(self.file)
         with contextlib.ExitStack() as lock:
             # Excludes editors during the rename (on Windows, only until the rename).
             target = self._lock_target(lock) if self._locked is None else self._locked
             if require is not None:
                 require(target)
-            with naming(self._path):
-                old, descriptor = _status(self._target), self.written.fileno()
+            with path_in_errors(self._path):
+                old, descriptor = _status(self._target), self.file.fileno()
                 if old is not None:
                     _require_writable(old, self._path)
                     attributes.keep(descriptor, self._new_path, self._target, old)
@@ -222,16 +222,18 @@ class Replacement(Closing):
             self._rename(self._new_path, self._target, unlocked)
             self._is_committed = True
             if self._temporary is not None:
-                self._temporary.is_there = False
-            self.written.size = self.file.offset
+                self._temporary.is_to_be_removed = False
+            self.file.size = self.writer.offset
         sync_directory(os.path.dirname(self._target))
-        return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.written
+        return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.file
 
     def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:
         """Locks the target; None if it is missing or cannot be locked, and so not edited either."""
         try:
             target = lock.enter_context(
-                opened(self._target, is_exclusive=True, is_writable=None, timeout=self._timeout)
+                locked_file(
+                    self._target, is_exclusive=True, is_writable=None, timeout=self._timeout
+                )
             )
         except ArchiveError as error:
             error.path = self._path  # as the caller wrote it
@@ -246,11 +248,11 @@ class Replacement(Closing):
 
     def _require_written(self) -> None:
         """Refuses a file that another process has changed."""
-        size = self.written.status().st_size
-        is_same = self.written.is_at(self._new_path)
-        if not is_same or size != self.file.offset:
+        size = self.file.status().st_size
+        is_same = self.file.is_at(self._new_path)
+        if not is_same or size != self.writer.offset:
             raise ArchiveError(
-                f"expected the {self.file.offset} bytes that were written to "
+                f"expected the {self.writer.offset} bytes that were written to "
                 f"{self._new_path}, found {size if is_same else 'another file or none'}; "
                 "another process has changed it",
                 path=self._path,
@@ -267,7 +269,7 @@ class Replacement(Closing):
             with with_path(self._path):
                 require_unused(target)
             target.release()
-        self.written.close()
+        self.file.close()
 
     def _rename(self, source: str, target: str, unlocked: os.stat_result | None = None) -> None:
         """Renames a file; see `replace_file`."""
@@ -292,14 +294,14 @@ class Replacement(Closing):
             return
         if self._temporary is not None:
             self._temporary.remove()
-        elif self.written.is_own:  # a fork leaves the file to its parent
+        elif self.file.is_own:  # a fork leaves the file to its parent
             if os.name == "nt":  # Windows removes no open file
-                self.written.close()
+                self.file.close()
             with contextlib.suppress(OSError):  # the next download takes it
                 keeps = self.is_resumable and os.stat(self._new_path).st_size
-                if self.written.is_at(self._new_path) and not keeps:
+                if self.file.is_at(self._new_path) and not keeps:
                     os.unlink(self._new_path)
-        self.written.close()
+        self.file.close()
 
 
 def _status(path: str) -> os.stat_result | None:

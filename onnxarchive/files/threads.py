@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -90,7 +90,7 @@ def in_order(
         return
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of the items in `begun`
-    own_work = Work()
+    own_work = OfOneProcess()
     try:
         for number, item in enumerate(items):
             due: Future[_Made] | None = None
@@ -104,7 +104,7 @@ def in_order(
                 nbytes += sizes[following]
                 begun.append((following, executor.submit(work, items[following])))
             yield work(item) if due is None else due.result()
-            own_work.require_own()  # a fork has no threads
+            own_work.refuse_fork()  # a fork has no threads
     finally:
         executor.shutdown(cancel_futures=True)
 

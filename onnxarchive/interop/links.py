@@ -13,15 +13,15 @@ import onnx
 from onnxarchive.conversion.linked_models import (
     Pairs,
     as_location,
-    linked_model,
     stored_keys,
+    with_external_data,
 )
 from onnxarchive.errors import (
     ArchiveFormatError,
     ModelNotFoundError,
     Report,
     Strict,
-    shown,
+    quoted,
     with_path,
 )
 from onnxarchive.files.local_file import MappedFile
@@ -160,12 +160,12 @@ def _require_target(target: str | os.PathLike[str], archive: str | None) -> None
 
 def _write_link(archive: Archive, path: str, target: str, pairs: Pairs | None) -> None:
     """Writes a link of the archive's chosen model; `path` is the present path of the archive."""
-    linked = linked_model(archive, _location(path, target), pairs=pairs, in_place=True)
+    linked = with_external_data(archive, _location(path, target), pairs=pairs, in_place=True)
     proto.take_link_fingerprint(linked)
     linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
     serialized = proto.serialize(linked)
     with Replacement(target) as replacement:
-        replacement.file.write(serialized)
+        replacement.writer.write(serialized)
         replacement.commit()
 
 
@@ -289,11 +289,11 @@ def _faults(
             "archive, too"
         )
     if given is None and len(locations) > 1:
-        several = f"{len(locations)}, such as {shown(locations[0])} and {shown(locations[1])}"
+        several = f"{len(locations)}, such as {quoted(locations[0])} and {quoted(locations[1])}"
         yield f"expected all external data in one file, found it in {several}"
         return
     files = [_beside(link, location) for location in locations]
-    outside = [shown(it) for it, file in zip(locations, files, strict=True) if file is None]
+    outside = [quoted(it) for it, file in zip(locations, files, strict=True) if file is None]
     for location in outside:
         yield (
             "expected a location in the link's directory or below it, without '..' or backslashes "

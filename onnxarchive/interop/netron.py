@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, needing
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, requires_library
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import contents_of, open
 from onnxarchive.remote.location import Access
@@ -119,7 +119,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 def _netron_files() -> dict[str, Path]:
     """The files of Netron's page by name, found without importing Netron."""
-    with needing("netron", "view a model"):
+    with requires_library("netron", "view a model"):
         package = importlib.util.find_spec("netron")
         if package is None or package.origin is None:
             raise ModuleNotFoundError("No module named 'netron'", name="netron")

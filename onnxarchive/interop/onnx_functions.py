@@ -15,8 +15,8 @@ from typing import Final
 
 import onnx
 
-from onnxarchive.conversion.linked_models import linked_model
-from onnxarchive.errors import naming, with_path
+from onnxarchive.conversion.linked_models import with_external_data
+from onnxarchive.errors import path_in_errors, with_path
 from onnxarchive.files.new_directory import temporary_directory
 from onnxarchive.model import proto, walking
 from onnxarchive.model.external import is_unread
@@ -24,7 +24,7 @@ from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import contents_of, open
 from onnxarchive.reading.check import Finding
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.writing.archive_models import archive_options, save_referring
+from onnxarchive.writing.archive_models import archive_options, save_model_of_archive
 
 _EMPTY: Final = "archive.onnxa"  # in place of the archive, for `check_model`
 
@@ -63,9 +63,9 @@ def check_model(
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
     """
     with open(path, model=model) as archive, with_path(path):
-        serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
+        serialized = proto.serialize(with_external_data(archive, _EMPTY, is_unread, in_place=True))
     with (
-        naming("the system's temporary directory"),
+        path_in_errors("the system's temporary directory"),
         temporary_directory(os.path.join(tempfile.gettempdir(), "onnxarchive")) as directory,
     ):
         linked = Path(directory.lasting_path(), "model.onnx")
@@ -128,7 +128,7 @@ def infer_shapes(
         destination = require_local_target(destination)
     with open(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(
-            linked_model(archive, "archive", is_unread),
+            with_external_data(archive, "archive", is_unread),
             check_type=check_type,
             strict_mode=strict_mode,
             data_prop=data_prop,
@@ -137,5 +137,5 @@ def infer_shapes(
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             options = archive_options(contents_of(archive), archive.models)
-            save_referring(inferred, archive, destination, options)
+            save_model_of_archive(inferred, archive, destination, options)
     return inferred

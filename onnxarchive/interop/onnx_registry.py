@@ -117,19 +117,19 @@ def _path_of_save() -> str | None:
 
 def _remedy(producer_name: str, location: str) -> str:
     """The advice at the end of an error about external data."""
-    from onnxarchive.errors import shown
+    from onnxarchive.errors import quoted
 
     archive = location.removesuffix(".data")
     if producer_name == "pytorch" and archive.endswith(EXTENSION):
         return (
             "instead of torch.onnx.export(model, args, path) write "
-            f"onnxarchive.save(torch.onnx.export(model, args), path); {shown(location)}, which "
-            f"PyTorch has written beside {shown(archive)}, can be deleted"
+            f"onnxarchive.save(torch.onnx.export(model, args), path); {quoted(location)}, which "
+            f"PyTorch has written beside {quoted(archive)}, can be deleted"
         )
     return (
-        f"first call onnx.load_external_data_for_model(model, directory of {shown(location)}), "
+        f"first call onnx.load_external_data_for_model(model, directory of {quoted(location)}), "
         "then save the model without save_as_external_data (which has just written "
-        f"{shown(location)}, if it was given; this file can be deleted then); or convert the "
+        f"{quoted(location)}, if it was given; this file can be deleted then); or convert the "
         "model's file with onnxarchive.convert; for an onnx_ir.Model, call onnxarchive.save"
     )
 

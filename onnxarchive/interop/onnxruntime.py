@@ -25,13 +25,13 @@ import onnx
 from onnxarchive.conversion.linked_models import (
     Pairs,
     as_location,
-    linked_model,
+    with_external_data,
 )
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     UnsupportedFeatureError,
-    needing,
+    requires_library,
     with_path,
 )
 from onnxarchive.files.data import crc32
@@ -74,7 +74,7 @@ _OWN_DOMAINS: Final = {
 }
 
 # An open archive, or an argument for `onnxarchive.open`.
-Source: TypeAlias = Archive | Openable
+ArchiveOrPath: TypeAlias = Archive | Openable
 
 
 class Keywords(Access, total=False):
@@ -90,7 +90,7 @@ class Keywords(Access, total=False):
 
 
 def session(
-    path: Source,
+    path: ArchiveOrPath,
     sess_options: ort.SessionOptions | None = None,
     providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
     *,
@@ -191,7 +191,7 @@ def session(
 
 
 def session_options(
-    path: Source,
+    path: ArchiveOrPath,
     sess_options: ort.SessionOptions | None = None,
     *,
     model: str | None = None,
@@ -252,7 +252,7 @@ class SessionInputs:
 
     def __init__(
         self,
-        source: Source,
+        source: ArchiveOrPath,
         model: str | None,
         sess_options: ort.SessionOptions | None,
         prepack: bool | None,
@@ -287,7 +287,7 @@ class SessionInputs:
                     packed = packed_pairs(archive, [model_id], machine(), version)
                     pairs = packed.get(model_id, {})
                 is_outside = stays_outside(archive.model, in_functions=True)
-                linked = linked_model(archive, name, is_outside, pairs=pairs, in_place=is_own)
+                linked = with_external_data(archive, name, is_outside, pairs=pairs, in_place=is_own)
                 self.model, self.packed = proto.encode(linked), len(pairs)
         if self._copy is not None:
             set_entries(self._copy, self.entries)
@@ -314,7 +314,7 @@ class SessionInputs:
 
 
 def _opened(
-    source: Source, model: str | None, access: Access, resources: contextlib.ExitStack
+    source: ArchiveOrPath, model: str | None, access: Access, resources: contextlib.ExitStack
 ) -> Archive:
     if isinstance(source, Archive):
         Location.of(source, **access)  # refuses unknown options
@@ -352,7 +352,7 @@ def _model_in_memory(archive: Archive, options: Any, *, in_place: bool) -> bytes
     keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
     views = list(contents_of(archive).views(keys))
     with with_path(archive.path):
-        model = proto.encode(linked_model(archive, None, is_outside, in_place=in_place))
+        model = proto.encode(with_external_data(archive, None, is_outside, in_place=in_place))
     if add_buffers is not None and keys:
         set_entries(options, {_USE_BUFFERS: "1"})
         _buffers[options] = views
@@ -451,7 +451,7 @@ def require_onnxruntime(
     oldest: tuple[int, int] = _OLDEST, reason: str = "which accepts a directory of external data"
 ) -> Any:
     """Imports ONNX Runtime; refuses versions before the oldest that has what is needed."""
-    with needing("onnxruntime", "run a model"):
+    with requires_library("onnxruntime", "run a model"):
         import onnxruntime
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < oldest:
         raise UnsupportedFeatureError(

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 import numpy as np
 
-from onnxarchive.errors import ModelNotFoundError, shown, shown_names, with_path, without_traceback
+from onnxarchive.errors import (
+    ModelNotFoundError,
+    quoted,
+    quoted_names,
+    with_path,
+    without_traceback,
+)
 from onnxarchive.files.paths import in_utf8
 from onnxarchive.interop.onnxruntime import (
     RunError as RunError,
@@ -181,7 +187,7 @@ def _naming_sizes(assumed: Mapping[str, int]) -> Iterator[None]:
     except RunError as error:
         if not assumed:
             raise
-        sizes = ", ".join(f"{shown(dim)}: {size}" for dim, size in assumed.items())
+        sizes = ", ".join(f"{quoted(dim)}: {size}" for dim, size in assumed.items())
         raise RunError(
             f"{error.message}; these sizes of dimensions were assumed, others may fit: {sizes}; "
             "dims={NAME:SIZE} (--dim NAME=SIZE) gives them"
@@ -303,7 +309,7 @@ def make_inputs(
             if name not in known:
                 raise ValueError(
                     f"expected the name of an {noun} of the model ({noun}s: "
-                    f"{shown_names(sorted(known))}), found {name!r}"
+                    f"{quoted_names(sorted(known))}), found {name!r}"
                 )
     inputs: dict[str, Input] = {}
     sizes: dict[str, int] = {}

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxarchive.errors import UnsupportedFeatureError, needing, with_path
+from onnxarchive.errors import UnsupportedFeatureError, requires_library, with_path
 from onnxarchive.model import dtypes
 from onnxarchive.reading.archive import Archive
 from onnxarchive.reading.contents import NamedMapping
@@ -97,10 +97,10 @@ def tensors(archive: Archive, *, copy: bool = False) -> Mapping[str, torch.Tenso
         with onnxarchive.open("model.onnxa") as archive:
             state = dict(onnxarchive.interop.torch.tensors(archive, copy=True))
     """
-    return _Tensors(archive, copy)
+    return _TorchTensors(archive, copy)
 
 
-class _Tensors(NamedMapping["torch.Tensor"]):
+class _TorchTensors(NamedMapping["torch.Tensor"]):
     def __init__(self, archive: Archive, copy: bool) -> None:
         self._archive, self._index, self._copy = archive, archive.tensors, copy
 
@@ -167,7 +167,7 @@ def _from_float4(
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
     """Converts the bytes of an array to a PyTorch tensor; `name` is the ONNX type."""
-    with needing("torch", "hold a tensor of an archive"):
+    with requires_library("torch", "hold a tensor of an archive"):
         import torch
     dtype = getattr(torch, _TYPES[name], None)
     if dtype is None:

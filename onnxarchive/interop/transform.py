@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import onnx
 
-from onnxarchive.conversion.linked_models import linked_model
+from onnxarchive.conversion.linked_models import with_external_data
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
 from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
@@ -29,9 +29,9 @@ from onnxarchive.model.external import StaysOutside, is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH
-from onnxarchive.reading.archive import Archive, complete_model, contents_of, open
+from onnxarchive.reading.archive import Archive, contents_of, fill_in_place, open
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.writing.archive_models import archive_options, save_referring
+from onnxarchive.writing.archive_models import archive_options, save_model_of_archive
 from onnxarchive.writing.options import Asset
 from onnxarchive.writing.plan import open_assets
 
@@ -143,7 +143,7 @@ def transform(
         Replacement(destination).close()
         is_in_place = contents_of(archive).is_at(destination)
         transformed = _transformed(archive, function, view, is_in_place=is_in_place)
-        save_referring(transformed, archive, destination, options)
+        save_model_of_archive(transformed, archive, destination, options)
 
 
 def _view_of_weights(archive: Archive, weights: Weights | None) -> Weights:
@@ -181,7 +181,7 @@ def _transformed(
 ) -> onnx.ModelProto:
     before = _repeated_initializers(archive.model)
     if weights == "loaded":
-        result = _call(function, complete_model(archive))
+        result = _call(function, fill_in_place(archive))
     elif weights == "external":
         result = _call(function, archive.model)  # not copied: it is not used again
     else:
@@ -231,7 +231,7 @@ def _hide_weights(archive: Archive) -> tuple[onnx.ModelProto, dict[str, onnx.Ten
     The doc_string of such an input holds the name of its weight, so that it may be renamed.
     """
     # The only external tensors of this model are the weights to hide.
-    model = linked_model(archive, None, _is_hidable(archive.model))
+    model = with_external_data(archive, None, _is_hidable(archive.model))
     weights: dict[str, onnx.TensorProto] = {}
     for graph in _graphs(model):
         are_hidden = [tensor.data_location == tensors.EXTERNAL for tensor in graph.initializer]

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnxarchive.errors import Report, shown
+from onnxarchive.errors import Report, quoted
 
 PLAIN_PATH: Final = (
     "a relative path of components separated by '/', without a drive, a backslash or a control "
@@ -189,7 +189,11 @@ def check_names(
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
-            "no entry" if not names else "a name that is not UTF-8" if last is None else shown(last)
+            "no entry"
+            if not names
+            else "a name that is not UTF-8"
+            if last is None
+            else quoted(last)
         )
         report.broken(
             "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
@@ -213,14 +217,14 @@ def check_names(
                 "KEY-1",
                 f"expected the name of a model, a name in {ASSET_PREFIX}, or a key ([A-Za-z_]"
                 f"[A-Za-z0-9_]*, at most {MAX_KEY_SIZE} bytes, not {_ASSETS!r} in upper, lower or "
-                f"mixed case), found {shown(name)}",
+                f"mixed case), found {quoted(name)}",
                 entry=name,
             )
         if folded in seen:
             report.broken(
                 "NAME-2",
                 "expected no earlier entry with this name in upper, lower or mixed case, found "
-                f"{shown(seen[folded])}",
+                f"{quoted(seen[folded])}",
                 entry=name,
             )
         seen[folded] = name
@@ -240,7 +244,7 @@ def _check_versions(reserved: Sequence[str], report: Report) -> None:
             report.broken(
                 "VERSION-1",
                 "expected only names of models to begin with two underscores, found "
-                f"{shown(name)}: {origin}",
+                f"{quoted(name)}: {origin}",
                 entry=name,
             )
 
@@ -254,7 +258,7 @@ def _check_models(
         if not is_model_id(name.removeprefix(FURTHER_MODEL_PREFIX)):
             report.broken(
                 "MODEL-4",
-                f"expected {FURTHER_MODEL_PREFIX} and an id, {MODEL_ID}, found {shown(name)}",
+                f"expected {FURTHER_MODEL_PREFIX} and an id, {MODEL_ID}, found {quoted(name)}",
                 entry=name,
             )
     last = len(names) - (1 if names and names[-1] == MODEL_PROTO else 0)
@@ -275,7 +279,7 @@ def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
         if folder is not None and path.startswith(folder[0] + "\0"):
             report.broken(
                 "NAME-2",
-                f"expected {shown(folder[1])} to be a folder, found an entry with this name",
+                f"expected {quoted(folder[1])} to be a folder, found an entry with this name",
                 entry=name,
             )
         else:
@@ -285,10 +289,10 @@ def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
 def _is_named_as_asset(name: str, report: Report) -> bool:
     if is_asset_name(name):
         return True
-    expected, found = f"{ASSET_PREFIX} and {ASSET_PATH}", shown(name)
+    expected, found = f"{ASSET_PREFIX} and {ASSET_PATH}", quoted(name)
     is_short = len(name) <= MAX_ASSET_NAME_SIZE
     if is_short and is_asset_name(unicodedata.normalize("NFC", name)):
-        expected, found = f"a name in {ASSET_FORM}", shown(name, in_ascii=True)
+        expected, found = f"a name in {ASSET_FORM}", quoted(name, in_ascii=True)
     report.broken("ASSET-1", f"expected {expected}, found {found}", entry=name)
     return False
 

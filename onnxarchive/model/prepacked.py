@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
 
-from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.errors import ArchiveFormatError, quoted
 from onnxarchive.model.external import may_give_shape, weight_name
 from onnxarchive.model.keys import PACKED_PREFIX
 from onnxarchive.model.proto import CheckedModel
@@ -227,12 +227,12 @@ def packed_sets(
             packed = PackedSet.of_json(bytes(read(name)))
             if packed.folder + INDEX != name:
                 raise ValueError(
-                    f"expected the index of this folder, found that of {shown(packed.folder)}"
+                    f"expected the index of this folder, found that of {quoted(packed.folder)}"
                 )
         except ArchiveFormatError as error:
             faults.append(error.message)
         except ValueError as error:
-            faults.append(f"entry {shown(name)}: {error}")
+            faults.append(f"entry {quoted(name)}: {error}")
         else:
             yield packed
 
@@ -287,7 +287,7 @@ def _weight(index: Mapping[str, Any]) -> PackedWeight:
 
 def _key(text: str) -> str:
     if not _KEY.fullmatch(text):
-        raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {shown(text)}")
+        raise ValueError(f"expected letters, digits, '_', '.', '+' and '-', found {quoted(text)}")
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive.errors import ArchiveFormatError, Report, Strict, shown
+from onnxarchive.errors import ArchiveFormatError, Report, Strict, quoted
 from onnxarchive.files.data import Buffer
 from onnxarchive.model import dtypes, serialization, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
@@ -274,7 +274,7 @@ def _check_shared(checked: Mapping[str, CheckedModel], report: Report) -> None:
 
 def _shown_kind(kind: Kind) -> str:
     data_type, dims = kind
-    return f"{dtypes.name_of(data_type)} of shape {shown(dims)}"
+    return f"{dtypes.name_of(data_type)} of shape {quoted(dims)}"
 
 
 def _check_reference(
@@ -298,7 +298,7 @@ def _check_reference(
             f"expected one tensor with this location, found {refs[key].where} and {ref}",
         )
     elif key is None and location is not None and are_all:
-        broken("DATA-1", f"{ref}: expected the key of an entry, found location {shown(location)}")
+        broken("DATA-1", f"{ref}: expected the key of an entry, found location {quoted(location)}")
     if reference is not None:
         if reference.offset:
             broken("DATA-5", f"{ref}: expected offset 0, found {reference.offset}")
@@ -324,11 +324,11 @@ def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str
     if not tensors.are_dims(tensor.dims, data_type):
         broken(
             "TENSOR-2",
-            f"{ref}: expected a shape that an array can have, found {shown(tensor.dims)}",
+            f"{ref}: expected a shape that an array can have, found {quoted(tensor.dims)}",
         )
     elif data_type is not None and nbytes is not None and data_type.nbytes(tensor.dims) != nbytes:
         broken(
             "TENSOR-3",
             f"{ref}: expected {data_type.nbytes(tensor.dims)} bytes for {data_type.name} of shape "
-            f"{shown(tensor.dims)}, found an entry of {nbytes}",
+            f"{quoted(tensor.dims)}, found an entry of {nbytes}",
         )

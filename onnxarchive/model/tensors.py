@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, Report, quoted
 from onnxarchive.files.data import Bytes, Made
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
@@ -81,7 +81,7 @@ class TensorRef(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"tensor {shown(self.name)} ({self.where})"
+        return f"tensor {quoted(self.name)} ({self.where})"
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +178,7 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
     if data.nbytes != expected:
         raise ArchiveFormatError(
             f"{ref}: expected {expected} bytes for {data_type.name} of shape "
-            f"{shown(tensor.dims)}, found {data.nbytes}"
+            f"{quoted(tensor.dims)}, found {data.nbytes}"
         )
     return data
 
@@ -305,7 +305,7 @@ def external_type(ref: TensorRef) -> DataType:
             )
         raise ArchiveFormatError(
             f"{ref}: expected external data of a fixed-width type and of a shape that an array can "
-            f"have, found data type {tensor.data_type} and dims {shown(tensor.dims)}"
+            f"have, found data type {tensor.data_type} and dims {quoted(tensor.dims)}"
         )
     return data_type
 
@@ -371,7 +371,7 @@ def external_data(
         if is_known and key not in pairs:
             pairs[key] = _decoded(pair.value)
         elif len(unfit) < _MAX_SHOWN_PAIRS and not (entry is None and names_packed(pair)):
-            unfit.append(f"{shown(key)} again" if is_known else shown(key))
+            unfit.append(f"{quoted(key)} again" if is_known else quoted(key))
     location = pairs.get(LOCATION)
     if unfit:
         report.broken(
@@ -393,7 +393,7 @@ def external_data(
             report.broken(
                 "DATA-5",
                 f"{ref}: expected {key} in at most 19 decimal digits without leading zeros, found "
-                f"{shown(value)}",
+                f"{quoted(value)}",
                 entry=entry,
             )
     if location is None:

@@ -73,7 +73,7 @@ class Span:
     data_type: DataType | None
 
 
-class Stripped(NamedTuple):
+class StrippedModel(NamedTuple):
     """A model without its weights.
 
     Attributes:
@@ -86,7 +86,7 @@ class Stripped(NamedTuple):
     spans: tuple[Span, ...]
 
 
-def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD) -> Stripped:
+def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD) -> StrippedModel:
     """Removes the data of large tensors from a serialized model.
 
     A tensor is stripped if all its data is in one field: `raw_data`, or a packed typed field that
@@ -125,7 +125,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         raise ArchiveFormatError(
             f"the model holds the reserved location {SPAN_LOCATION!r}", rule="MODEL-3"
         )
-    return Stripped(stripped, tuple(spans))
+    return StrippedModel(stripped, tuple(spans))
 
 
 def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:

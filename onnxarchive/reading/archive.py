@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Strict, shown, with_path
+from onnxarchive.errors import ArchiveFormatError, Strict, quoted, with_path
 from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Closing, File, closing_on_error
 from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import is_model
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import (
     MAX_MODEL_NBYTES,
     Contents,
@@ -150,7 +150,7 @@ class Archive(Closing):
                 data = archive.read("layer_0_weight")
         """
         if name not in self.entries:
-            message = f"expected the name of an entry, found {shown(name)}"
+            message = f"expected the name of an entry, found {quoted(name)}"
             raise self._contents.not_found(message, name, self.entries)
         return self._contents.model(name) if is_model(name) else self._contents.view(name)
 
@@ -175,7 +175,7 @@ class Archive(Closing):
                 weight = archive.tensor_by_key("layer_0_weight")
         """
         if key not in self.tensors.refs:
-            message = f"expected the key of a tensor of the model, found {shown(key)}"
+            message = f"expected the key of a tensor of the model, found {quoted(key)}"
             raise self._contents.not_found(message, key, self.tensors.refs)
         return self.tensors.array(key, self._contents.view(key))
 
@@ -314,7 +314,7 @@ class Archive(Closing):
         return "\n".join(parts)
 
 
-def owner_of(model: onnx.ModelProto) -> Archive | None:
+def archive_of_model(model: onnx.ModelProto) -> Archive | None:
     """The archive that has this very object as a model, also in an edit, while it exists."""
     for reference in _archives.valuerefs():
         archive = reference()
@@ -347,7 +347,7 @@ def with_model(archive: Archive, model: str) -> Archive:
         return Archive(contents_of(archive), model)
 
 
-def complete_model(archive: Archive) -> onnx.ModelProto:
+def fill_in_place(archive: Archive) -> onnx.ModelProto:
     """Puts the bytes of all tensors into the archive's own model; the archive is then unusable.
 
     Raises:
@@ -471,7 +471,7 @@ def open_location(
     read: Read | None = None,
 ) -> Archive:
     """Opens an archive; see `open`. Without `read`, nothing is downloaded into the cache."""
-    with opened(location, timeout=timeout, read=read) as file:
+    with locked_archive_file(location, timeout=timeout, read=read) as file:
         return read_archive(file, model, max_model_nbytes)
 
 
@@ -510,7 +510,7 @@ def load(
     """
     archive = open(source, model=model, max_model_nbytes=max_model_nbytes, **access)
     with archive, with_path(archive.path):
-        return complete_model(archive)
+        return fill_in_place(archive)
 
 
 def open_recognised(file: File, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened(
+def locked_archive_file(
     location: Location,
     *,
     timeout: float | None = locking.TIMEOUT,
@@ -67,7 +67,7 @@ def opened(
     with (
         recognised(path, expected=expected),
         with_path(path),
-        local_file.opened(path, rule="FILE-1", timeout=timeout) as local,
+        local_file.locked_file(path, rule="FILE-1", timeout=timeout) as local,
         contextlib.nullcontext() if local.lock_failure is None else _unedited(local),
     ):
         try:

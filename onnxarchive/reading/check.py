@@ -14,12 +14,12 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Unpack
 
-from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, Report, quoted
 from onnxarchive.files import threads
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.model.keys import is_model
-from onnxarchive.reading.archive_file import opened, require_finished
+from onnxarchive.reading.archive_file import locked_archive_file, require_finished
 from onnxarchive.reading.contents import MAX_MODEL_NBYTES, Contents, read_contents
 from onnxarchive.remote.location import Access, Location, Openable
 from onnxarchive.zipformat.local_header import check_local_header
@@ -85,7 +85,7 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        entry = None if self.entry is None else f"entry {shown(self.entry)}"
+        entry = None if self.entry is None else f"entry {quoted(self.entry)}"
         return ": ".join(part for part in (self.rule, entry, self.message) if part is not None)
 
 
@@ -161,7 +161,7 @@ def check(
     location = Location.of(source, **access)
     with contextlib.ExitStack() as lock:
         try:
-            file = lock.enter_context(opened(location))
+            file = lock.enter_context(locked_archive_file(location))
         except ArchiveFormatError as error:
             if error.rule != "FILE-1":
                 raise

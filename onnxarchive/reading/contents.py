@@ -24,7 +24,7 @@ from onnxarchive.errors import (
     TensorNotFoundError,
     UnfinishedEditError,
     UnsupportedFeatureError,
-    shown,
+    quoted,
 )
 from onnxarchive.files import local_file
 from onnxarchive.files.data import (
@@ -169,7 +169,7 @@ class Contents:
             yield
             return
         try:
-            with local_file.opened(file.absolute_path) as current, current:
+            with local_file.locked_file(file.absolute_path) as current, current:
                 if isinstance(current.lock_failure, LockedError):
                     raise current.lock_failure
                 require_finished(current)
@@ -232,7 +232,7 @@ class Contents:
             if checksum != sha1.hexdigest():
                 report.broken(
                     "DATA-6",
-                    f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+                    f"{ref}: expected the checksum {sha1.hexdigest()}, found {quoted(checksum)}",
                     entry=entry.name,
                 )
 
@@ -300,7 +300,7 @@ class Contents:
         if len(data) != expected:
             message = f"expected {expected} bytes of its data, found {len(data)}"
             raise ArchiveFormatError(
-                f"entry {shown(name)}: {message}; the file has become shorter",
+                f"entry {quoted(name)}: {message}; the file has become shorter",
                 entry=name,
                 path=self.path,
             )
@@ -422,7 +422,8 @@ class NamedEntries(NamedMapping[Entry]):
 
     def _repr_html_(self) -> str:
         rows = (
-            ([shown(entry.name), f"{entry.data_offset:,}"], entry.nbytes) for entry in self._entries
+            ([quoted(entry.name), f"{entry.data_offset:,}"], entry.nbytes)
+            for entry in self._entries
         )
         from onnxarchive.reading import html  # only notebooks need it
 

@@ -12,10 +12,10 @@ from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     Strict,
-    shown,
+    quoted,
     without_traceback,
 )
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import read_contents
 from onnxarchive.remote.location import Location
 
@@ -35,7 +35,7 @@ def naming_all_damaged() -> Iterator[None]:
         names = [] if error.rule not in DAMAGE_RULES else _damaged_entries(error.path)
         if len(names) < 2:
             raise
-        first = ", ".join(map(shown, names[:_MAX_NAMES]))
+        first = ", ".join(map(quoted, names[:_MAX_NAMES]))
         more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
         raise type(error)(
             f"{len(names):,} entries are damaged: {first}{more}",
@@ -54,7 +54,7 @@ def _damaged_entries(path: str | None) -> list[str]:
     if path is None or not os.path.isfile(path):
         return names
     with contextlib.suppress(ArchiveError, OSError):
-        with opened(Location.of(path)) as file:
+        with locked_archive_file(Location.of(path)) as file:
             contents = read_contents(file, Strict(path))
         with file:
             for name in contents.entries:

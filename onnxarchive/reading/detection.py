@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxarchive.errors import ArchiveFormatError, UnfinishedEditError, UnsupportedFeatureError
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.reading.archive_file import opened
+from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import read_entries
 from onnxarchive.remote.location import Location, Openable
 
@@ -44,7 +44,7 @@ def is_archive(source: Openable) -> bool:
     file_object: Any = source if hasattr(source, "seek") else None
     position = 0 if file_object is None else file_object.seek(0, os.SEEK_CUR)
     try:
-        with opened(location) as file:
+        with locked_archive_file(location) as file:
             entries = read_entries(file)
         file.close()
     except (ArchiveFormatError, OSError, UnfinishedEditError, UnsupportedFeatureError):

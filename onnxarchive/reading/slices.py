@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import quoted
 from onnxarchive.model import dtypes
 from onnxarchive.reading.contents import Contents
 from onnxarchive.reading.views import Tensors
@@ -95,11 +95,11 @@ class TensorSlice:
         return copy
 
     def __repr__(self) -> str:
-        return f"<TensorSlice {shown(self.name)}, {self.dtype}, {shown(self.shape)}>"
+        return f"<TensorSlice {quoted(self.name)}, {self.dtype}, {quoted(self.shape)}>"
 
     def _items(self, index: Any) -> list[Any]:
         """The items of an index; refuses those that numpy would not call basic, or refuse."""
-        tensor = f"{self._contents.path}: tensor {shown(self.name)}"
+        tensor = f"{self._contents.path}: tensor {quoted(self.name)}"
         items = list(index) if isinstance(index, tuple) else [index]
         for position, item in enumerate(items):
             if item is None or item is Ellipsis or isinstance(item, slice):

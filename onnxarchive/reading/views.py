@@ -14,8 +14,8 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     ModelNotFoundError,
     did_you_mean,
-    shown,
-    shown_names,
+    quoted,
+    quoted_names,
     with_path,
 )
 from onnxarchive.model import dtypes, tensors
@@ -85,7 +85,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
             return stored
         named = self._ambiguous.get(name)
         if named is None:
-            what = shown(name) if isinstance(name, str) else repr(name)
+            what = quoted(name) if isinstance(name, str) else repr(name)
             message = f"expected the name of an initializer, found {what}"
             raise self._contents.not_found(message, name, self._index)
         owners = ", ".join(
@@ -94,7 +94,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         )
         more = f" or another one of the {len(named)}" if len(named) > _MAX_SHOWN_OWNERS else ""
         raise self._contents.not_found(
-            f"several initializers have the name {shown(name)}; take {owners}{more}"
+            f"several initializers have the name {quoted(name)}; take {owners}{more}"
         )
 
     def type_and_shape(self, key: str) -> tuple[DataType, tuple[int, ...]]:
@@ -142,7 +142,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         """Name, data type, shape and size of an initializer; the data is not read."""
         stored = self._find(name)
         tensor = (self.refs[stored] if isinstance(stored, str) else stored).tensor
-        texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
+        texts = [quoted(name), dtypes.name_of(tensor.data_type), quoted(tensor.dims)]
         if isinstance(stored, str):
             return texts, self._contents.entries[stored].nbytes
         data_type = tensors.stored_type(tensor)
@@ -159,7 +159,7 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
     stored_type = tensors.stored_type(tensor)
     if stored_type is not None:
         return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
-    found = f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
+    found = f"data type {tensor.data_type} and dims {quoted(tensor.dims)}"
     if tensor.data_type == tensors.STRING and min(tensor.dims, default=0) >= 0:
         try:
             elements = [element.decode() for element in tensor.string_data]
@@ -204,7 +204,7 @@ class Assets(NamedMapping[bytes]):
     def entry(self, path: str) -> Entry:
         """The entry of the asset with this path; a TensorNotFoundError if there is none."""
         if path not in self._index:
-            message = f"expected the path of an asset, found {shown(path)}"
+            message = f"expected the path of an asset, found {quoted(path)}"
             raise self._contents.not_found(message, path, self._index)
         return self._index[path]
 
@@ -229,7 +229,7 @@ class Assets(NamedMapping[bytes]):
         return f"<{len(self)} assets of {self._contents.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        rows = (([shown(path)], entry.nbytes) for path, entry in self._index.items())
+        rows = (([quoted(path)], entry.nbytes) for path, entry in self._index.items())
         from onnxarchive.reading import html  # only notebooks need it
 
         return html.table(repr(self), ["name"], rows, len(self))
@@ -248,14 +248,14 @@ class Models(NamedMapping[onnx.ModelProto]):
         return checked.model
 
     def __repr__(self) -> str:
-        return f"<models {shown_names(self)} of {self._contents.file.path!r}>"
+        return f"<models {quoted_names(self)} of {self._contents.file.path!r}>"
 
 
 def require_model(models: Collection[str], model: str) -> None:
     """Refuses an id that none of the models has, with a ModelNotFoundError."""
     if model not in models:
         raise ModelNotFoundError(
-            f"expected the id of a model, one of {shown_names(models)}, found "
-            f"{shown(model) if isinstance(model, str) else repr(model)}"
+            f"expected the id of a model, one of {quoted_names(models)}, found "
+            f"{quoted(model) if isinstance(model, str) else repr(model)}"
             f"{did_you_mean(model, [*models])}"
         )

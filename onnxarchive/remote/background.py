@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeAlias, TypeVar
 
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 
 _Made = TypeVar("_Made")
 Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
@@ -29,7 +29,7 @@ SPAWN = "start processes with multiprocessing's method 'spawn'"
 
 _lock = Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_work: Work | None = None  # the thread of `_loop`, which a fork lacks
+_work: OfOneProcess | None = None  # the thread of `_loop`, which a fork lacks
 
 
 def run(name: str, request: Request[_Made]) -> _Made:
@@ -67,7 +67,7 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
             begun.popleft().cancel()
 
 
-def as_arriving(
+def run_streams(
     name: str, streams: Iterable[Streamed[_Made]], most: Callable[[], int]
 ) -> Generator[_Made, None, None]:
     """Runs streams, up to `most()` at once, and yields their items as soon as they arrive.
@@ -121,7 +121,7 @@ def _start(name: str, request: Request[_Made]) -> Future[_Made]:
             except BaseException:
                 loop.close()
                 raise
-            _loop, _work = loop, Work()
+            _loop, _work = loop, OfOneProcess()
             atexit.register(_stop, loop)
         _require_own(name)
         return asyncio.run_coroutine_threadsafe(request(), _loop)

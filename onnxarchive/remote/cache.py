@@ -32,11 +32,11 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     LockedError,
     UnsupportedFeatureError,
-    needing,
-    shown,
+    quoted,
+    requires_library,
 )
 from onnxarchive.files import attributes
-from onnxarchive.files.clones_and_sync import require_no_tilde, sync
+from onnxarchive.files.clones_and_sync import sync
 from onnxarchive.files.data import File, closing_on_error
 from onnxarchive.files.hidden_files import partial_path, remove_unlocked
 from onnxarchive.files.local_file import MappedFile
@@ -54,7 +54,7 @@ from onnxarchive.remote.failures import NoRangesError
 from onnxarchive.remote.objects import RemoteFile, WholeObject
 from onnxarchive.remote.origins import Origin, Version, origin_of
 from onnxarchive.remote.stores import STALL
-from onnxarchive.remote.urls import Address, local_path, shown_url
+from onnxarchive.remote.urls import Address, local_path, url_without_secrets
 
 _WAIT: Final = 0.1  # seconds between two looks at the download of another process
 _HASH_LENGTH: Final = 32  # hexadecimal digits of a hash in the name of a file
@@ -125,7 +125,7 @@ def open_cached(
     path = os.path.join(directory, f"{prefix}-{key[:_HASH_LENGTH]}.onnxa")
     with contextlib.ExitStack() as opened:
         opened.enter_context(contextlib.closing(remote))
-        copy = _opened(path, remote, read, progress, sha256)
+        copy = _open_copy(path, remote, read, progress, sha256)
         if copy is None:
             _refuse_digest(sha256, remote.path, f"this function makes none; {_DOWNLOAD}")
             opened.pop_all()
@@ -183,7 +183,7 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
     if not isinstance(cache, bool):
         require_no_tilde(cache)
         return os.path.abspath(os.fsdecode(local_path(cache)))
-    with needing("platformdirs", "find the user's cache directory"):
+    with requires_library("platformdirs", "find the user's cache directory"):
         from platformdirs import user_cache_dir
     try:
         directory = user_cache_dir("onnxarchive", appauthor=False)
@@ -197,7 +197,7 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
     return directory
 
 
-def _opened(
+def _open_copy(
     path: str,
     remote: RemoteFile | WholeObject,
     read: Read | None,
@@ -225,7 +225,7 @@ def _opened(
             if os.path.lexists(path):  # another process has just completed it
                 continue
             # A copy is verified once, so it has to survive a power failure.
-            sync(replacement.written, "choose a cache on another file system")
+            sync(replacement.file, "choose a cache on another file system")
             # Who completes the copy has described it under the same lock, so a digest of the
             # description is that of the copy, also if this process is killed.
             _describe(path, remote, sha256)
@@ -260,7 +260,7 @@ def _describe(path: str, remote: RemoteFile | WholeObject, sha256: str | None) -
     description = {"url": remote.path, "version": asdict(remote.version), "sha256": sha256}
     with Replacement(_json_path(path)) as described:
         described.set_mode(_OWN_FILE_MODE)
-        described.file.write(json.dumps(description).encode())
+        described.writer.write(json.dumps(description).encode())
         described.commit()
 
 
@@ -376,11 +376,11 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
         OSError: A file cannot be removed, as on Windows while it is open.
     """
     archives = cached_archives(directory)
-    shown_urls = {shown_url(url) for url in urls}
+    shown_urls = {url_without_secrets(url) for url in urls}
     unknown = sorted(shown_urls - {archive.url for archive in archives})
     if unknown:
         raise ValueError(
-            f"expected URLs of archives in the cache {directory}, found {shown(unknown[0])}; "
+            f"expected URLs of archives in the cache {directory}, found {quoted(unknown[0])}; "
             "'onnxarchive cache list' lists them"
         )
     return [

@@ -25,7 +25,7 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     ChecksumError,
     ObjectChangedError,
-    naming,
+    path_in_errors,
     without_traceback,
 )
 from onnxarchive.files import locking
@@ -86,7 +86,7 @@ def download_object(
         ObjectChangedError: The object has changed since it was opened; nothing is kept, since its
             bytes could not be continued.
     """
-    file = replacement.written
+    file = replacement.file
     has_ranges = not isinstance(remote, WholeObject)
     replacement.is_resumable &= has_ranges and remote.cache_key() is not None
     found = None
@@ -136,7 +136,7 @@ class _Arrived(MappedFile):
     """The bytes of an object that has arrived, without the log; errors name the object."""
 
     def __init__(self, file: MappedFile, name: str, size: int) -> None:
-        with naming(file.path):
+        with path_in_errors(file.path):
             super().__init__(file.absolute_path, descriptor=os.dup(file.fileno()))
         self.path, self.size = name, size
 
@@ -147,7 +147,7 @@ class _Arrived(MappedFile):
 
 def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | None) -> None:
     """Asks for the bytes that have not arrived, and writes them as they arrive; see the module."""
-    file, size, key = replacement.written, remote.size, remote.cache_key()
+    file, size, key = replacement.file, remote.size, remote.cache_key()
     mark = hashlib.sha256(f"{key} {file.status().st_ino}".encode()).digest()
     if key is None or file.read(size, _MARK_SIZE) != mark:
         file.truncate(0)
@@ -161,7 +161,7 @@ def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | No
         counter.add(size - missing)
     try:
         require_space(file.absolute_path, missing)
-        with contextlib.closing(remote.arriving(gaps)) as arriving:
+        with contextlib.closing(remote.stream_ranges(gaps)) as arriving:
             for offset, piece in arriving:
                 file.write(offset, piece)
                 file.write(log_end, _LOGGED.pack(offset, offset + len(piece)))

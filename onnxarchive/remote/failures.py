@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from onnxarchive.errors import ObjectChangedError, shown
+from onnxarchive.errors import ObjectChangedError, quoted
 from onnxarchive.remote.probe import (
     CHECK_PROXY,
     NO_CONNECTION,
@@ -244,7 +244,7 @@ def _wrong_key(problem: _Problem) -> _Reason | None:
         return None
     rest = str(problem.error).partition('Path "')[2]
     end = max(map(rest.rfind, _KEY_ENDS))
-    key = "of an object" if end < 0 else shown(rest[:end])
+    key = "of an object" if end < 0 else quoted(rest[:end])
     return errno.EIO, (
         f"obstore cannot list a folder because of the key {key}: the key has control "
         "characters, or a component that is empty, '.' or '..'; rename the object"
@@ -297,7 +297,7 @@ def _converted(
     return convert(error, name) if is_of_library else error
 
 
-def attempt(
+def call_library(
     name: str,
     call: Callable[[], _Made],
     convert: Callable[[BaseException, str], Exception] = failure,
@@ -312,10 +312,10 @@ def attempt(
     raise problems.pop()
 
 
-async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
+async def await_request(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
     """Awaits a call of a library; `failure` converts its errors."""
     try:
         return await call()
     except BaseException as error:
         problems = [_converted(error, name)]
-    raise problems.pop()  # as in `attempt`
+    raise problems.pop()  # as in `call_library`

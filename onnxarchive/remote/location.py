@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
-from onnxarchive.errors import UnsupportedFeatureError, shown
+from onnxarchive.errors import UnsupportedFeatureError, quoted
 from onnxarchive.files.data import Buffer, File, as_bytes
 from onnxarchive.files.file import BinaryFile, MemoryFile, SupportsSeek
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.paths import require_no_tilde
 from onnxarchive.files.progress import Progress
-from onnxarchive.remote.urls import Address, is_url, local_path, misspelled_url, shown_url
+from onnxarchive.remote.urls import Address, is_url, local_path, misspelled_url, url_without_secrets
 
 if TYPE_CHECKING:
     from onnxarchive.remote.downloads import Read
@@ -56,7 +56,7 @@ def normal_digest(sha256: str | None) -> str | None:
     if not isinstance(sha256, str):
         raise TypeError(f"expected a SHA-256 as a str, found {type(sha256).__name__}")
     if not _DIGEST.fullmatch(sha256):
-        raise ValueError(f"expected a SHA-256 of 64 hexadecimal digits, found {shown(sha256)}")
+        raise ValueError(f"expected a SHA-256 of 64 hexadecimal digits, found {quoted(sha256)}")
     return sha256.lower()
 
 
@@ -73,7 +73,7 @@ def require_no_misspelled_url(path: str) -> None:
     """Refuses a path that seems to be a URL; an error about a path would show its password."""
     if (url := misspelled_url(path)) is not None:
         raise UnsupportedFeatureError(
-            f"expected a path, or a URL with its scheme and '://', found {shown(url)} in another "
+            f"expected a path, or a URL with its scheme and '://', found {quoted(url)} in another "
             "spelling; pass a URL as a string, since pathlib changes it"
         )
 
@@ -89,7 +89,7 @@ def require_local_target(target: str | os.PathLike[str]) -> str:
         raise UnsupportedFeatureError(
             "expected a local path to write to, found a URL; write to a local path, then copy the "
             "result to the store",
-            path=shown_url(path),
+            path=url_without_secrets(path),
         )
     require_no_misspelled_url(path)
     return path

@@ -15,12 +15,12 @@ from typing import ClassVar
 from weakref import ref
 
 from onnxarchive.files.data import File
-from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, as_arriving, in_order, run
+from onnxarchive.remote.background import IN_FLIGHT, SECONDS_AHEAD, in_order, run, run_streams
 from onnxarchive.remote.failures import NoRangesError, StalledError
 from onnxarchive.remote.origins import Origin, Version
 
 END_SIZE = 128 << 10  # opening reads this many bytes at the end of an object
-KEPT_SIZE = 32 << 20  # limit for the bytes of an object's end that stay in memory
+MAX_KEPT_NBYTES = 32 << 20  # limit for the bytes of an object's end that stay in memory
 _LEAD = 4 << 10  # bytes before those that are read at the end: there may be a local header
 _FIRST_AHEAD = 1 << 20  # least size of a stream's first request
 _MAX_SKIPPED = 1 << 20  # bytes; a gap up to this size is read and dropped
@@ -62,7 +62,7 @@ class RemoteFile(File):
 
         Some servers, such as Azure's, refuse requests for an object's last bytes: then one request
         gets the size, and another one the bytes. fsspec always makes these two, and a third one to
-        detect changes. What `keep_secrets` asks is one more request.
+        detect changes. What `refuse_redirects` asks is one more request.
 
         Reading takes bounded memory, with one exception: obstore reads the complete text of an
         answer with an error status, so a hostile server can exhaust the memory.
@@ -85,7 +85,7 @@ class RemoteFile(File):
         self.version = version
         self.identity = (origin.identity, version)
         self._origin = origin
-        self._most_kept = KEPT_SIZE if keeps_end else 0
+        self._most_kept = MAX_KEPT_NBYTES if keeps_end else 0
         is_kept = keeps_end or len(end) == version.size
         self._end = (version.size - len(end), end) if is_kept else (version.size, b"")
         self._is_closed = False
@@ -123,7 +123,7 @@ class RemoteFile(File):
             ObjectChangedError: The object has changed since it was opened.
             OSError: A request failed.
         """
-        size = self._within(offset, size)
+        size = self._clipped(offset, size)
         if 0 <= offset - self._position <= _MAX_SKIPPED and not self._in_use.locked():
             return b"".join(self.pieces(offset, size))
         begin, end = self._end
@@ -132,24 +132,24 @@ class RemoteFile(File):
             if self.size - first <= self._most_kept:
                 missing = run(self.path, partial(self._part, first, begin - first))
                 self._end = first, missing + end
-        return b"".join(self._alone(offset, size))
+        return b"".join(self._read_parts(offset, size))
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Yields `size` bytes from `offset` in order, fewer at the end; see the class."""
-        size = self._within(offset, size)
+        size = self._clipped(offset, size)
         # A second iteration during the first, as to compare two ranges, does not read ahead.
         if offset < self._end[0] and self._in_use.acquire(blocking=False):
             try:
-                yield from self._continued(offset, size)
+                yield from self._read_stream(offset, size)
             except BaseException:  # also if the iterator is closed before its end
                 self._stop()
                 raise
             finally:
                 self._in_use.release()
         else:
-            yield from self._alone(offset, size)
+            yield from self._read_parts(offset, size)
 
-    def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
+    def _read_stream(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yields pieces of the present stream or of a new one."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self._stop()
@@ -170,7 +170,7 @@ class RemoteFile(File):
             if (file := reference()) is not None:
                 file.stop_reading_ahead()
         RemoteFile._streaming = [*others[-1:], ref(self)]
-        self._stream, self._position = self._ahead(offset, max(size, _FIRST_AHEAD)), offset
+        self._stream, self._position = self._read_ahead(offset, max(size, _FIRST_AHEAD)), offset
 
     def stop_reading_ahead(self) -> None:
         """Ends the stream, unless a thread reads from it."""
@@ -178,7 +178,7 @@ class RemoteFile(File):
             self._stop()
             self._in_use.release()
 
-    def _ahead(self, offset: int, size: int) -> Generator[bytes]:
+    def _read_ahead(self, offset: int, size: int) -> Generator[bytes]:
         """Yields all bytes from `offset`: first `size` bytes, then twice as many each time."""
         while offset < self.size:
             yield from self._in_order(_parts(offset, min(size, self.size - offset)))
@@ -207,7 +207,7 @@ class RemoteFile(File):
         Yields:
             The bytes of each range, in the order of `ranges`.
         """
-        groups = list(_groups((offset, self._within(offset, size)) for offset, size in ranges))
+        groups = list(_groups((offset, self._clipped(offset, size)) for offset, size in ranges))
         parts = [list(_parts(offset, size)) for offset, size, _ in groups]
         with closing(self._in_order(chain.from_iterable(parts))) as arriving:
             for (start, _, members), group_parts in zip(groups, parts, strict=True):
@@ -215,14 +215,14 @@ class RemoteFile(File):
                 for offset, size in members:
                     yield body[offset - start : offset - start + size]
 
-    def arriving(self, ranges: Iterable[Range]) -> Generator[tuple[int, bytes]]:
+    def stream_ranges(self, ranges: Iterable[Range]) -> Generator[tuple[int, bytes]]:
         """Reads ranges in parts of at most 8 MiB, 2 to 12 at once, by the rate that is seen.
 
         Yields:
             Offset and bytes of each piece as soon as it arrives, in any order.
         """
         parts = [
-            part for offset, size in ranges for part in _parts(offset, self._within(offset, size))
+            part for offset, size in ranges for part in _parts(offset, self._clipped(offset, size))
         ]
         begin, nbytes = monotonic(), 0
 
@@ -231,13 +231,13 @@ class RemoteFile(File):
                 self._rate = nbytes / elapsed
             return int(max(2, min(self._rate * SECONDS_AHEAD / PART_SIZE, IN_FLIGHT)))
 
-        streams = (partial(self._arriving, *part) for part in parts)
-        with closing(as_arriving(self.path, streams, most)) as pieces:
+        streams = (partial(self._stream_part, *part) for part in parts)
+        with closing(run_streams(self.path, streams, most)) as pieces:
             for offset, piece in pieces:
                 nbytes += len(piece)
                 yield offset, piece
 
-    async def _arriving(self, offset: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
+    async def _stream_part(self, offset: int, size: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yields the pieces of a part; after an error, asks again for what has not arrived."""
         end = offset + size
         missing_end = min(end, self._end[0])  # the other bytes are in memory
@@ -257,12 +257,12 @@ class RemoteFile(File):
             rate = (offset - start) / max(monotonic() - begin, 1e-6)
             self._piece_size = min(max(int(rate * _PIECE_SECONDS), _LEAST_PIECE), _MOST_PIECE)
         if offset < end:
-            yield offset, self._kept(offset, end - offset)
+            yield offset, self._from_end(offset, end - offset)
 
-    def _alone(self, offset: int, size: int) -> Iterable[bytes]:
+    def _read_parts(self, offset: int, size: int) -> Iterable[bytes]:
         """The bytes of a range, without reading ahead: in memory, or in parts."""
         if offset >= self._end[0]:
-            return [self._kept(offset, size)]
+            return [self._from_end(offset, size)]
         return self._in_order(_parts(offset, size))
 
     def _in_order(self, parts: Iterable[Range]) -> Generator[bytes]:
@@ -270,14 +270,14 @@ class RemoteFile(File):
         return in_order(self.path, (partial(self._part, *part) for part in parts))
 
     async def _part(self, offset: int, size: int) -> bytes:
-        return b"".join([piece async for _, piece in self._arriving(offset, size)])
+        return b"".join([piece async for _, piece in self._stream_part(offset, size)])
 
-    def _kept(self, offset: int, size: int) -> bytes:
+    def _from_end(self, offset: int, size: int) -> bytes:
         begin, end = self._end
         start = max(0, offset - begin)
         return end[start : start + size]
 
-    def _within(self, offset: int, size: int) -> int:
+    def _clipped(self, offset: int, size: int) -> int:
         """`size`, limited to the bytes after `offset` in the object; refuses a closed file."""
         if self._is_closed:
             raise ValueError(f"{self.path}: the file is closed")
@@ -319,7 +319,7 @@ class WholeObject:
             OSError: The request failed.
         """
         whole = partial(self._origin.whole, self.version, _MOST_PIECE)
-        return as_arriving(self.path, [whole], lambda: 1)
+        return run_streams(self.path, [whole], lambda: 1)
 
 
 def open_to_download(origin: Origin) -> RemoteFile | WholeObject:

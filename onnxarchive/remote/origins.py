@@ -16,11 +16,11 @@ from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import quoted
 from onnxarchive.remote.failures import (
     NO_SIZE,
     StalledError,
-    asked,
+    await_request,
     changed,
     failure,
     refuses_suffix,
@@ -140,7 +140,9 @@ class StoreOrigin(Origin):
         """Requests the version by `HEAD`."""
         import obstore
 
-        return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
+        return _version(
+            await await_request(self.name, lambda: obstore.head_async(self.store, self.key))
+        )
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range; see `Origin.stream`."""
@@ -155,7 +157,7 @@ class StoreOrigin(Origin):
     async def _stream(self, span: tuple[int, int] | None, expected: Version, least: int) -> Stream:
         """Reads a range, or all bytes without asking for a range."""
         etag = expected.strong_etag
-        result = await asked(self.name, lambda: self._get(span, if_match=etag))
+        result = await await_request(self.name, lambda: self._get(span, if_match=etag))
         if self._version(result) != expected:
             raise changed(self.name)
         begin, end = span or (0, expected.size)
@@ -186,7 +188,7 @@ class StoreOrigin(Origin):
     async def _next(self, chunks: AsyncIterator[Any]) -> bytes:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.stall):
-                return await asked(self.name, lambda: anext(chunks, b""))
+                return await await_request(self.name, lambda: anext(chunks, b""))
         raise StalledError(
             errno.EIO,
             f"no byte has arrived for {self.stall:g} seconds (stall_timeout in storage_options)",
@@ -206,7 +208,7 @@ class StoreOrigin(Origin):
             if not refuses_suffix(error):
                 problems.append(failure(error, self.name))
         if problems:
-            raise problems.pop()  # as in `attempt`
+            raise problems.pop()  # as in `call_library`
         if result is None:
             return await super().open(size, known)
         size = min(size, result.meta["size"])
@@ -228,7 +230,7 @@ class StoreOrigin(Origin):
         if encoding not in ("identity", "aws-chunked"):
             raise OSError(
                 errno.EIO,
-                f"expected the bytes of the file, found Content-Encoding {shown(encoding)}; ask "
+                f"expected the bytes of the file, found Content-Encoding {quoted(encoding)}; ask "
                 "the server's administrator to send archives without it",
                 self.name,
             )
@@ -256,14 +258,16 @@ class FileSystemOrigin(Origin):
 
     async def version(self) -> Version:
         """Asks for the file's attributes."""
-        version = await asked(self.name, lambda: asyncio.to_thread(self._version))
+        version = await await_request(self.name, lambda: asyncio.to_thread(self._version))
         if not isinstance(version.size, int) or version.size < 0:
             raise OSError(errno.EIO, NO_SIZE, self.name)
         return version
 
     async def stream(self, offset: int, size: int, expected: Version, least: int) -> Stream:
         """Reads a range as one piece; refuses another version."""
-        version, body = await asked(self.name, lambda: asyncio.to_thread(self._read, offset, size))
+        version, body = await await_request(
+            self.name, lambda: asyncio.to_thread(self._read, offset, size)
+        )
         if version != expected:
             raise changed(self.name)
         yield body

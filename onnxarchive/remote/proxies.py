@@ -16,7 +16,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import quoted
 
 _PROXY = re.compile(
     r"(?:https?://)?"
@@ -95,7 +95,7 @@ def _require_canonical(host: str) -> None:
     if not is_name and ("/" in host or _network(host) is None):
         raise UnknownProxyError(
             "expected a host of ASCII letters, digits, '-' and '.', or an IP address in its usual "
-            f"form, found {shown(host)}"
+            f"form, found {quoted(host)}"
         )
 
 

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from onnxarchive.errors import shown
+from onnxarchive.errors import quoted
 from onnxarchive.remote.background import start_thread
 from onnxarchive.remote.probe import (
     PORTS,
@@ -31,7 +31,7 @@ from onnxarchive.remote.probe import (
     redirects_of,
 )
 from onnxarchive.remote.proxies import UnknownProxyError, proxy_of
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import url_without_secrets
 
 TIMEOUT = 30.0  # seconds in which a server has to say whether it redirects
 NOWHERE = "127.0.0.1:0"  # the proxy that does not exist: no server can have this port
@@ -47,7 +47,7 @@ _MOST_REDIRECTS = 10
 _LOCAL = re.compile(r"(?:/(?!/)|\?|[\w.~%-]+(?=[/?]|$))[!-\[\]-~]*", re.ASCII)
 
 
-def keep_secrets(
+def refuse_redirects(
     name: str, store: Any, key: str, hosts: Sequence[str] = (), *, has_token: bool = False
 ) -> dict[str, str]:
     """Makes sure that no redirect sends a user, a query or headers to another server.
@@ -122,7 +122,9 @@ def _problem_in_time(
 def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | None) -> str | None:
     """As `_problem_in_time`. Allowing redirects does not help if obstore would fail, too."""
     if proxy is not None and proxy.scheme != "http":
-        return f"expected a proxy of the scheme http, found {shown(proxy.scheme)}{_UNKNOWN}{REMEDY}"
+        return (
+            f"expected a proxy of the scheme http, found {quoted(proxy.scheme)}{_UNKNOWN}{REMEDY}"
+        )
     try:
         for _ in range(_MOST_REDIRECTS):
             locations = redirects_of(url, client, proxy, TIMEOUT)
@@ -144,7 +146,7 @@ def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | N
 def _redirect(url: SplitResult, location: str) -> str:
     """Says where a redirect leads, and what helps."""
     target = _target(url, location)
-    text = f"the server redirects to {shown(target)}"
+    text = f"the server redirects to {quoted(target)}"
     if url.scheme == "https" and target.lower().startswith("http:"):
         return f"{text}, which is not encrypted; no option allows this"
     return f"{text}{REMEDY}"
@@ -167,7 +169,7 @@ def _target(url: SplitResult, location: str) -> str:
     match = re.match(r"(?:([A-Za-z][\w+.-]*):|(?=[/\\]{2}))[/\\]*(.*)", location)
     if match is None:
         return re.split(r"[?#]", location, maxsplit=1)[0]
-    address = shown_url(f"{match[1] or url.scheme}://{match[2]}")
+    address = url_without_secrets(f"{match[1] or url.scheme}://{match[2]}")
     return re.split(r"(?<![:/])[/\\]", address, maxsplit=1)[0]
 
 

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from onnxarchive.errors import needing, shown
-from onnxarchive.files.locking import Work
+from onnxarchive.errors import quoted, requires_library
+from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.remote.background import SPAWN, run
-from onnxarchive.remote.failures import attempt, failure, without_values
+from onnxarchive.remote.failures import call_library, failure, without_values
 from onnxarchive.remote.probe import authorization
-from onnxarchive.remote.redirects import keep_secrets, refusing_redirects
+from onnxarchive.remote.redirects import refuse_redirects, refusing_redirects
 from onnxarchive.remote.urls import STORES, WEB, Address, Store, scheme_of, without_user
 
 Options: TypeAlias = Mapping[str, Any]
@@ -51,7 +51,7 @@ STALL = 30.0  # seconds without a byte after which a transfer ends
 # bytes stop.
 _LONGEST = timedelta(days=1)
 _ANSWER_TIME = 5.0  # seconds in which obstore answers without a server, if it has its threads
-_answered: Work | None = None  # begun when obstore answered this process, or its parent
+_answered: OfOneProcess | None = None  # begun when obstore answered this process, or its parent
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 _BACKOFF_OPTIONS = ("base", "init_backoff", "max_backoff")
 # By option: the argument of obstore's stores that takes it, if it is not `config`.
@@ -81,11 +81,11 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
 
     Raises:
         ImportError: obstore is missing.
-        OSError: Redirects may send a secret to another server; see `keep_secrets`.
+        OSError: Redirects may send a secret to another server; see `refuse_redirects`.
         ValueError: An option has a wrong name or value.
     """
     allows_redirects, stall, options = split_options(address)
-    with needing("obstore", "read and write objects in stores"):
+    with requires_library("obstore", "read and write objects in stores"):
         import obstore.store
     url, name, store = address.url, address.name, address.store
     scheme = scheme_of(url)
@@ -94,7 +94,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
         if options:
             raise ValueError("expected store or storage_options, found both")
         if not allows_redirects:
-            keep_secrets(name, store, url)
+            refuse_redirects(name, store, url)
         return store, url
     try:
         groups = grouped(options)
@@ -129,7 +129,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
             return opened, key
         # obstore may spell the host of a web address in another way.
         hosts = [urlsplit(opened.url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
-        limits = keep_secrets(name, opened, key, hosts, has_token=has_token)
+        limits = refuse_redirects(name, opened, key, hosts, has_token=has_token)
         return make(client_options=client | limits) if limits else opened, key
     if _NO_ACCOUNT in fault:
         raise ValueError(
@@ -164,7 +164,7 @@ def _require_threads(name: str) -> None:
             f"{SPAWN}",
             name,
         ) from None
-    _answered = Work()
+    _answered = OfOneProcess()
 
 
 def split_options(address: Address) -> tuple[bool, float, Options]:
@@ -223,7 +223,7 @@ def grouped(options: Options) -> dict[str, Any]:
     # obstore refuses unknown names in the other groups, and ignores them here.
     unknown = (retries.keys() - {*_RETRY_OPTIONS}) | (backoff.keys() - {*_BACKOFF_OPTIONS})
     if unknown:
-        raise ValueError(f"unknown option {shown(min(unknown))}")
+        raise ValueError(f"unknown option {quoted(min(unknown))}")
     for group in (client, retries, backoff):
         for name, value in group.items():
             if name in _NUMBERS:
@@ -275,7 +275,7 @@ def open_file_system(address: Address) -> tuple[Any, str]:
     """A file system of fsspec for a URL, and the path of the file in it."""
     allows_redirects, _, options = split_options(address)
     url = address.url
-    with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
+    with requires_library("fsspec", f"open URLs of the scheme {quoted(scheme_of(url))}"):
         from fsspec.core import url_to_fs
 
     def connected() -> Any:
@@ -290,10 +290,10 @@ def open_file_system(address: Address) -> tuple[Any, str]:
             return failure(error, name)
         fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
         if str(error).startswith("Protocol not known"):
-            fault = f"fsspec has no file system for the scheme {shown(scheme_of(url))}"
+            fault = f"fsspec has no file system for the scheme {quoted(scheme_of(url))}"
         return ValueError(f"{name}: {fault}")
 
-    system, path = attempt(address.name, connected, refusal)
+    system, path = call_library(address.name, connected, refusal)
     return system, str(path)
 
 
@@ -314,7 +314,7 @@ def list_objects(address: Address) -> Iterator[tuple[str, str]]:
         keys = _keys(opened, prefix, name)
     else:
         system, prefix = open_file_system(folder)
-        keys = attempt(name, lambda: iter(system.find(prefix)))
+        keys = call_library(name, lambda: iter(system.find(prefix)))
     prefix = prefix.strip("/")
     for key in keys:
         path = key.lstrip("/").removeprefix(prefix).lstrip("/")
@@ -324,7 +324,7 @@ def list_objects(address: Address) -> Iterator[tuple[str, str]]:
 def _keys(store: Store, prefix: str, name: str) -> Iterator[str]:
     import obstore
 
-    pages = attempt(name, lambda: iter(obstore.list(store, prefix or None)))
-    while page := attempt(name, lambda: next(pages, None)):
+    pages = call_library(name, lambda: iter(obstore.list(store, prefix or None)))
+    while page := call_library(name, lambda: next(pages, None)):
         for meta in page:
             yield meta["path"]

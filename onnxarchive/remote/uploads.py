@@ -12,9 +12,9 @@ from weakref import ref
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, Closing, as_bytes, pieces
-from onnxarchive.files.locking import Work
+from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.remote.background import SECONDS_AHEAD, start_thread
-from onnxarchive.remote.failures import attempt, failure
+from onnxarchive.remote.failures import call_library, failure
 from onnxarchive.remote.stores import open_file_system, open_store, split_options
 from onnxarchive.remote.urls import Address, Store
 
@@ -75,12 +75,12 @@ class _StoreWriter(Closing):
         self._keeps_parts = type(store).__name__ == "MemoryStore"
         self._is_complete = False
         self._problem: Exception | None = None
-        self._work = Work()
+        self._work = OfOneProcess()
         self._thread = start_thread(name, self._send, store, key)
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts; `data` may be reused at once."""
-        self._work.require_own()  # a fork has no sending thread
+        self._work.refuse_fork()  # a fork has no sending thread
         view = as_bytes(data)
         start = 0
         while start < len(view):
@@ -93,7 +93,7 @@ class _StoreWriter(Closing):
 
     def commit(self) -> None:
         """Sends the last part and waits until the store has created the object."""
-        self._work.require_own()
+        self._work.refuse_fork()
         if self._part:
             self._pass_on()
         # obstore sends a part that is not full when it knows that it is the last one.
@@ -208,7 +208,7 @@ class _FileSystemWriter(Closing):
                 return system.open(path, "wb")
             return None
 
-        self._file = attempt(name, opened)
+        self._file = call_library(name, opened)
         if getattr(type(self._file), "commit", None) in (None, AbstractBufferedFile.commit):
             if self._file is not None:
                 # A file whose class has no `commit` of its own may appear when it is closed. The
@@ -222,14 +222,14 @@ class _FileSystemWriter(Closing):
             )
 
     def write(self, data: Buffer) -> int:
-        attempt(self.path, lambda: self._file.writelines(pieces(data)))
+        call_library(self.path, lambda: self._file.writelines(pieces(data)))
         return len(as_bytes(data))
 
     def commit(self) -> None:
         """Closes the file and moves it to its final path."""
         file = self._file
-        attempt(self.path, file.close)
-        attempt(self.path, file.commit)
+        call_library(self.path, file.close)
+        call_library(self.path, file.commit)
         self._file = None
 
     def close(self) -> None:
@@ -237,9 +237,9 @@ class _FileSystemWriter(Closing):
         if file is None:
             return
         try:
-            attempt(self.path, file.close)
+            call_library(self.path, file.close)
         finally:
-            attempt(self.path, file.discard)
+            call_library(self.path, file.discard)
 
 
 ObjectWriter: TypeAlias = _StoreWriter | _FileSystemWriter

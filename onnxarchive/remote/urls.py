@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from onnxarchive.errors import UnsupportedFeatureError, shown
+from onnxarchive.errors import UnsupportedFeatureError, quoted
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -81,7 +81,7 @@ def local_path(source: str | os.PathLike[str]) -> str:
             "expected a file of this machine, as file:///directory/model.onnxa; a file URL has no "
             "other host than localhost, and no query or fragment ('?' and '#' in a name are "
             "written %3F and %23)",
-            path=shown_url(source),
+            path=url_without_secrets(source),
         )
     if os.name == "nt":
         path = re.sub("^/([A-Za-z])[:|]", r"\1:", path)
@@ -94,7 +94,7 @@ def scheme_of(url: str) -> str:
     return "" if match is None else match[1].lower()
 
 
-def shown_url(url: str) -> str:
+def url_without_secrets(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret.
 
     A path is returned unchanged, and so is the key in S3, Google Cloud Storage or Azure, unless it
@@ -138,7 +138,7 @@ def misspelled_url(path: str) -> str | None:
     else:
         return None
     is_path = os.path.lexists(re.split(r"[/\\]", path, maxsplit=1)[0])
-    return None if is_path else shown_url(url)
+    return None if is_path else url_without_secrets(url)
 
 
 def without_user(url: str) -> str:
@@ -190,7 +190,7 @@ class Address:
     @property
     def name(self) -> str:
         """The name for messages, without secrets."""
-        return shown_url(self.url) if self.store is None else self.url
+        return url_without_secrets(self.url) if self.store is None else self.url
 
     @property
     def is_of_store(self) -> bool:
@@ -230,5 +230,5 @@ class Address:
         if not is_right:
             raise UnsupportedFeatureError(
                 "expected a key without a slash at its beginning or end, empty components, '.', "
-                f"'..' and control characters, found {shown(self.name)}; rename the object"
+                f"'..' and control characters, found {quoted(self.name)}; rename the object"
             )

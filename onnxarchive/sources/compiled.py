@@ -13,7 +13,7 @@ from typing import Final
 
 import onnx
 
-from onnxarchive.errors import shown_names
+from onnxarchive.errors import quoted_names
 from onnxarchive.files.paths import is_below
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, PLAIN_PATH
@@ -103,7 +103,7 @@ def not_stored(
             paths_by_fault.setdefault(fault, []).append(shown_path)
     warnings = [
         "the compiled binaries of EPContext nodes, without which a session of the model fails, "
-        f"{fault}: {shown_names(dict.fromkeys(paths))}"
+        f"{fault}: {quoted_names(dict.fromkeys(paths))}"
         for fault, paths in paths_by_fault.items()
     ]
     return [*dict.fromkeys(left_out)], warnings

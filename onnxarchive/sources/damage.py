@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     Strict,
     UnsupportedFeatureError,
-    shown_names,
+    quoted_names,
     without_traceback,
 )
 from onnxarchive.files.data import File
@@ -26,7 +26,7 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import read_directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
 _USUAL_HEADER_SIZE = 512  # bytes; the largest local header has about 128 KiB
@@ -74,10 +74,10 @@ def read_chain(file: File) -> Chain:
     return Chain(layout.MAX_ENTRIES, offset)
 
 
-def _placement(file: File, offset: int) -> Placement | None:
+def _placement(file: File, offset: int) -> EntryLayout | None:
     """The entry with a local header at `offset`, or None."""
     local = _local_header(file, offset)
-    return None if local is None else layout.placement(local, offset)
+    return None if local is None else layout.layout_of_header(local, offset)
 
 
 def _local_header(file: File, offset: int) -> LocalHeader | None:
@@ -207,7 +207,7 @@ def _changed(file: File, names: list[str], command: str) -> str:
             break
         if _has_alignment(local):
             own.add(local.name)
-        placement = layout.placement(local, offset)  # knows sizes of 4 GiB and more
+        placement = layout.layout_of_header(local, offset)  # knows sizes of 4 GiB and more
         offset += local.packed_size + local.compressed_size
         if placement is not None:
             offset = placement.end
@@ -218,7 +218,7 @@ def _changed(file: File, names: list[str], command: str) -> str:
         return f"another tool made this zip of the files of an archive{convert}{advice}"
     if others:
         advice = " leaves out other files, or with --assets keeps them as assets" if command else ""
-        return f"another tool wrote {shown_names(others)} to the archive{convert}{advice}"
+        return f"another tool wrote {quoted_names(others)} to the archive{convert}{advice}"
     advice = " makes an archive of what is sound" if command else ""
     return f"another tool changed the records of the archive{convert}{advice}"
 

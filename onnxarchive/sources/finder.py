@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, shown, without_traceback
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, quoted, without_traceback
 from onnxarchive.files.data import Data, File, Range, Streamed
 from onnxarchive.files.paths import OutsideError
 from onnxarchive.model import proto, serialization, tensors, wire
@@ -25,7 +25,7 @@ from onnxarchive.sources.recognition import (
     HEAD_SIZE,
     HTML_PAGE,
     LFS_POINTER,
-    Kind,
+    FileKind,
     ends_early,
     kind_of_head,
     recognised,
@@ -66,16 +66,16 @@ def _plain(location: str) -> str:
     """The location without `.` components, so that each file has a single path."""
     if len(location) > MAX_PATH_SIZE:
         raise ArchiveFormatError(
-            f"expected a path of at most {MAX_PATH_SIZE} characters, found {shown(location)}"
+            f"expected a path of at most {MAX_PATH_SIZE} characters, found {quoted(location)}"
         )
     path = "/".join(part for part in location.split("/") if part != os.curdir)
     if not is_plain_path(path):
-        raise ArchiveFormatError(f"expected {PLAIN_PATH}, found {shown(location)}")
+        raise ArchiveFormatError(f"expected {PLAIN_PATH}, found {quoted(location)}")
     return path
 
 
 @dataclass(frozen=True, slots=True)
-class _Stripped:
+class _StrippedFile:
     """A serialized model without the data of its large tensors, which stays in the model's file.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Stripped:
     spans: Mapping[str, Span]
 
 
-def _strip(file: File) -> _Stripped:
+def _strip(file: File) -> _StrippedFile:
     if file.size >= proto.SIZE_LIMIT:  # before `view` inflates an entry of a zip
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.size}; store "
@@ -102,10 +102,10 @@ def _strip(file: File) -> _Stripped:
     with recognised(view, expected="a model"):
         data, spans = strip_weights(view)
     by_location = {f"{SPAN_LOCATION}{number}": span for number, span in enumerate(spans)}
-    return _Stripped(data, file, view, by_location)
+    return _StrippedFile(data, file, view, by_location)
 
 
-def _parse(stripped: _Stripped) -> onnx.ModelProto:
+def _parse(stripped: _StrippedFile) -> onnx.ModelProto:
     with recognised(stripped.view, expected="a model"):
         if wire.count_graphs(stripped.data) > 1:
             raise ArchiveFormatError(
@@ -157,7 +157,7 @@ class Finder:
     _by_location: dict[str, File | None] = field(default_factory=dict)
     _checksums: dict[File, str] = field(default_factory=dict)
     # Of small or too short files, by location.
-    _kinds: dict[str, Kind | None] = field(default_factory=dict)
+    _kinds: dict[str, FileKind | None] = field(default_factory=dict)
     # For each model, those of its tensors; and the size of all together.
     _ranges: list[list[Range]] = field(default_factory=list)
     _nbytes: int = 0
@@ -215,7 +215,7 @@ class Finder:
             self._limit_sharing()
         return sources
 
-    def _source(self, stripped: _Stripped) -> Source:
+    def _source(self, stripped: _StrippedFile) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all that is missing."""
         model = _parse(stripped)
         if self.size_threshold is not None:
@@ -386,7 +386,7 @@ class Finder:
             )
 
 
-def _inside(stripped: _Stripped, ref: TensorRef, span: Span) -> Data | None:
+def _inside(stripped: _StrippedFile, ref: TensorRef, span: Span) -> Data | None:
     """The bytes of a tensor whose data is a span of the model's file.
 
     None if type and shape do not determine the number of bytes. The bytes are then put into the
@@ -473,7 +473,7 @@ def _list(refs: Sequence[TensorRef]) -> str:
     """Describes tensors by their number and some of their names."""
     if len(refs) == 1:
         return str(refs[0])
-    names = [shown(ref.name) for ref in refs[:_MAX_NAMED]]
+    names = [quoted(ref.name) for ref in refs[:_MAX_NAMED]]
     if len(refs) > _MAX_NAMED:
         names.append("...")
     return f"{len(refs):,} tensors ({', '.join(names)})"

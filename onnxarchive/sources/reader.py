@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from onnxarchive.errors import ArchiveFormatError, Strict, shown_names, with_path
+from onnxarchive.errors import ArchiveFormatError, Strict, quoted_names, with_path
 from onnxarchive.files.data import Data, File, Range
 from onnxarchive.files.data_files import DataFiles
 from onnxarchive.files.file import MemoryFile
@@ -390,7 +390,7 @@ def _only_of_zip(names: list[str]) -> str:
     models = _uppermost([name for name in names if is_model_name(name)])
     if len(models) > 1:
         raise ArchiveFormatError(
-            f"{_EXPECTED_MODEL}, found {shown_names(models)}; 'onnxarchive convert ONE.onnx "
+            f"{_EXPECTED_MODEL}, found {quoted_names(models)}; 'onnxarchive convert ONE.onnx "
             "NEW.onnxa --model ID=OTHER.onnx' packs several models, and --all-models those of a "
             "directory"
         )
@@ -549,7 +549,7 @@ def _chosen(
         paths = [path for path in onnx_files if any(fnmatchcase(path.name, it) for it in patterns)]
     if paths:
         return paths
-    names = shown_names(map(str, onnx_files))
+    names = quoted_names(map(str, onnx_files))
     hint = ""
     if onnx_files and include is None:
         hint = f"; {names} become models only if a pattern of --include matches them"
@@ -568,7 +568,7 @@ def _default(paths: list[PurePosixPath], default: str | None, directory: str) ->
     if len(defaults) != 1:
         raise ValueError(
             f"{directory}: expected one default model {wanted!r} among "
-            f"{shown_names(map(str, paths))}, found {len(defaults)}; name it with default=NAME "
+            f"{quoted_names(map(str, paths))}, found {len(defaults)}; name it with default=NAME "
             "(--default NAME)"
         )
     return defaults[0]

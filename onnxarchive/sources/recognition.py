@@ -15,11 +15,11 @@ from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     LockedError,
-    shown,
+    quoted,
     without_traceback,
 )
 from onnxarchive.files.data import File
-from onnxarchive.files.local_file import MappedFile, opened
+from onnxarchive.files.local_file import MappedFile, locked_file
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO, is_model
 from onnxarchive.sources.damage import explain
@@ -77,7 +77,7 @@ _WEIGHTS = (
 )
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """Kind of a file.
 
     Attributes:
@@ -94,11 +94,11 @@ class Kind(NamedTuple):
         return f"{self.name}; {self.help}" if self.help else self.name
 
 
-LFS_POINTER = Kind("a Git LFS pointer", "'git lfs pull' fetches the file")
-HTML_PAGE = Kind("an HTML page", "its address is not that of the file itself, or needs a login")
+LFS_POINTER = FileKind("a Git LFS pointer", "'git lfs pull' fetches the file")
+HTML_PAGE = FileKind("an HTML page", "its address is not that of the file itself, or needs a login")
 # Kinds by a pattern of the first bytes.
 _KINDS = [
-    (re.compile(pattern, re.DOTALL), Kind(*kind))
+    (re.compile(pattern, re.DOTALL), FileKind(*kind))
     for pattern, *kind in (
         (rb"version https://git-lfs", *LFS_POINTER),
         (
@@ -201,7 +201,7 @@ def _explanation(
     return None
 
 
-def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
+def kind_of_path(path: str | os.PathLike[str]) -> FileKind | None:
     """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
     # Imported here, since opening an archive needs neither of them.
     import shlex
@@ -225,14 +225,14 @@ def kind_of_path(path: str | os.PathLike[str]) -> Kind | None:
         return None
 
 
-def _part(view: memoryview) -> Kind | None:
+def _part(view: memoryview) -> FileKind | None:
     """Recognises a zip or model of which a part is missing; None for others."""
     end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
     if end is not None and 0 < end.disk < UINT16_MAX:
-        return Kind("the last part of a split zip", _JOIN)
+        return FileKind("the last part of a split zip", _JOIN)
     ends_with_zeros = len(view) > HEAD_SIZE and not _NO_ZEROS.search(view[-HEAD_SIZE:])
     if ends_with_zeros and is_zip(view) and not _is_padded(view):
-        return Kind(f"a zip that ends with {_ZEROS}")
+        return FileKind(f"a zip that ends with {_ZEROS}")
     return None
 
 
@@ -245,15 +245,15 @@ def _is_padded(view: memoryview) -> bool:
     return EndRecord.SIGNATURE in tail[-_END_SIZE:]
 
 
-def _kind_of_bytes(view: memoryview, convert: str) -> Kind | None:
+def _kind_of_bytes(view: memoryview, convert: str) -> FileKind | None:
     """Recognises a file that does not begin like a zip; `convert` is the advice for a model."""
     kind = _zip_after_stub(view) or _kind_of_file(bytes(view[:HEAD_SIZE]), len(view))
     if kind is not None:
         return kind
     if wire.is_model(view):
-        return Kind("an ONNX model", convert, is_source=True)
+        return FileKind("an ONNX model", convert, is_source=True)
     missing = wire.missing_nbytes(view)
-    return Kind(f"an ONNX model that {ends_early(missing)}") if missing else None
+    return FileKind(f"an ONNX model that {ends_early(missing)}") if missing else None
 
 
 def is_zip(data: bytes | memoryview) -> bool:
@@ -299,7 +299,7 @@ def is_model_file(path: str) -> bool:
                 return wire.is_model(file.view())
         # Locked, since the file may be an archive that another process is editing. If it is, its
         # conversion waits for the edit, not the search.
-        with opened(path, timeout=0) as file, file:
+        with locked_file(path, timeout=0) as file, file:
             if isinstance(file.lock_failure, LockedError):
                 return True
             names, _ = read_zip(file.view(), None)
@@ -310,39 +310,39 @@ def is_model_file(path: str) -> bool:
     return any(is_model_name(name) for name in names)
 
 
-def _directory(names: list[str], path: str) -> Kind:
+def _directory(names: list[str], path: str) -> FileKind:
     count = _count(names)
     if MODEL_PROTO in names and count:  # `convert` refuses this directory
         convert = _CONVERT.format(f"{path}/{MODEL_PROTO}")
-        return Kind(f"a directory with {MODEL_PROTO} and other models", convert, is_source=True)
+        return FileKind(f"a directory with {MODEL_PROTO} and other models", convert, is_source=True)
     if count > 1:
         convert = _CONVERT_ALL.format(path)
-        return Kind(f"a directory with {count} models", convert, is_source=True)
+        return FileKind(f"a directory with {count} models", convert, is_source=True)
     if MODEL_PROTO in names or count:
-        return Kind("a directory with a model", _CONVERT.format(path), is_source=True)
-    return Kind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+        return FileKind("a directory with a model", _CONVERT.format(path), is_source=True)
+    return FileKind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
 
 
-def _zip(names: list[str], convert: str) -> Kind | None:
+def _zip(names: list[str], convert: str) -> FileKind | None:
     bases = [name.rpartition("/")[2] for name in names]
     if any(is_model(base) for base in bases):
         return None
     if _TORCH_PICKLE in bases:
-        return Kind("a file of torch.save", _EXPORT_TORCH)
+        return FileKind("a file of torch.save", _EXPORT_TORCH)
     if _KERAS_WEIGHTS in bases:
-        return Kind("a Keras model", _EXPORT_TENSORFLOW)
+        return FileKind("a Keras model", _EXPORT_TENSORFLOW)
     if bases and all(base.endswith(".npy") for base in bases):
-        return Kind("a zip of numpy arrays (.npz)", f"it has no graph: {_EXPORT}")
+        return FileKind("a zip of numpy arrays (.npz)", f"it has no graph: {_EXPORT}")
     count = _count(names)
     inner = [name for name in names if name.lower().endswith(_ZIPS)]
     if inner and not count:
         what = "an archive" if inner[0].endswith(".onnxa") else "a zip"
-        return Kind(f"a zip with {what} in it, {shown(inner[0])}", "unzip it first")
+        return FileKind(f"a zip with {what} in it, {quoted(inner[0])}", "unzip it first")
     if count > 1:
-        return Kind(f"a plain zip with {count} models", "unzip it first", is_source=True)
+        return FileKind(f"a plain zip with {count} models", "unzip it first", is_source=True)
     if count:
-        return Kind("a plain zip with a model", convert, is_source=True)
-    return Kind(f"a zip without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+        return FileKind("a plain zip with a model", convert, is_source=True)
+    return FileKind(f"a zip without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
 
 
 def _count(names: list[str]) -> int:
@@ -356,7 +356,7 @@ def ends_early(missing: int) -> str:
     return f"ends at least {missing:,} {unit} too early; {INTERRUPTED}"
 
 
-def _zip_after_stub(view: memoryview) -> Kind | None:
+def _zip_after_stub(view: memoryview) -> FileKind | None:
     """A zip with other bytes before its first entry; None if the file is anything else."""
     end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
     if end is None:
@@ -368,36 +368,38 @@ def _zip_after_stub(view: memoryview) -> Kind | None:
     size = first.header_offset + directory - end.directory_offset
     if size <= 0 or LocalHeader.unpack(view, size) is None:
         return None
-    return Kind(
+    return FileKind(
         f"a zip after {size:,} other bytes, such as a self-extracting program",
         "unzip it, then 'onnxarchive convert DIRECTORY NEW.onnxa'",
     )
 
 
-def _kind_of_file(head: bytes, size: int) -> Kind | None:
+def _kind_of_file(head: bytes, size: int) -> FileKind | None:
     """As `kind_of_head`, for an archive or a model: data of tensors may begin with zeros."""
     if len(head) == HEAD_SIZE and not _NO_ZEROS.search(head):
-        return Kind(f"a file that begins with {_ZEROS}")
+        return FileKind(f"a file that begins with {_ZEROS}")
     return kind_of_head(head, size)
 
 
-def kind_of_head(head: bytes, size: int) -> Kind | None:
+def kind_of_head(head: bytes, size: int) -> FileKind | None:
     """Recognises a file by its first bytes and its size; None if the kind is unknown."""
     if not size:
-        return Kind("an empty file", INTERRUPTED)
+        return FileKind("an empty file", INTERRUPTED)
     for pattern, kind in _KINDS:
         if pattern.match(head):
             return kind
     json_size = int.from_bytes(head[:_SIZE_NBYTES], "little")
     if head[_SIZE_NBYTES:].startswith(b"{") and json_size <= size - _SIZE_NBYTES:
-        return Kind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
-    return Kind("a text file") if _is_text(head) else None
+        return FileKind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
+    return FileKind("a text file") if _is_text(head) else None
 
 
-def _model_of_head(head: bytes) -> Kind | None:
+def _model_of_head(head: bytes) -> FileKind | None:
     """Recognises an ONNX model, whole or not, by its first bytes: the fields up to the graph."""
     if wire.missing_nbytes(head) or wire.is_model(head):
-        return Kind("an ONNX model", "'onnxarchive convert' makes an archive of it", is_source=True)
+        return FileKind(
+            "an ONNX model", "'onnxarchive convert' makes an archive of it", is_source=True
+        )
     return None
 
 

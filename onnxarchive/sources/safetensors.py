@@ -17,14 +17,14 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     TensorNotFoundError,
     UnsupportedFeatureError,
-    shown,
+    quoted,
     with_path,
 )
 from onnxarchive.files.data import Range
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.sources.recognition import HEAD_SIZE, ends_early, kind_of_head
-from onnxarchive.sources.source import Elements
+from onnxarchive.sources.source import TensorData
 
 MAX_HEADER_NBYTES: Final = 100_000_000  # limit of the library
 _SIZE_NBYTES: Final = 8
@@ -56,7 +56,7 @@ _NAMES = {
 
 def read_safetensors(
     path: str | os.PathLike[str], names: Iterable[str] | None
-) -> dict[str, Elements]:
+) -> dict[str, TensorData]:
     """Reads the header of a safetensors file.
 
     Args:
@@ -79,7 +79,7 @@ def read_safetensors(
         for name in stored:
             if ranges[name][0] != end:
                 raise ArchiveFormatError(
-                    f"tensor {shown(name)}: expected data_offsets from {end}, without gap or "
+                    f"tensor {quoted(name)}: expected data_offsets from {end}, without gap or "
                     f"overlap, found {ranges[name][0]}"
                 )
             end = ranges[name][1]
@@ -90,20 +90,20 @@ def read_safetensors(
                 f"expected a file of {start + end} bytes, as its header says, found {file.size}"
                 f"{remedy}"
             )
-        elements: dict[str, Elements] = {}
+        elements: dict[str, TensorData] = {}
         for name in stored if names is None else names:
             if name not in ranges:
-                message = f"expected the name of a tensor of the file, found {shown(name)}"
+                message = f"expected the name of a tensor of the file, found {quoted(name)}"
                 raise TensorNotFoundError(message, name=name, names=ranges)
             (begin, end), fields = ranges[name], header[name]
             if fields["dtype"] not in _NAMES:
                 raise UnsupportedFeatureError(
-                    f"tensor {shown(name)}: expected a data type that ONNX stores with the same "
-                    f"bytes, found {shown(fields['dtype'])}"
+                    f"tensor {quoted(name)}: expected a data type that ONNX stores with the same "
+                    f"bytes, found {quoted(fields['dtype'])}"
                 )
             data_type = dtypes.BY_NAME[_NAMES[fields["dtype"]]]
             data = Range(file, start + begin, end - begin)
-            elements[name] = Elements(data_type, tuple(fields["shape"]), data)
+            elements[name] = TensorData(data_type, tuple(fields["shape"]), data)
         return elements
 
 
@@ -126,7 +126,7 @@ def _parsed(header: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # ValueError: also for a header that is not UTF-8
         raise ArchiveFormatError(f"expected a header in JSON, found {error}") from error
     if not (header.startswith(b"{") and isinstance(parsed, dict)):
-        raise ArchiveFormatError(f"expected a JSON object as header, found {shown(header)}")
+        raise ArchiveFormatError(f"expected a JSON object as header, found {quoted(header)}")
     return parsed
 
 
@@ -143,7 +143,7 @@ def _range(name: str, fields: Any) -> tuple[int, int]:
     if not (
         isinstance(fields, dict) and fields.keys() == _FIELDS and isinstance(fields["dtype"], str)
     ):
-        raise ArchiveFormatError(f"tensor {shown(name)}: expected {sorted(_FIELDS)} in the header")
+        raise ArchiveFormatError(f"tensor {quoted(name)}: expected {sorted(_FIELDS)} in the header")
     dims, offsets = fields["shape"], fields["data_offsets"]
     data_type = dtypes.BY_NAME.get(_NAMES.get(fields["dtype"], ""))
     if not (
@@ -154,14 +154,14 @@ def _range(name: str, fields: Any) -> tuple[int, int]:
         and offsets[0] <= offsets[1]
     ):
         raise ArchiveFormatError(
-            f"tensor {shown(name)}: expected a valid shape and two offsets in ascending "
-            f"order, found {shown(str(dims))} and {shown(str(offsets))}"
+            f"tensor {quoted(name)}: expected a valid shape and two offsets in ascending "
+            f"order, found {quoted(str(dims))} and {quoted(str(offsets))}"
         )
     nbytes = offsets[1] - offsets[0]
     if data_type is not None and nbytes != data_type.nbytes(dims):
         raise ArchiveFormatError(
-            f"tensor {shown(name)}: expected {data_type.nbytes(dims)} bytes for {fields['dtype']} "
-            f"of shape {shown(dims)}, found {nbytes}"
+            f"tensor {quoted(name)}: expected {data_type.nbytes(dims)} bytes for {fields['dtype']} "
+            f"of shape {quoted(dims)}, found {nbytes}"
         )
     return offsets[0], offsets[1]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import onnx
 
-from onnxarchive.errors import UnsupportedFeatureError, shown_names
+from onnxarchive.errors import UnsupportedFeatureError, quoted_names
 from onnxarchive.files.data import Data, Streamed
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.dtypes import DataType
@@ -73,11 +73,11 @@ class Source:
     def note_of_cleared(self) -> str:
         """A sentence about cleared bits, after the data was read."""
         names = [name for _, name in sorted(self.cleared.items())]
-        return f"unused bits in the last byte were cleared: {shown_names(names)}"
+        return f"unused bits in the last byte were cleared: {quoted_names(names)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
+class TensorData:
     """The elements of a tensor.
 
     Attributes:

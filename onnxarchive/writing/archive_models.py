@@ -71,12 +71,12 @@ def archive_options(
     )
 
 
-def referred_data(contents: Contents, ref: TensorRef) -> EntryData:
-    """The bytes of the entry that an external tensor refers to; see `referred_key`."""
-    return EntryData(contents, referred_key(contents, ref))
+def data_of_entry(contents: Contents, ref: TensorRef) -> EntryData:
+    """The bytes of the entry that an external tensor refers to; see `key_of_entry`."""
+    return EntryData(contents, key_of_entry(contents, ref))
 
 
-def referred_key(contents: Contents, ref: TensorRef) -> str:
+def key_of_entry(contents: Contents, ref: TensorRef) -> str:
     """The location of an external tensor, which must be a key of the archive.
 
     Raises:
@@ -110,12 +110,12 @@ def sources_of(
     """Models by id that refer to an archive, as sources; the models are not changed."""
     sources: dict[str, Source] = {}
     for identifier, model in models.items():
-        data = [referred_data(contents, ref) for ref in tensors.external(model)]
+        data = [data_of_entry(contents, ref) for ref in tensors.external(model)]
         sources[identifier] = Source(model, data)
     return sources
 
 
-def save_referring(
+def save_model_of_archive(
     model: onnx.ModelProto,
     archive: Archive,
     path: str | os.PathLike[str],

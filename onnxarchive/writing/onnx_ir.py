@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnx_ir
 
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, quoted, with_path
 from onnxarchive.files.data import Bytes, Data, Made, SupportsWrite, closing_on_error, pieces
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
@@ -281,8 +281,8 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
             )
             raise FileNotFoundError(
                 error.errno,
-                f"tensor {shown(tensor.name or '')}: expected its external data, found no such file"
-                f"{advice}",
+                f"tensor {quoted(tensor.name or '')}: expected its external data, found no such "
+                f"file{advice}",
                 str(tensor.path),
             ) from error
         return Bytes(copy.getbuffer())

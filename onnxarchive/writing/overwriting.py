@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxarchive.errors import ArchiveFormatError, LockedError, shown_names, with_path
+from onnxarchive.errors import ArchiveFormatError, LockedError, quoted_names, with_path
 from onnxarchive.files import local_file, locking
 from onnxarchive.model.keys import ASSET_PREFIX, FURTHER_MODEL_PREFIX, MODEL_PROTO, PACKED_PREFIX
 from onnxarchive.reading.archive_file import unfinished_edit
@@ -53,7 +53,7 @@ def require_no_loss(
     ):
         own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if own and not is_named:
-            losses.append(f"{what} ({shown_names(own)})")
+            losses.append(f"{what} ({quoted_names(own)})")
             remedies.append(argument)
     if losses:
         raise ValueError(
@@ -78,7 +78,7 @@ def _entries_in(target: Location, timeout: float | None) -> Sequence[Entry]:
         if target.path is not None:
             with (
                 with_path(target.path),
-                local_file.opened(target.path, timeout=timeout) as file,
+                local_file.locked_file(target.path, timeout=timeout) as file,
                 file,
             ):
                 if isinstance(file.lock_failure, LockedError):

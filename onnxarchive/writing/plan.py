@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Strict, shown, without_traceback
+from onnxarchive.errors import ArchiveFormatError, Strict, quoted, without_traceback
 from onnxarchive.files.data import Bytes, Data, Made, Range, read_together
 from onnxarchive.files.data_files import DataFiles, spool_all
 from onnxarchive.model import keys, proto, tensors, walking, weights
@@ -36,7 +36,7 @@ from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
 
 # From this size in bytes, external tensors that go into the model are mapped, not held in memory.
-MAPPED_SIZE = 1 << 20
+MIN_MAPPED_NBYTES = 1 << 20
 _READ_COUNT = 64  # of smaller ones that are read together
 _Model = TypeVar("_Model")
 # A serialized model, and bytes to insert for external tensors, by location.
@@ -99,7 +99,7 @@ class Plan:
         directory_size = sum(map(len, existing.records))
         for name, data, *_ in self.entries:
             least = max(alignment, least_alignment(name))
-            header, record = layout.place(name, data.nbytes, 0, offset, least).pack()
+            header, record = layout.lay_out(name, data.nbytes, 0, offset, least).pack()
             offset += len(header) + data.nbytes
             directory_size += len(record)
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
@@ -191,7 +191,7 @@ def open_assets(
                 opened[path] = Range.whole(files.open(Location.of(asset).require_local()))
         else:
             raise TypeError(
-                f"expected bytes or the path of a file for the asset {shown(path)}, found "
+                f"expected bytes or the path of a file for the asset {quoted(path)}, found "
                 f"{type(asset).__name__}"
             )
     return opened
@@ -206,7 +206,7 @@ def _explaining_text(path: str, asset: object) -> Iterator[None]:
         if not isinstance(asset, str):
             raise
         problem = (
-            f"No such file for the asset {shown(path)}: a string is the path of a file; give the "
+            f"No such file for the asset {quoted(path)}: a string is the path of a file; give the "
             "content as bytes, such as text.encode()"
         )
         raise FileNotFoundError(error.errno, problem, error.filename) from without_traceback(error)
@@ -221,9 +221,9 @@ def _require_asset_path(path: str) -> None:
     if keys.is_asset_name(unicodedata.normalize("NFC", name)):
         raise ValueError(
             f"expected the path of an asset in {keys.ASSET_FORM}, found "
-            f"{shown(path, in_ascii=True)}; use unicodedata.normalize('NFC', path)"
+            f"{quoted(path, in_ascii=True)}; use unicodedata.normalize('NFC', path)"
         )
-    raise ValueError(f"expected the path of an asset as {keys.ASSET_PATH}, found {shown(path)}")
+    raise ValueError(f"expected the path of an asset as {keys.ASSET_PATH}, found {quoted(path)}")
 
 
 def plan_archive(
@@ -457,13 +457,13 @@ def _staying(
     """Reads external tensors that go into the model.
 
     Returns:
-        Copies of the bytes of tensors below `MAPPED_SIZE`, and views of a temporary file that holds
-        the others, by path.
+        Copies of the bytes of tensors below `MIN_MAPPED_NBYTES`, and views of a temporary file that
+        holds the others, by path.
     """
     small: dict[Path, Data] = {}
     large: dict[Path, Data] = {}
     for ref, data in staying:
-        (small if data.nbytes < MAPPED_SIZE else large)[ref.path] = data
+        (small if data.nbytes < MIN_MAPPED_NBYTES else large)[ref.path] = data
     copies: dict[Path, bytes] = {}
     paths = [*small]
     for start in range(0, len(paths), _READ_COUNT):

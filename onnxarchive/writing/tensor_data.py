@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, is_instance, shown
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, is_instance, quoted
 from onnxarchive.files.data import Bytes
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.sources.source import Elements
+from onnxarchive.sources.source import TensorData
 from onnxarchive.writing.plan import refuse_external
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _BY_TORCH_NAME = {torch_name: name for name, torch_name in TORCH_TYPES.items()} 
 }
 
 
-def elements_of(name: str, tensor: Tensor) -> Elements:
+def elements_of(name: str, tensor: Tensor) -> TensorData:
     """Reads a tensor; a numpy array with the memory layout of `raw_data` is not copied.
 
     Args:
@@ -74,32 +74,32 @@ def elements_of(name: str, tensor: Tensor) -> Elements:
         if is_instance(tensor, "torch", "Tensor"):
             return _of_torch(tensor)
         array = np.asarray(tensor)
-        return Elements(dtypes.of_array(array), array.shape, Bytes(dtypes.as_raw_data(array)))
+        return TensorData(dtypes.of_array(array), array.shape, Bytes(dtypes.as_raw_data(array)))
     except ArchiveError as error:
-        error.args = (f"tensor {shown(name)}: {error.message}",)
+        error.args = (f"tensor {quoted(name)}: {error.message}",)
         raise
 
 
-def _of_proto(tensor: onnx.TensorProto) -> Elements:
+def _of_proto(tensor: onnx.TensorProto) -> TensorData:
     ref = TensorRef((("TensorProto", None),), tensor)
     if tensor.data_location == tensors.EXTERNAL:
         refuse_external(ref)
     data_type = tensors.stored_type(tensor)
     if data_type is None:
-        raise _unsupported(f"{dtypes.name_of(tensor.data_type)} of shape {shown(tensor.dims)}")
-    return Elements(data_type, tuple(tensor.dims), Bytes(tensors.raw_data(ref)))
+        raise _unsupported(f"{dtypes.name_of(tensor.data_type)} of shape {quoted(tensor.dims)}")
+    return TensorData(data_type, tuple(tensor.dims), Bytes(tensors.raw_data(ref)))
 
 
-def _of_onnx_ir(tensor: Any) -> Elements:
+def _of_onnx_ir(tensor: Any) -> TensorData:
     from onnxarchive.writing.onnx_ir import data_of
 
     data_type = dtypes.BY_NUMBER.get(tensor.dtype.value)
     if data_type is None:
         raise _unsupported(tensor.dtype.name)
-    return Elements(data_type, tuple(tensor.shape.numpy()), data_of(tensor))
+    return TensorData(data_type, tuple(tensor.shape.numpy()), data_of(tensor))
 
 
-def _of_torch(tensor: Any) -> Elements:
+def _of_torch(tensor: Any) -> TensorData:
     torch_name = str(tensor.dtype).removeprefix("torch.")
     if torch_name not in _BY_TORCH_NAME:
         raise _unsupported(f"{tensor.dtype}")
@@ -120,11 +120,11 @@ def _of_torch(tensor: Any) -> Elements:
                 "a float4_e2m1fn_x2 tensor without dimensions, which holds two numbers"
             )
         dims = (*dims[:-1], 2 * dims[-1])
-        return Elements(data_type, dims, Bytes(codes.data))
+        return TensorData(data_type, dims, Bytes(codes.data))
     native = data_type.dtype
     if not dtypes.is_extension(native):  # extension types have no byte order
         native = native.newbyteorder("=")
-    return Elements(data_type, dims, Bytes(dtypes.as_raw_data(codes.view(native))))
+    return TensorData(data_type, dims, Bytes(dtypes.as_raw_data(codes.view(native))))
 
 
 def _unsupported(found: str) -> UnsupportedFeatureError:

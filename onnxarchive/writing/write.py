@@ -34,7 +34,7 @@ from onnxarchive.zipformat.writer import ZipWriter
 # With several threads, data of up to this many bytes is read once, into memory. Larger data of a
 # file is read twice through a map: once for the CRC-32, and once by the writer. One read into
 # memory would take as long.
-COPIED_SIZE = 1 << 25
+MAX_COPIED_NBYTES = 1 << 25
 SMALL_SIZE: Final = 1 << 16  # greatest size of an entry whose data is fetched with that of others
 _BATCH_COUNT: Final = 1 << 10
 _BATCH_SIZE: Final = 1 << 18
@@ -88,10 +88,10 @@ def write_file(
         locked: The file at `path`, if the caller has locked it; see `Replacement`.
     """
     with Replacement(path, locked=locked, timeout=options.timeout) as replacement:
-        cloner = Cloner(replacement.written, options.alignment)
+        cloner = Cloner(replacement.file, options.alignment)
         cloned = [item.data.nbytes for item in plan.entries if cloner.may_clone(item.data)]
         require_space(path, plan.nbytes - sum(cloned))
-        _stream_all(plan, replacement.file, options, cloner)
+        _stream_all(plan, replacement.writer, options, cloner)
         return replacement.commit_open(require)
 
 
@@ -118,7 +118,7 @@ def write_entries(
     Large remote data is copied to the directory `temporary` first, None for the system's. `cloner`
     clones what it can, instead of copying it.
     """
-    copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
+    copied_size = MAX_COPIED_NBYTES if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
     fetch_all = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))

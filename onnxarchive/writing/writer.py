@@ -18,7 +18,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.location import Location, require_local_target
 from onnxarchive.sources.safetensors import read_safetensors
-from onnxarchive.sources.source import Elements, Source
+from onnxarchive.sources.source import Source, TensorData
 from onnxarchive.writing.options import Asset, WriteOptions
 from onnxarchive.writing.plan import (
     Item,
@@ -77,7 +77,7 @@ class Writer(Closing):
         self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
         self._replacement = Replacement(require_local_target(path))
         self._is_open = True
-        self._zip = ZipWriter(self._replacement.file, alignment=alignment)
+        self._zip = ZipWriter(self._replacement.writer, alignment=alignment)
         self._keys = Keys()
         self._key_of: dict[str, str] = {}  # by name
         self._added: dict[str, onnx.TensorProto] = {}  # by key
@@ -163,7 +163,7 @@ class Writer(Closing):
                 raise ValueError(f"expected each tensor once, found {name!r} again")
             new.add(name)
 
-    def _write(self, name: str, elements: Elements) -> str:
+    def _write(self, name: str, elements: TensorData) -> str:
         data_type, dims, data = elements.data_type, elements.dims, elements.data
         tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=dims)
         ref = TensorRef((("given", None),), tensor)

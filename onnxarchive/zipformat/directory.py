@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from onnxarchive.errors import Report, shown
+from onnxarchive.errors import Report, quoted
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import Bounds
 from onnxarchive.zipformat.records import DirectoryRecord
@@ -264,7 +264,7 @@ def _decode(encoded: bytes, report: Report) -> tuple[str, bool]:
     except UnicodeDecodeError:
         name = encoded.decode(errors="backslashreplace")
         report.broken(
-            "NAME-1", f"expected a name in UTF-8, found the bytes {shown(encoded)}", entry=name
+            "NAME-1", f"expected a name in UTF-8, found the bytes {quoted(encoded)}", entry=name
         )
         return name, False
 

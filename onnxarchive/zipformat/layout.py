@@ -81,7 +81,7 @@ def padding(offset: int, alignment: int) -> int:
     return -offset % alignment
 
 
-class Placement(NamedTuple):
+class EntryLayout(NamedTuple):
     """Position of an entry in an archive; gives its local header and its directory record.
 
     Attributes:
@@ -156,7 +156,7 @@ class Placement(NamedTuple):
         return local + name + local_extra, record + name + extra
 
 
-def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
+def lay_out(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> EntryLayout:
     """Computes the placement of a new entry.
 
     The alignment is doubled, up to `MAX_ALIGNMENT`, while the offset of the entry's end holds a
@@ -175,10 +175,10 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
         if not holds_signature(begin + padding(begin, alignment) + nbytes):
             break
         alignment *= 2
-    return Placement(encoded, nbytes, crc32, header_offset, alignment)
+    return EntryLayout(encoded, nbytes, crc32, header_offset, alignment)
 
 
-def placement(local: LocalHeader, header_offset: int) -> Placement | None:
+def layout_of_header(local: LocalHeader, header_offset: int) -> EntryLayout | None:
     """Computes a placement from a local header; None if the alignment field is missing or wrong.
 
     Args:
@@ -196,7 +196,7 @@ def placement(local: LocalHeader, header_offset: int) -> Placement | None:
     if not fits_32(nbytes) and others:
         values = records.unpack_zip64_values(others[0][1])
         nbytes, *_ = values or (nbytes,)
-    placed = Placement(local.name, nbytes, local.crc32, header_offset, stated[0])
+    placed = EntryLayout(local.name, nbytes, local.crc32, header_offset, stated[0])
     return placed if placed.data_offset - header_offset == local.packed_size else None
 
 

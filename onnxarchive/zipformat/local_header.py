@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from onnxarchive.errors import Report, shown
+from onnxarchive.errors import Report, quoted
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Entry, hexadecimal
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
@@ -59,7 +59,7 @@ def _compare(header: bytes, entry: Entry, record: DirectoryRecord, report: Repor
     for field in LocalHeader._fields[:-1]:  # all but the extra fields
         expected, found = getattr(record, field), getattr(local, field)
         if expected != found:
-            form = shown if field == "name" else str
+            form = quoted if field == "name" else str
             broken(
                 "ZIP-7",
                 f"expected {field.replace('_', ' ')} {form(expected)} as in the directory, "
@@ -86,10 +86,10 @@ def _compare(header: bytes, entry: Entry, record: DirectoryRecord, report: Repor
         content = fields[0][1]
         found_values = records.unpack_zip64_values(content)
         if found_values != zip64_values:
-            found = f"{len(content)} bytes" if found_values is None else shown(found_values)
+            found = f"{len(content)} bytes" if found_values is None else quoted(found_values)
             broken(
                 "ZIP64-5",
-                f"expected the sizes {shown(zip64_values)} in the Zip64 field, found {found}",
+                f"expected the sizes {quoted(zip64_values)} in the Zip64 field, found {found}",
             )
     return _check_alignment(fields[-1][1], entry, record, report)
 

@@ -18,10 +18,10 @@ from onnxarchive.errors import ChecksumError, Strict, UnsupportedFeatureError
 from onnxarchive.files.data import Buffer, SupportsWrite, add_name, crc32, difference
 from onnxarchive.zipformat import end_records, layout
 from onnxarchive.zipformat.directory import EMPTY, Directory
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 
-_GATHERED_SIZE = 1 << 14  # larger pieces are written alone, without a copy
-_WRITTEN_SIZE = 1 << 20  # gathered bytes are written when there are as many
+_MAX_GATHERED_NBYTES = 1 << 14  # larger pieces are written alone, without a copy
+_MIN_WRITTEN_NBYTES = 1 << 20  # gathered bytes are written when there are as many
 
 
 def require_entries(count: int) -> None:
@@ -86,7 +86,7 @@ class ZipWriter:
         *,
         is_verified: bool = False,
         alignment: int = layout.MIN_ALIGNMENT,
-    ) -> Placement:
+    ) -> EntryLayout:
         """Writes an entry from pieces of its data.
 
         Args:
@@ -127,11 +127,11 @@ class ZipWriter:
         """The offset of an entry's data, if the entry is added next; arguments as `add`."""
         return self._place(name, nbytes, 0, alignment).data_offset
 
-    def _place(self, name: str, nbytes: int, crc: int, alignment: int) -> Placement:
+    def _place(self, name: str, nbytes: int, crc: int, alignment: int) -> EntryLayout:
         """The placement of an entry that is added next; refuses one too many."""
         require_entries(len(self.names) + 1)
         alignment = max(self._alignment, alignment)
-        return layout.place(name, nbytes, crc, self._offset, alignment)
+        return layout.lay_out(name, nbytes, crc, self._offset, alignment)
 
     def add_present(
         self,
@@ -140,7 +140,7 @@ class ZipWriter:
         crc: int,
         end: bytes,
         alignment: int = layout.MIN_ALIGNMENT,
-    ) -> Placement:
+    ) -> EntryLayout:
         """Adds an entry whose data is in the file already, at `next_data_offset`.
 
         Args:
@@ -161,7 +161,7 @@ class ZipWriter:
         self._note(placement, record)
         return placement
 
-    def _note(self, placement: Placement, record: bytes) -> None:
+    def _note(self, placement: EntryLayout, record: bytes) -> None:
         self.names.append(placement.name.decode())
         self.header_offsets.append(placement.header_offset)
         self._records.append(record)
@@ -194,9 +194,9 @@ class ZipWriter:
         """Writes bytes, small ones together with those that follow."""
         nbytes = len(data)
         self._offset += nbytes
-        if nbytes <= _GATHERED_SIZE:
+        if nbytes <= _MAX_GATHERED_NBYTES:
             self._gathered += data
-            if len(self._gathered) >= _WRITTEN_SIZE:
+            if len(self._gathered) >= _MIN_WRITTEN_NBYTES:
                 self._write_gathered()
         else:
             self._write_gathered()

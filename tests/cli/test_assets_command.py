@@ -186,7 +186,7 @@ def test_convert_takes_the_other_files_along_and_lists_them(
     ]
     assert set(assets_of(target)) == {"config.json", "vocab/a.txt", "vocab/b.json", "extra"}
     result = result_of(capsys, "convert", folder, target, "--assets", "--force")
-    assert result["taken"] == ["config.json", "vocab/a.txt", "vocab/b.json"]
+    assert result["added_files"] == ["config.json", "vocab/a.txt", "vocab/b.json"]
     assert result["left_out"] == [".git/", ".hidden"]
 
 

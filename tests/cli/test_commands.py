@@ -85,7 +85,7 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "error": None,
         "tensors": 2,
         "assets": 0,
-        "taken": [],
+        "added_files": [],
         "left_out": [],
         "nbytes": target.stat().st_size,
         "shared_nbytes": 0,

@@ -88,7 +88,7 @@ def test_a_conversion_of_many_that_lacks_memory_fails_alone(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     converted = Mock(side_effect=MemoryError("no room"))
-    monkeypatch.setattr("onnxarchive.conversion.convert_many.convert_silently", converted)
+    monkeypatch.setattr("onnxarchive.conversion.convert_many.convert_locations", converted)
     assert run("convert", archive, "--output-dir", archive.with_name("out")) == 2
     assert f"failed: {archive}: out of memory: no room\n" in capsys.readouterr().out
 

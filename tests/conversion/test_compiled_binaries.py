@@ -110,7 +110,7 @@ def test_with_other_files_a_binary_of_any_name_becomes_an_asset(
     write_files(folder, *names, "pytorch_model.bin", ".cache/other.engine")
     outcome = convert(source_of(kind, folder), path, other_files=True)
     assert assets_of(path) == dict.fromkeys(names, BINARY)
-    assert outcome.taken == tuple(sorted(names))
+    assert outcome.added_files == tuple(sorted(names))
     assert outcome.warnings == ()
     assert "pytorch_model.bin" in outcome.left_out
     assert not {*outcome.left_out} & {*names}

@@ -666,7 +666,7 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
 def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
 ) -> None:
-    monkeypatch.setattr(plan_module, "MAPPED_SIZE", 64)
+    monkeypatch.setattr(plan_module, "MIN_MAPPED_NBYTES", 64)
     tensors = [raw_tensor(f"w{index}", dims=(40 + index,), seed=index) for index in range(150)]
     model = model_of()
     for index, tensor in enumerate(tensors):

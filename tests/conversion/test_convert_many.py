@@ -236,7 +236,7 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
         used.append(require_jobs(options.jobs))
         return Conversion(source, target)
 
-    monkeypatch.setattr(module, "convert_silently", convert)
+    monkeypatch.setattr(module, "convert_locations", convert)
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(3)]
     with make() as executor:
         convert_many(paths, tmp_path / "out", executor, jobs=jobs)

@@ -150,7 +150,7 @@ def test_a_download_in_progress_stays(tmp_path: Path) -> None:
     from onnxarchive.files.replacement import Replacement
 
     with Replacement(tmp_path / "m.onnxa", resumes=True) as replacement:
-        replacement.file.write(b"arrived")
+        replacement.writer.write(b"arrived")
         found = onnxarchive.recover(tmp_path / "m.onnxa", downloads=True)
         assert (found.removed, len(found.downloads)) == ((), 1)
 

@@ -79,7 +79,7 @@ def test_a_source_of_any_kind_gives_its_other_files_as_assets(
         done = onnxarchive.convert(source, target, other_files=True)
         assert target.read_bytes() == saved(model(), assets=FILES)
         assert (done.assets, done.tensors, done.warnings) == (len(FILES), 2, ())
-        assert done.taken == tuple(sorted(FILES))
+        assert done.added_files == tuple(sorted(FILES))
         assert done.left_out == tuple(LEFT_OUT) or source.suffix == ".zip"
         assert "old.onnxa" in done.left_out
     (directory / "assets").mkdir()
@@ -96,7 +96,7 @@ def test_files_below_assets_are_taken_without_being_asked_for_and_once(
     target = tmp_path / "m.onnxa"
     done = onnxarchive.convert(directory, target, other_files=True)
     assert target.read_bytes() == saved(model(), assets={**FILES, "labels.txt": b"cat"})
-    assert done.taken == tuple(sorted(FILES))
+    assert done.added_files == tuple(sorted(FILES))
     (directory / "labels.txt").write_bytes(b"dog")
     with pytest.raises(ArchiveFormatError, match=r"'labels\.txt' and 'assets/labels\.txt'"):
         onnxarchive.convert(directory, target, other_files=True)
@@ -116,7 +116,7 @@ def test_given_assets_take_the_place_of_those_of_the_same_names(
 ) -> None:
     given = {"config.json": b"given", "new": b""}
     done = onnxarchive.convert(directory, tmp_path / "m.onnxa", assets=given, other_files=True)
-    assert "config.json" not in done.taken
+    assert "config.json" not in done.added_files
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
         assert dict(archive.assets) == {**FILES, **given}
 
@@ -143,7 +143,7 @@ def test_an_extracted_archive_gives_them_back(directory: Path, tmp_path: Path) -
     onnxarchive.extract(archive, tmp_path / "out")
     done = onnxarchive.convert(tmp_path / "out", again, other_files=True)
     assert again.read_bytes() == archive.read_bytes()
-    assert (done.taken, done.left_out) == ((), ())
+    assert (done.added_files, done.left_out) == ((), ())
 
 
 def test_many_models_take_those_of_their_directories(directory: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_many_models_take_those_of_their_directories(directory: Path, tmp_path: 
             [tmp_path / "tree"], tmp_path / "out", executor, other_files=True
         )
     assert [it.error for it in done] == [None, None]
-    assert [it.taken for it in done] == [("config.json",), tuple(sorted(FILES))]
+    assert [it.added_files for it in done] == [("config.json",), tuple(sorted(FILES))]
 
 
 # What is refused, or left where it is

@@ -425,7 +425,7 @@ def test_other_files_beside_a_remote_model_are_left_out_with_a_warning(
     web.files |= {"/m.onnx": runnable_model().SerializeToString(), "/tokenizer.json": b"{}"}
     with pytest.warns(UserWarning, match="not looked for beside a remote"):
         found = onnxarchive.convert(web.url("/m.onnx"), targets / "target", other_files=True)
-    assert (found.taken, len(found.warnings)) == ((), 1)
+    assert (found.added_files, len(found.warnings)) == ((), 1)
 
 
 def test_a_dry_run_writes_nothing(targets: Path, web: WebServer) -> None:

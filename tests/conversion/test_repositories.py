@@ -50,7 +50,7 @@ def test_every_model_gets_an_id_from_its_file_name(repository: Path, path: Path)
     with onnxarchive.open(path) as archive:
         assert sorted(archive.assets) == ["LICENSE", "config.json", "tokenizer.json"]
         assert archive.assets["LICENSE"] == b"free"
-    assert sorted(outcome.taken) == ["LICENSE", "config.json", "tokenizer.json"]
+    assert sorted(outcome.added_files) == ["LICENSE", "config.json", "tokenizer.json"]
     assert sorted(outcome.left_out) == [
         ".gitattributes",
         "onnx/decoder_model_q4.onnx",
@@ -131,7 +131,7 @@ def test_an_unpacked_archive_below_is_named_unless_it_becomes_an_asset(
     unpacked = f"{place}/__MODEL_PROTO"
     assert unpacked in onnxarchive.convert(repository, path, models="all").left_out
     outcome = onnxarchive.convert(repository, path, models="all", other_files=True)
-    assert asset in outcome.taken
+    assert asset in outcome.added_files
     assert unpacked not in outcome.left_out
 
 

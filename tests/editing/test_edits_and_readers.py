@@ -139,7 +139,7 @@ def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = referring(two), changed(referring(two), documented("other" * 500))
-    opened = local_file.opened
+    opened = local_file.locked_file
     steps = ["edit", "edit back"]
 
     def edit_before_the_end(done: int, total: int) -> None:
@@ -154,7 +154,7 @@ def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
             replace_model(two, model)
         return opened(*arguments, **options)
 
-    monkeypatch.setattr(local_file, "opened", edit_back_and_open)
+    monkeypatch.setattr(local_file, "locked_file", edit_back_and_open)
     with onnxarchive.open(two) as archive:
         archive.verify(edit_before_the_end, jobs=1)
     assert not steps

@@ -26,7 +26,7 @@ import onnxarchive
 from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.writer import ZipWriter
 
 MIB = 1 << 20
@@ -88,7 +88,7 @@ def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) ->
     offset = 0
     with open(path, "xb") as file:
         for name, nbytes in sizes.items():
-            placement = Placement(name.encode(), nbytes, zeros_crc32(nbytes), offset)
+            placement = EntryLayout(name.encode(), nbytes, zeros_crc32(nbytes), offset)
             file.seek(offset)
             file.write(placement.pack()[0])
             placements.append(placement)

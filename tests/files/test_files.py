@@ -25,7 +25,7 @@ from onnxarchive.files import clones_and_sync, data as data_module, locking
 from onnxarchive.files.clones_and_sync import sync, sync_directory
 from onnxarchive.files.data_files import spool
 from onnxarchive.files.file import MemoryFile
-from onnxarchive.files.local_file import MappedFile, PositionalWriter, opened
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, locked_file
 from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.replacement import Replacement
 
@@ -249,7 +249,7 @@ def test_a_file_that_became_longer_is_mapped_as_it_was(source: Path) -> None:
 def test_a_file_that_was_replaced_is_read_and_mapped_as_it_was(source: Path) -> None:
     with MappedFile(source) as file:
         with Replacement(source) as replacement:
-            replacement.file.write(bytes(len(CONTENT)))
+            replacement.writer.write(bytes(len(CONTENT)))
             replacement.commit()
         assert file.read(0, 300) == CONTENT[:300]
         assert file.view() == CONTENT
@@ -410,7 +410,7 @@ def test_a_reopened_file_shares_the_lock_and_has_a_size_and_a_map_of_its_own(sou
 
 
 def test_an_opened_file_is_locked_in_the_block_and_stays_open(source: Path) -> None:
-    with opened(source, is_exclusive=True, is_writable=True) as file:
+    with locked_file(source, is_exclusive=True, is_writable=True) as file:
         assert not is_free(source)
     assert is_free(source)
     assert file.read(0, 3) == CONTENT[:3]
@@ -419,7 +419,7 @@ def test_an_opened_file_is_locked_in_the_block_and_stays_open(source: Path) -> N
 
 @posix
 def test_an_opened_file_is_closed_where_the_block_raises(source: Path) -> None:
-    with pytest.raises(ZeroDivisionError), opened(source) as file:
+    with pytest.raises(ZeroDivisionError), locked_file(source) as file:
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="the file is closed"):
         file.fileno()
@@ -439,7 +439,7 @@ def test_the_file_that_has_the_path_when_it_is_locked_is_the_one_that_is_opened(
         return lock(descriptor, timeout)
 
     monkeypatch.setattr(locking, "shared", late)
-    with opened(source) as file, file:
+    with locked_file(source) as file, file:
         assert file.read(0, 9) == b"another"
         assert file.is_at(source)
     assert open_below(source.parent) == []
@@ -456,7 +456,7 @@ def test_a_file_that_goes_while_its_lock_is_waited_for_is_missing(
         return lock(*arguments)
 
     monkeypatch.setattr(locking, "shared", late)
-    with pytest.raises(FileNotFoundError), opened(source):
+    with pytest.raises(FileNotFoundError), locked_file(source):
         raise AssertionError("it is not there")
 
 

@@ -44,7 +44,7 @@ def test_fifty_killed_writers_leave_one_temporary_file(tmp_path: Path) -> None:
 
 def write(target: Path) -> None:
     with Replacement(target) as replacement:
-        replacement.file.write(b"new")
+        replacement.writer.write(b"new")
         replacement.commit()
 
 
@@ -102,9 +102,9 @@ def test_a_writer_leaves_what_may_belong_to_others(
 def test_a_writer_leaves_what_another_one_writes(tmp_path: Path) -> None:
     with Replacement(tmp_path / "target") as first, Replacement(tmp_path / "target") as second:
         assert sorted(os.listdir(tmp_path)) == [LEFT, ".target.onnxarchive-1.tmp"]
-        second.file.write(b"second")
+        second.writer.write(b"second")
         second.commit()
-        first.file.write(b"first")
+        first.writer.write(b"first")
         first.commit()
     assert os.listdir(tmp_path) == ["target"]
     assert (tmp_path / "target").read_bytes() == b"first"
@@ -116,7 +116,7 @@ def test_a_writer_that_is_closed_leaves_what_took_its_name(tmp_path: Path) -> No
     (tmp_path / LEFT).unlink()
     with Replacement(tmp_path / "target") as second:
         first.close()
-        second.file.write(b"second")
+        second.writer.write(b"second")
         second.commit()
     assert os.listdir(tmp_path) == ["target"]
 

@@ -13,7 +13,7 @@ import pytest
 from models import run_python
 
 import onnxarchive
-from onnxarchive.errors import needing
+from onnxarchive.errors import requires_library
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHT = "layer.0/weight"
@@ -129,7 +129,7 @@ print(main(["run", sys.argv[1]]))
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match="of its own"), needing("torch", "be imported"):
+    with pytest.raises(ValueError, match="of its own"), requires_library("torch", "be imported"):
         raise ValueError("of its own")
 
 

@@ -65,14 +65,14 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedFile]:
 
 def replace(target: str | Path, require: Require | None = None) -> None:
     with Replacement(target) as replacement:
-        replacement.file.write(b"new")
+        replacement.writer.write(b"new")
         replacement.commit(require)
 
 
 def prepared(target: str | Path, **options: Any) -> Replacement:
     """A replacement that is complete, but for its name."""
     replacement = Replacement(target, **options)
-    replacement.file.write(b"new")
+    replacement.writer.write(b"new")
     return replacement
 
 
@@ -316,7 +316,7 @@ def test_a_target_that_is_removed_at_any_moment_is_none_of_another_kind(
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", look_and_remove)
         replacement = Replacement(str(target))
-    replacement.file.write(b"new")
+    replacement.writer.write(b"new")
     replacement.commit()
     assert target.read_bytes() == b"new"
 
@@ -342,8 +342,8 @@ def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
 
 def test_two_at_once_do_not_meet_and_the_last_one_stays(target: Path) -> None:
     first, second = Replacement(target), Replacement(target)
-    first.file.write(b"first")
-    second.file.write(b"second")
+    first.writer.write(b"first")
+    second.writer.write(b"second")
     second.commit()
     assert target.read_bytes() == b"second"
     first.commit()
@@ -485,8 +485,8 @@ def test_a_disk_that_is_full_when_the_last_bytes_are_written_leaves_nothing(targ
         pytest.raises(OSError, match="File too large") as caught,
         Replacement(target) as replacement,
     ):
-        replacement.file.write(bytes(99_999))
-        replacement.file.write(b"22")
+        replacement.writer.write(bytes(99_999))
+        replacement.writer.write(b"22")
     assert caught.value.filename == str(target)
     assert contents(target.parent) == OLD
 

@@ -27,7 +27,7 @@ from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.files import undo
 from onnxarchive.files.local_file import MappedFile, PositionalWriter
 from onnxarchive.files.undo import UnfinishedEdit
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from tools.zip_readers.readers import Reader, ReaderError
 
 OLD = b"0123456789"
@@ -507,7 +507,7 @@ def test_a_log_of_an_archive_with_other_weights_is_not_rolled_back(
 def test_a_file_that_ends_within_its_first_entry_is_no_interrupted_edit(
     path: Path, nbytes: int
 ) -> None:
-    path.write_bytes(Placement(b"w", nbytes, 0, 0).pack()[0] + bytes(100))
+    path.write_bytes(EntryLayout(b"w", nbytes, 0, 0).pack()[0] + bytes(100))
     require_refused(path, is_unfinished=False)
     require_left(path)
     with pytest.raises(ArchiveError):

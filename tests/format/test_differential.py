@@ -223,8 +223,8 @@ def test_a_reader_shows_no_crc32_if_that_is_said_of_it(zip_reader: Reader, tmp_p
 
 def write_holes(path: Path, nbytes: int) -> list[Extracted]:
     """Writes a sparse zip of a large entry and a small one, and gives what is in it."""
-    large = layout.Placement(b"assets/large", nbytes, 0, 0, 64)
-    small = layout.Placement(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
+    large = layout.EntryLayout(b"assets/large", nbytes, 0, 0, 64)
+    small = layout.EntryLayout(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
     directory = b"".join(entry.pack()[1] for entry in (large, small))
     offset = small.data_offset + small.nbytes
     with open(path, "wb") as file:

@@ -35,7 +35,7 @@ import onnxarchive
 from onnxarchive.files.data import crc32
 from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from tools.fuzz import run as fuzz
 
 pytestmark = pytest.mark.sweep
@@ -151,7 +151,7 @@ class Entry:
     def placed(self, offset: int) -> tuple[bytes, bytes]:
         """The bytes of the local header at an offset, and of the record."""
         size = len(self.data)
-        placement = Placement(self.name, size, crc32(self.data), offset, self.alignment)
+        placement = EntryLayout(self.name, size, crc32(self.data), offset, self.alignment)
         padding = min(max(placement.padding + self.more_padding, 0), 40000)
         extra = records.pack_alignment_extra(self.alignment, padding) + self.more_extra
         header = unpacked_header(placement)._replace(**{"extra": extra, **self.in_both})

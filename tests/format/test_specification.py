@@ -170,7 +170,7 @@ def test_writer_writes_the_values_of_the_table(field: str, attribute: str) -> No
     (cell,) = [row[3] for row in table(*ENTRY_TABLE) if row[0] == field]
     number = re.match(r"0x[0-9A-F]+|[0-9]+", cell)
     assert number is not None
-    record = unpacked_record(layout.Placement(b"w", 8, 0, 0))
+    record = unpacked_record(layout.EntryLayout(b"w", 8, 0, 0))
     assert getattr(record, attribute) == int(number[0], 0)
 
 

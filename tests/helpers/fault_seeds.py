@@ -17,7 +17,7 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive.files.data import crc32
 from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 
 LARGE = (1 << 32) + 5  # bytes, all zero
 LARGE_CRC32 = 0xB1C2A1A3
@@ -108,11 +108,11 @@ def zip64() -> Pieces:
         external(TensorProto(name="large", data_type=TensorProto.UINT8, dims=[LARGE]), "large"),
         external(raw_tensor("none", dims=(0,)), "none"),
     ).SerializeToString()
-    large = Placement(b"large", LARGE, LARGE_CRC32, 0)
+    large = EntryLayout(b"large", LARGE, LARGE_CRC32, 0)
     placements = [large]
     behind = b""
     for name, data in ((b"none", b""), (b"__MODEL_PROTO", model)):
-        placements.append(Placement(name, len(data), crc32(data), placements[-1].end))
+        placements.append(EntryLayout(name, len(data), crc32(data), placements[-1].end))
         behind += placements[-1].pack()[0] + data
     directory = b"".join(placement.pack()[1] for placement in placements)
     end = layout.end_of_archive(len(placements), len(directory), placements[-1].end)

@@ -13,7 +13,7 @@ from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, layout
 from onnxarchive.zipformat.directory import Directory, Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
@@ -43,14 +43,14 @@ class Sparse:
         return bytes(content)
 
 
-def unpacked_header(placement: Placement) -> LocalHeader:
+def unpacked_header(placement: EntryLayout) -> LocalHeader:
     """The fields of an entry's local header."""
     header = LocalHeader.unpack(placement.pack()[0])
     assert header is not None
     return header
 
 
-def unpacked_record(placement: Placement) -> DirectoryRecord:
+def unpacked_record(placement: EntryLayout) -> DirectoryRecord:
     """The fields of an entry's directory record."""
     record = DirectoryRecord.unpack(placement.pack()[1])
     assert record is not None
@@ -92,10 +92,10 @@ class Image:
     @classmethod
     def of(cls, sizes: Iterable[tuple[str, int]], *, alignment: int = 64) -> Image:
         """A sound archive with entries of these names and sizes."""
-        placements: list[Placement] = []
+        placements: list[EntryLayout] = []
         offset = 0
         for name, nbytes in sizes:
-            placements.append(Placement(name.encode(), nbytes, CRC32, offset, alignment))
+            placements.append(EntryLayout(name.encode(), nbytes, CRC32, offset, alignment))
             offset = placements[-1].end
         directory_records = [unpacked_record(placement) for placement in placements]
         directory_size = sum(record.packed_size for record in directory_records)
@@ -252,7 +252,7 @@ def together(*changes: Change) -> Change:
     return change
 
 
-def directory_of(placements: Iterable[Placement]) -> Directory:
+def directory_of(placements: Iterable[EntryLayout]) -> Directory:
     """The directory of entries, which may be written elsewhere."""
     entries = [
         Entry(one.name.decode(), one.header_offset, one.data_offset, one.nbytes, one.crc32)

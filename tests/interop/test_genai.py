@@ -173,7 +173,7 @@ def archive(directory: Path, tmp_path: Path) -> Path:
     path = tmp_path / "größe" / "llm.onnxa"
     path.parent.mkdir()
     done = onnxarchive.convert(directory, path, other_files=True)
-    assert done.taken == ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
+    assert done.added_files == ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
     return path
 
 

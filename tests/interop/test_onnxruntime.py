@@ -35,7 +35,7 @@ from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.conversion.linked_models import linked_model
+from onnxarchive.conversion.linked_models import with_external_data
 from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, copy_options
 from onnxarchive.model import proto
 from onnxarchive.reading.archive import Archive
@@ -357,10 +357,10 @@ def test_a_model_that_would_take_2_gib_is_refused(
         nbytes = sum(entry.nbytes for entry in opened.entries.values())
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
         with pytest.raises(UnsupportedFeatureError, match="do not read") as caught:
-            linked_model(opened, "x", lambda ref, size: False)
+            with_external_data(opened, "x", lambda ref, size: False)
         assert f"found {nbytes}" in str(caught.value)
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
-        assert linked_model(opened, "x", lambda ref, size: False) == runnable_model()
+        assert with_external_data(opened, "x", lambda ref, size: False) == runnable_model()
 
 
 def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(

@@ -25,7 +25,7 @@ from models import (
 )
 from onnx import TensorProto
 
-from onnxarchive.errors import ArchiveFormatError, Strict, shown
+from onnxarchive.errors import ArchiveFormatError, Strict, quoted
 from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
@@ -458,7 +458,7 @@ def test_a_broken_value_names_tensor_and_entry() -> None:
 
 @given(names)
 def test_a_tensor_ref_can_be_said_whatever_its_name(name: str) -> None:
-    assert shown(name) in str(_ref(raw_tensor(name)))
+    assert quoted(name) in str(_ref(raw_tensor(name)))
 
 
 @given(st.lists(st.booleans(), max_size=20))

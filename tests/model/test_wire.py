@@ -38,7 +38,7 @@ from onnxarchive.model.weights import (
     PIECE_BYTES,
     SPAN_LOCATION,
     Span,
-    Stripped,
+    StrippedModel,
     decode,
     fill,
     strip_weights,
@@ -117,7 +117,7 @@ def names_a_span(pair: StringStringEntryProto) -> bool:
     return SPAN_LOCATION.encode() in pair.SerializeToString()  # pair.value may be no UTF-8
 
 
-def restored(data: bytes, result: Stripped) -> ModelProto | None:
+def restored(data: bytes, result: StrippedModel) -> ModelProto | None:
     """Puts the spans back into the parsed model, in the fields that they came from."""
     model = parsed(result.model)
     if model is None:
@@ -165,7 +165,7 @@ def seen_through_wire(data: bytes, size_threshold: int) -> ModelProto | None:
     return restored(data, result)
 
 
-def refilled(data: bytes, result: Stripped) -> bytes:
+def refilled(data: bytes, result: StrippedModel) -> bytes:
     def contents(location: str) -> bytes | None:
         if not location.startswith(SPAN_LOCATION):
             return None
@@ -501,7 +501,7 @@ UNTOUCHED = {
 def test_a_tensor_that_cannot_be_stripped_stays_byte_for_byte(case: str) -> None:
     data = model_of(UNTOUCHED[case])
     assert parsed(data) is not None
-    assert strip_weights(data) == Stripped(data, ())
+    assert strip_weights(data) == StrippedModel(data, ())
 
 
 def test_the_last_data_type_counts_in_32_bits() -> None:
@@ -531,7 +531,7 @@ DOUBLED = {
 
 @pytest.mark.parametrize("case", DOUBLED)
 def test_singular_fields_that_protobuf_merges_stay_byte_for_byte(case: str) -> None:
-    assert strip_weights(DOUBLED[case]) == Stripped(DOUBLED[case], ())
+    assert strip_weights(DOUBLED[case]) == StrippedModel(DOUBLED[case], ())
 
 
 def test_the_siblings_of_a_doubled_field_are_stripped() -> None:
@@ -681,7 +681,7 @@ def test_a_tensor_below_99_messages_is_stripped() -> None:
 def test_a_tensor_at_the_last_level_stays_as_external_data_would_be_too_deep() -> None:
     data = nested(99, put(AttributeProto, "t", raw_tensor()))
     assert parsed(data) is not None
-    assert strip_weights(data) == Stripped(data, ())
+    assert strip_weights(data) == StrippedModel(data, ())
 
 
 def test_a_tensor_beyond_the_last_level_is_refused() -> None:

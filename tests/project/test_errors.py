@@ -13,8 +13,8 @@ from onnxarchive.errors import (
     ChecksumError,
     Strict,
     TensorNotFoundError,
-    shown,
-    shown_names,
+    quoted,
+    quoted_names,
     with_path,
 )
 from onnxarchive.reading.check import rules
@@ -94,19 +94,19 @@ def test_errors_survive_pickling_whole() -> None:
     ids=lambda it: str(it)[:20],
 )
 def test_a_value_of_a_file_is_shown_up_to_some_hundred_characters(value: Any, text: str) -> None:
-    assert shown(value) == text
+    assert quoted(value) == text
 
 
 def test_the_first_names_of_many_are_shown() -> None:
     names = map(str, range(1_000_000))
-    assert shown_names(names) == f"{', '.join(repr(str(it)) for it in range(16))}, ..."
+    assert quoted_names(names) == f"{', '.join(repr(str(it)) for it in range(16))}, ..."
     assert next(names) == "17"
-    assert [shown_names(it) for it in ([], ["a"], ["a", "b"])] == ["none", "'a'", "'a', 'b'"]
+    assert [quoted_names(it) for it in ([], ["a"], ["a", "b"])] == ["none", "'a'", "'a', 'b'"]
 
 
 def test_letters_can_be_shown_by_their_numbers() -> None:
-    assert shown("e\u0301", in_ascii=True) == "'e\\u0301'"
-    assert shown("e\u0301") == repr("e\u0301")
+    assert quoted("e\u0301", in_ascii=True) == "'e\\u0301'"
+    assert quoted("e\u0301") == repr("e\u0301")
 
 
 def test_a_long_entry_is_named_by_its_beginning() -> None:

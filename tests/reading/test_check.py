@@ -213,7 +213,7 @@ def test_data_that_breaks_a_rule_breaks_this_one_alone_and_is_refused_by_verify(
 
 def _write_model_of_2_gib(path: Path, header: bytes | None = None) -> None:
     """An archive of a model alone, all zeros, which is a hole in the file."""
-    placement = layout.Placement(b"__MODEL_PROTO", 1 << 31, 0, 0)
+    placement = layout.EntryLayout(b"__MODEL_PROTO", 1 << 31, 0, 0)
     local_header, record = placement.pack()
     with open(path, "wb") as file:
         file.write(header or local_header)

@@ -353,7 +353,7 @@ def test_a_file_that_cannot_be_locked_is_not_replaced(
 ) -> None:
     content, open_file = archive.read_bytes(), os.open
     replacement = Replacement(archive)
-    replacement.file.write(b"new")
+    replacement.writer.write(b"new")
 
     def refuse_lock(_: int, kind: lock_calls.Kind, lock: Callable[[], object]) -> None:
         if kind != "unlock":

@@ -145,7 +145,7 @@ def test_a_wrong_answer_to_reading_is_an_error(server: WebServer, answer: str) -
     refused(kind, text, file.read, 0, 10)
     if answer != "slow":  # it takes seconds
         refused(kind, text, list, file.pieces(0, 10))
-        refused(kind, text, list, file.arriving([(0, 10)]))
+        refused(kind, text, list, file.stream_ranges([(0, 10)]))
     assert server.nbytes < 64 << 20
 
 
@@ -179,7 +179,7 @@ def test_another_object_is_never_mixed_with_the_first(server: WebServer) -> None
     for read in (
         lambda: file.read(0, 10),
         lambda: list(file.pieces(0, 10)),
-        lambda: list(file.arriving([(0, 10)])),
+        lambda: list(file.stream_ranges([(0, 10)])),
         lambda: list(file.read_ranges([(0, 10)])),
     ):
         refused(ObjectChangedError, "has changed since", read)

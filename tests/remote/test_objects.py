@@ -176,7 +176,7 @@ def test_ranges_are_read_in_any_order(shared: WebServer, ranges: list[tuple[int,
         found = list(file.read_ranges(ranges))
         assert found == [CONTENT[offset : offset + size] for offset, size in ranges]
         seen = bytearray(SIZE)
-        for offset, body in file.arriving(ranges):
+        for offset, body in file.stream_ranges(ranges):
             assert bytes(body) == CONTENT[offset : offset + len(body)]
             assert len(body) <= 10_000
             seen[offset : offset + len(body)] = b"\1" * len(body)
@@ -191,7 +191,7 @@ def test_close_ranges_are_read_by_one_request(server: WebServer) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("method", ["pieces", "arriving"])
+@pytest.mark.parametrize("method", ["pieces", "stream_ranges"])
 def test_12_requests_run_at_once_and_no_more_than_are_taken(server: WebServer, method: str) -> None:
     reached = threading.Barrier(12)
 
@@ -202,7 +202,7 @@ def test_12_requests_run_at_once_and_no_more_than_are_taken(server: WebServer, m
 
     with open_object(server.url("/m.onnxa")) as file:
         server.change = change
-        parts: Any = file.pieces(5, SIZE) if method == "pieces" else file.arriving([(5, SIZE)])
+        parts: Any = file.pieces(5, SIZE) if method == "pieces" else file.stream_ranges([(5, SIZE)])
         next(parts)
         assert 12 <= len(server.requests) - 1 <= 13
         for taken, _ in enumerate(parts, 2):
@@ -232,7 +232,7 @@ def test_a_part_that_fails_leaves_those_before_it(server: WebServer) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("method", ["pieces", "arriving"])
+@pytest.mark.parametrize("method", ["pieces", "stream_ranges"])
 def test_closing_a_stream_cancels_its_requests(server: WebServer, method: str) -> None:
     asked, released = threading.Event(), threading.Event()
 
@@ -251,7 +251,7 @@ def test_closing_a_stream_cancels_its_requests(server: WebServer, method: str) -
     wait_until(lambda: not server.running)
     with open_object(server.url("/m.onnxa")) as file:
         server.change = change
-        parts: Any = file.pieces(0, SIZE) if method == "pieces" else file.arriving([(0, SIZE)])
+        parts: Any = file.pieces(0, SIZE) if method == "pieces" else file.stream_ranges([(0, SIZE)])
         next(parts)
         assert asked.wait(20)
         gc.disable()  # which would end requests that a reference cycle keeps

@@ -21,7 +21,7 @@ from written import files_below, saved
 
 import onnxarchive
 from onnxarchive import ChecksumError, UnsupportedFeatureError
-from onnxarchive.remote import cache
+from onnxarchive.remote import cache, downloads
 
 ARCHIVE = saved(runnable_model())
 DIGEST = hashlib.sha256(ARCHIVE).hexdigest()
@@ -214,7 +214,7 @@ def test_what_is_no_digest_is_refused_before_anything_is_asked(
     with pytest.raises(ValueError, match="expected a SHA-256 of 64 hexadecimal digits, found"):
         onnxarchive.download(url, directory, sha256=digest)
     with pytest.raises(TypeError, match="expected a SHA-256 as a str, found bytes"):
-        onnxarchive.open(url, cache=directory, sha256=bytes.fromhex(DIGEST))
+        onnxarchive.open(url, cache=directory, sha256=bytes.fromhex(DIGEST))  # type: ignore[arg-type]
     assert web.requests == []
     assert not directory.exists()
 
@@ -245,8 +245,8 @@ def test_a_function_that_downloads_nothing_compares_a_copy_or_refuses(
 ) -> None:
     takers: list[Callable[..., object]] = [
         onnxarchive.check,
-        lambda *it, **access: onnxarchive.extract(*it, tmp_path / "extracted", **access),
-        lambda *it, **access: onnxarchive.export(*it, tmp_path / "m.onnx", **access),
+        lambda it, **access: onnxarchive.extract(it, tmp_path / "extracted", **access),
+        lambda it, **access: onnxarchive.export(it, tmp_path / "m.onnx", **access),
     ]
     for take in takers:
         with pytest.raises(UnsupportedFeatureError, match=r"expected a copy .* found none; ") as it:
@@ -299,7 +299,7 @@ def test_a_copy_that_is_replaced_while_it_is_hashed_leaves_no_record(
     copy = copy_in(directory)
     record = copy.with_suffix(".json")
     before = record.read_bytes()
-    hashed = cache.sha256_of
+    hashed = downloads.sha256_of
 
     def replace_and_hash(file: Any) -> str:
         other = copy.with_suffix(".other")
@@ -320,7 +320,7 @@ def test_commands_take_a_digest(
     web: WebServer, url: str, directory: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     target = tmp_path / "d.onnxa"
-    cached = ["--cache-dir", directory]
+    cached: list[str | Path] = ["--cache-dir", directory]
     found = f"expected the SHA-256 {WRONG}, found {DIGEST}; "
     assert found in error_of(capsys, "download", url, target, "--sha256", WRONG, status=3)
     assert found in error_of(capsys, "run", url, *cached, "--sha256", WRONG, status=3)

@@ -110,7 +110,7 @@ def test_nginx_gives_a_file_by_ranges_and_says_when_it_changes(tmp_path: Path) -
     with nginx(path.parent, tmp_path) as url, open_object(f"{url}/m.onnxa?sig=SECRET") as file:
         assert b"".join(file.pieces(0, file.size)) == CONTENT
         seen = bytearray(file.size)
-        for offset, part in file.arriving([(0, file.size)]):
+        for offset, part in file.stream_ranges([(0, file.size)]):
             seen[offset : offset + len(part)] = part
         assert seen == CONTENT
         with pytest.raises(OSError, match="does not answer requests for ranges"):

@@ -351,8 +351,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.large
 def test_entries_of_4_gib_and_more_are_not_taken_for_those_of_another_tool(tmp_path: Path) -> None:
     path = tmp_path / "large.onnxa"
-    weight = layout.place("w", 5 << 30, 0, 0, 64)
-    model = layout.place(MODEL_PROTO, 1, 0, weight.end, 64)
+    weight = layout.lay_out("w", 5 << 30, 0, 0, 64)
+    model = layout.lay_out(MODEL_PROTO, 1, 0, weight.end, 64)
     headers, records = zip(*(placement.pack() for placement in (weight, model)), strict=True)
     directory = b"".join(records)
     with open(path, "wb") as file:

@@ -296,7 +296,7 @@ def test_an_error_of_reading_names_the_data_file(
 def test_bytes_are_the_same_below_and_above_what_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(write_module, "COPIED_SIZE", LARGE)
+    monkeypatch.setattr(write_module, "MAX_COPIED_NBYTES", LARGE)
     sizes = (LARGE - 1, LARGE, LARGE + 1)
     model = model_of(
         *(raw_tensor(f"w{nbytes}", TensorProto.INT8, (nbytes,), seed=nbytes) for nbytes in sizes)

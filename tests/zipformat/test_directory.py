@@ -35,7 +35,7 @@ from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import Directory, Entry
 from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
@@ -823,10 +823,10 @@ def test_the_padding_may_be_as_long_as_the_largest_alignment_needs() -> None:
 
 # Local headers alone
 
-PLACEMENT = Placement(b"key", 100, CRC32, 128, 256)
+PLACEMENT = EntryLayout(b"key", 100, CRC32, 128, 256)
 
 
-def check_header(header: bytes, placement: Placement = PLACEMENT) -> list[str]:
+def check_header(header: bytes, placement: EntryLayout = PLACEMENT) -> list[str]:
     findings = Findings()
     entry = Entry(
         placement.name.decode(),
@@ -848,7 +848,7 @@ def test_a_header_that_is_cut_or_too_long_is_refused() -> None:
 
 
 def test_every_byte_of_a_header_with_zip64_counts() -> None:
-    placement = Placement(b"key", GIB_4 + 5, CRC32, GIB_4 + 5, 64)
+    placement = EntryLayout(b"key", GIB_4 + 5, CRC32, GIB_4 + 5, 64)
     header = placement.pack()[0]
     for position in range(len(header)):
         changed = bytearray(header)
@@ -921,7 +921,7 @@ def require_one_encoding(file: Sparse, found: Directory) -> None:
         assert header is not None
         *_, (_, content) = records.unpack_extra(header.extra)
         (alignment,) = struct.unpack_from("<H", content)
-        placement = Placement(entry.name.encode(), entry.nbytes, entry.crc32, offset, alignment)
+        placement = EntryLayout(entry.name.encode(), entry.nbytes, entry.crc32, offset, alignment)
         assert (entry.header_offset, entry.data_offset) == (offset, placement.data_offset)
         expected = unpacked_record(placement)._replace(
             version_made_by=record.version_made_by,

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from zip_image import unpacked_header, unpacked_record
 
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -38,7 +38,7 @@ NAMES = st.binary(min_size=1, max_size=1024) | st.text(min_size=1, max_size=40).
     lambda name: name.encode(errors="replace")
 )
 PLACEMENTS = st.builds(
-    Placement, NAMES, SIZES, st.integers(0, 0xFFFFFFFF), OFFSETS, st.sampled_from(ALIGNMENTS)
+    EntryLayout, NAMES, SIZES, st.integers(0, 0xFFFFFFFF), OFFSETS, st.sampled_from(ALIGNMENTS)
 )
 
 
@@ -69,7 +69,7 @@ def test_a_local_header_has_both_sizes_in_a_zip64_field_where_they_do_not_fit(
     nbytes: int, values: tuple[int, ...]
 ) -> None:
     assert layout.local_zip64_values(nbytes) == values
-    header = unpacked_header(Placement(b"key", nbytes, 0, 0))
+    header = unpacked_header(EntryLayout(b"key", nbytes, 0, 0))
     stated = 0xFFFFFFFF if values else nbytes
     assert (header.compressed_size, header.uncompressed_size) == (stated, stated)
     assert header.version_needed == (45 if values else 10)
@@ -90,7 +90,7 @@ def test_a_directory_record_has_only_what_does_not_fit_in_a_zip64_field(
     if header_offset > FITTING:
         values += [header_offset]
     assert layout.directory_zip64_values(nbytes, header_offset) == tuple(values)
-    record = unpacked_record(Placement(b"key", nbytes, 0, header_offset))
+    record = unpacked_record(EntryLayout(b"key", nbytes, 0, header_offset))
     assert record.compressed_size == record.uncompressed_size == min(nbytes, 0xFFFFFFFF)
     assert record.header_offset == min(header_offset, 0xFFFFFFFF)
     assert record.version_needed == (45 if values else 10)
@@ -99,7 +99,7 @@ def test_a_directory_record_has_only_what_does_not_fit_in_a_zip64_field(
 
 
 def test_an_offset_that_does_not_fit_leaves_the_local_header_without_a_zip64_field() -> None:
-    header = unpacked_header(Placement(b"key", 5, 0, GIB_4))
+    header = unpacked_header(EntryLayout(b"key", 5, 0, GIB_4))
     assert [identifier for identifier, _ in records.unpack_extra(header.extra)] == [0xD935]
     # The two headers state the same version, though only the directory has the field.
     assert header.version_needed == 45
@@ -110,7 +110,7 @@ def test_an_offset_that_does_not_fit_leaves_the_local_header_without_a_zip64_fie
 
 @given(PLACEMENTS)
 def test_data_begins_at_the_first_multiple_of_the_alignment_after_its_header(
-    placement: Placement,
+    placement: EntryLayout,
 ) -> None:
     assert placement.data_offset % placement.alignment == 0
     assert 0 <= placement.padding < placement.alignment
@@ -129,7 +129,7 @@ def test_data_begins_at_the_first_multiple_of_the_alignment_after_its_header(
 
 
 @given(PLACEMENTS)
-def test_both_headers_of_an_entry_state_the_same(placement: Placement) -> None:
+def test_both_headers_of_an_entry_state_the_same(placement: EntryLayout) -> None:
     header, record = unpacked_header(placement), unpacked_record(placement)
     for field in ("version_needed", "flags", "method", "time", "date", "crc32", "name"):
         assert getattr(header, field) == getattr(record, field), field
@@ -143,14 +143,14 @@ def test_both_headers_of_an_entry_state_the_same(placement: Placement) -> None:
 def test_every_residue_of_an_offset_gets_its_own_padding_and_none_a_whole_unit(
     alignment: int,
 ) -> None:
-    paddings = [Placement(b"k", 0, 0, offset, alignment).padding for offset in range(alignment)]
+    paddings = [EntryLayout(b"k", 0, 0, offset, alignment).padding for offset in range(alignment)]
     assert sorted(paddings) == list(range(alignment))
 
 
 def test_the_extra_fields_of_the_largest_local_header_can_be_stated() -> None:
     # All of the largest alignment's padding, beside a Zip64 field.
     unpadded = 30 + 1 + 20 + 6
-    placement = Placement(b"k", GIB_4, 0, (1 - unpadded) % 32768, 32768)
+    placement = EntryLayout(b"k", GIB_4, 0, (1 - unpadded) % 32768, 32768)
     assert placement.padding == 32767
     assert unpacked_header(placement).pack() == placement.pack()[0]
 
@@ -160,13 +160,13 @@ def test_the_extra_fields_of_the_largest_local_header_can_be_stated() -> None:
     [("key", 0), ("assets/~", 0), ("assets/\x7f", 0), ("assets/\x80", 0x800), ("é", 0x800)],
 )
 def test_bit_11_is_set_exactly_for_a_name_that_is_not_ascii(name: str, flags: int) -> None:
-    placement = Placement(name.encode(), 1, 0, 0)
+    placement = EntryLayout(name.encode(), 1, 0, 0)
     assert unpacked_header(placement).flags == flags
     assert unpacked_record(placement).flags == flags
 
 
 def test_what_does_not_depend_on_the_entry_is_the_same_for_every_entry() -> None:
-    record = unpacked_record(Placement(b"key", 5, 0x01020304, 64))
+    record = unpacked_record(EntryLayout(b"key", 5, 0x01020304, 64))
     assert record == DirectoryRecord(
         version_made_by=3 << 8 | 45,  # Unix
         version_needed=10,

@@ -22,7 +22,7 @@ from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, Unsupp
 from onnxarchive.files.data import PIECE_SIZE, Buffer, Bytes, SupportsWrite, crc32, pieces
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 from onnxarchive.zipformat.writer import ZipWriter
 
 Entries = list[tuple[str, bytes]]
@@ -77,7 +77,7 @@ def test_every_entry_lies_where_its_placement_says_and_nothing_between(alignment
     assert zip_writer.names == [name for name, _ in ENTRIES]
     offset = 0
     for placement, (name, data) in zip(placements, ENTRIES, strict=True):
-        assert placement == Placement(name.encode(), len(data), crc32(data), offset, alignment)
+        assert placement == EntryLayout(name.encode(), len(data), crc32(data), offset, alignment)
         assert placement.data_offset % alignment == 0
         assert archive[placement.data_offset : placement.end] == data
         assert archive[offset:].startswith(b"PK\x03\x04")
@@ -102,7 +102,7 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
 
 def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
     data = b"PK\5\6" + bytes(18)
-    one = Placement(b"zip", len(data), crc32(data), 0)
+    one = EntryLayout(b"zip", len(data), crc32(data), 0)
     before = one.pack()[0] + data
     existing = directory_of([one])
     zip_writer = ZipWriter(io.BytesIO(), existing=existing, offset=one.end, before=before)
@@ -115,7 +115,7 @@ def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
 def test_entries_that_are_in_the_file_already_count(count: int) -> None:
     target = io.BytesIO()
-    one = Placement(b"one", 0, 0, 0)
+    one = EntryLayout(b"one", 0, 0, 0)
     zip_writer = ZipWriter(target, existing=directory_of([one] * (count - 1)))
     add_bytes(zip_writer, "last", b"")
     zip_writer.finish()

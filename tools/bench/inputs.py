@@ -346,14 +346,14 @@ def _make_sparse_archive(place: Place) -> None:
     offset = 0
     with open(place.archive, "wb") as file:
         for name in place.names():
-            placement = layout.Placement(key_of(name).encode(), nbytes, crc32, offset)
+            placement = layout.EntryLayout(key_of(name).encode(), nbytes, crc32, offset)
             file.seek(offset)
             file.write(placement.pack()[0])
             placed.append(placement)
             offset = placement.end
         file.seek(offset)
         crc32 = checksum(serialized)
-        placement = layout.Placement(MODEL_PROTO.encode(), len(serialized), crc32, offset)
+        placement = layout.EntryLayout(MODEL_PROTO.encode(), len(serialized), crc32, offset)
         placed.append(placement)
         directory = b"".join(it.pack()[1] for it in placed)
         end = layout.end_of_archive(len(placed), len(directory), placement.end)

@@ -198,7 +198,7 @@ def changes(text: str, only: str = "") -> Iterator[Change]:
     ]
     for line, index, number, what in sorted(found):
         node = nodes[index]
-        name = f"{functions.get(node, 'module')}: {shown(node)}: {what}"
+        name = f"{functions.get(node, 'module')}: {quoted(node)}: {what}"
         if only not in name:
             continue
         strings = (it.value for it in ast.walk(node) if isinstance(it, ast.Constant))
@@ -210,7 +210,7 @@ def changes(text: str, only: str = "") -> Iterator[Change]:
         yield Change(name, line, rules, ast.fix_missing_locations(changed))
 
 
-def shown(node: ast.AST) -> str:
+def quoted(node: ast.AST) -> str:
     """A condition as text.
 
     Returns:

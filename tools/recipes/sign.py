@@ -55,7 +55,7 @@ def parts_of(entry: onnxarchive.Entry, method: dict[str, Any]) -> dict[str, tupl
     return {f"{entry.name}:{begin}:{end}": (begin, end) for begin, end in parts}
 
 
-class EntryHashing(model_signing.hashing.Config):
+class EntryHashing(model_signing.hashing.Config):  # type: ignore[misc]
     """Hashes the entries of an archive as model-signing hashes the files of a directory."""
 
     def __init__(self, method: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class SignedArchive:
             digest = hashlib.sha256(data[span[0] - first : span[1] - first]).digest()
             if digest != signed[part]:
                 raise ValueError(f"{part}: it was changed after it was signed")
-        return data[begin - first : end - first]
+        return bytes(data[begin - first : end - first])
 
     def tensor(self, name: str, rows: slice = slice(None)) -> Any:
         """A tensor outside the default model, or some of its rows, as an array."""

@@ -14,7 +14,7 @@ from onnxarchive.cli.parser import access, add_command, file_name
 from onnxarchive.cli.terminal import cut, progress_bar
 from onnxarchive.errors import ArchiveError
 from onnxarchive.remote.location import Access
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import url_without_secrets
 
 if TYPE_CHECKING:
     from onnxarchive.comparing.changes import Change
@@ -59,7 +59,7 @@ def check(arguments: argparse.Namespace) -> int:
 
         sources = filter(None, [linked_archive(link)])  # without one, `check_link` names the fault
     for source in sources:
-        archive = shown_url(source)
+        archive = url_without_secrets(source)
         try:
             with progress_bar("check") as progress:
                 findings = onnxarchive.check(

@@ -238,7 +238,7 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
 def _other_files(conversion: Conversion) -> list[str]:
     """A line for each file that became an asset or was left out."""
     return [
-        *(f"took      {name}" for name in conversion.taken),
+        *(f"took      {name}" for name in conversion.added_files),
         *(f"left out  {name}" for name in conversion.left_out),
     ]
 

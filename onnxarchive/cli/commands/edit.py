@@ -12,7 +12,7 @@ import onnxarchive
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import Command, add_command, add_group, open_archive, pairs
 from onnxarchive.cli.terminal import count, progress_bar, size
-from onnxarchive.errors import did_you_mean, shown, shown_names
+from onnxarchive.errors import did_you_mean, quoted, quoted_names
 
 if TYPE_CHECKING:
     from onnxarchive.editing.edit import Edit
@@ -111,7 +111,7 @@ def remove_metadata(arguments: argparse.Namespace) -> None:
 def _require_key(path: str, metadata: Collection[str], key: str) -> None:
     if key not in metadata:
         raise ValueError(
-            f"{path}: no metadata {shown(key)}; there is {shown_names(metadata)}"
+            f"{path}: no metadata {quoted(key)}; there is {quoted_names(metadata)}"
             f"{did_you_mean(key, [*metadata])}"
         )
 

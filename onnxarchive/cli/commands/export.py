@@ -22,7 +22,7 @@ from onnxarchive.cli.terminal import count, progress_bar, size, table
 from onnxarchive.files.hidden_files import partial_path
 from onnxarchive.model.keys import is_model, model_id
 from onnxarchive.remote.location import require_local_target
-from onnxarchive.remote.urls import Address, shown_url
+from onnxarchive.remote.urls import Address, url_without_secrets
 
 if TYPE_CHECKING:
     from onnxarchive.remote.cache import CachedArchive
@@ -79,7 +79,7 @@ def link(arguments: argparse.Namespace) -> None:
     require_local_target(arguments.target)
     if not os.path.isdir(arguments.target):
         require_free(arguments.target, arguments.force)  # before the archive is downloaded
-    archive = shown_url(arguments.archive)
+    archive = url_without_secrets(arguments.archive)
     with onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments)) as opened:
         targets = link_targets(opened, arguments.target, arguments.model)
         for target in targets.values():

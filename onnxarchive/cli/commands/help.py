@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from onnxarchive.cli.output import say
 from onnxarchive.cli.parser import add_command
-from onnxarchive.errors import needing
+from onnxarchive.errors import requires_library
 
 _URLS: Final = """\
 Most commands take URLs in place of paths:
@@ -68,7 +68,7 @@ def add_completion(commands: Any) -> None:
 
 
 def completion(arguments: argparse.Namespace) -> None:
-    with needing("shtab", "complete commands"):
+    with requires_library("shtab", "complete commands"):
         import shtab
     top = arguments.parser_of_all()
     _complete_files(top, shtab.FILE)

@@ -21,7 +21,7 @@ from onnxarchive.cli.terminal import count, progress_bar, table
 from onnxarchive.files.local_file import PositionalWriter
 from onnxarchive.files.new_directory import NewDirectory, new_directory, temporary_directory
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, Keys
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import url_without_secrets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -218,7 +218,7 @@ def view(arguments: argparse.Namespace) -> None:
         content = f'<meta http-equiv="refresh" content="0; url={server.url}">'
         with folder.make_file("view.html") as page:
             page.write(0, content.encode())
-        path, url = shown_url(archive), server.url
+        path, url = url_without_secrets(archive), server.url
         hint = "If no browser shows it, open this address. Ctrl-C ends the server."
         say(arguments, {"path": path, "url": url}, [f"Netron shows {path} at {url}", hint])
         if not arguments.no_browser:

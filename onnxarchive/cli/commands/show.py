@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from onnxarchive.cli.output import StandardOutput, require_no_terminal, say
 from onnxarchive.cli.parser import add_command, open_archive
 from onnxarchive.cli.terminal import count, cut, size, table
-from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.errors import ArchiveFormatError, quoted
 from onnxarchive.files.data import Buffer, crc32
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.keys import ASSET_PREFIX, PACKED_PREFIX, model_entry
-from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.layout import EntryLayout
 
 if TYPE_CHECKING:
     import onnx
@@ -268,7 +268,7 @@ def _bytes(archive: Archive) -> dict[str, int]:
     data = sum(entry.nbytes for entry in entries)
     padding = sum(
         entry.data_offset
-        - Placement(entry.name.encode(), entry.nbytes, 0, entry.header_offset).unpadded_offset
+        - EntryLayout(entry.name.encode(), entry.nbytes, 0, entry.header_offset).unpadded_offset
         for entry in entries
     )
     return {
@@ -360,7 +360,7 @@ def cat(arguments: argparse.Namespace) -> None:
 
     require_no_terminal()
     with open_archive(arguments, arguments.model) as archive:
-        name = f"{archive.path}: tensor {shown(arguments.name)}"
+        name = f"{archive.path}: tensor {quoted(arguments.name)}"
         remedy = "use onnxarchive.open in Python"
         if arguments.rows is not None:
             part = archive.get_slice(arguments.name)

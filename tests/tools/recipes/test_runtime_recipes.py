@@ -74,7 +74,7 @@ def run_in(browser: Any, page: str, model: str = "") -> tuple[str, str]:
     """Runs a model on ones; gives the status and the outputs that the page shows."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    def shown(driver: Any) -> str | None:
+    def outputs_shown(driver: Any) -> str | None:
         text: str = driver.find_element("id", "status").text
         return None if text in ("", "Running") else text
 
@@ -82,7 +82,7 @@ def run_in(browser: Any, page: str, model: str = "") -> tuple[str, str]:
     browser.find_element("id", "model").clear()
     browser.find_element("id", "model").send_keys(model)
     browser.find_element("css selector", "button").click()
-    status = str(WebDriverWait(browser, 120).until(shown))
+    status = str(WebDriverWait(browser, 120).until(outputs_shown))
     return status, browser.find_element("id", "outputs").text
 
 
