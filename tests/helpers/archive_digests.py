@@ -44,6 +44,7 @@ from digest_sources import (
     serialized,
     write_files,
 )
+from google.protobuf.internal import api_implementation
 from models import NEW_TYPES, NUMBERS, model_of, raw_tensor
 from onnx import ModelProto, TensorProto
 from sparse_files import write_data
@@ -53,6 +54,9 @@ import onnxarchive
 LIST: Final = Path(__file__).parents[1] / "format" / "archive_digests.txt"
 _TORCH_ZIPS: Final = Path(__file__).parents[1] / "data" / "torch-zip"
 _GIB: Final = 1 << 30
+# protobuf's Python parser makes all NaNs of `float_data` the same one.
+_LOSES_NANS: Final = api_implementation.Type() == "python"
+_WITH_NANS: Final = ("100 tensors", "5,000 tensors")
 
 Options: TypeAlias = dict[str, Any]
 # Writes an archive to the target with a number of threads; its sources go to the folder.
@@ -83,8 +87,12 @@ class Case:
             if word in self.name and importlib.util.find_spec(module) is None:
                 return f"{module} is not installed"
         types = [name for name in NEW_TYPES if name not in NUMBERS]
-        is_in_need = "types of 2 and 6 bits" in self.name and types
-        return f"onnx lacks the types {', '.join(types)}" if is_in_need else ""
+        if "types of 2 and 6 bits" in self.name and types:
+            return f"onnx lacks the types {', '.join(types)}"
+        has_nans = self.name.startswith("convert") and any(it in self.name for it in _WITH_NANS)
+        if has_nans and _LOSES_NANS:
+            return "protobuf's Python parser makes all NaNs of float_data the same one"
+        return ""
 
 
 class _Digest:
@@ -265,7 +273,7 @@ def _write_tensors(folder: Path, target: Path, jobs: int, **options: Any) -> Non
     model.graph.initializer[1].ClearField("data_type")
     model.graph.initializer[1].ClearField("dims")
     with onnxarchive.Writer(target, **options) as writer:
-        writer.add("w1", np.frombuffer(floats("", 300, 1).raw_data, np.float32))
+        writer.add("w1", np.frombuffer(floats("", 300, 1).raw_data, "<f4"))
         writer.add("unused", np.ones((3, 5), ml_dtypes.int4))
         for name, asset in assets_in(folder).items():
             writer.add_asset(name, asset)
