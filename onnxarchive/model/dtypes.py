@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.errors import UnsupportedFeatureError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BITS_PER_BYTE = 8
 MAX_RANK = 64  # limit of numpy
 MAX_NBYTES = (1 << 63) - 1  # of an array; limit of numpy
+MAX_NBYTES_HERE = sys.maxsize  # 2 GiB where a size has 32 bits
 
 # Numpy types of the numbers in the type-specific fields of TensorProto.
 TYPED_FIELDS: dict[str, np.dtype[Any]] = {
@@ -169,8 +170,20 @@ def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDAr
 
     The array is a view that keeps `data` alive; for packed types, a copy with one byte per element.
     On a big-endian host, an array of bfloat16 is a copy as well, in the host's byte order.
+
+    Raises:
+        UnsupportedFeatureError: The array is empty, and another dimension too large for numpy on a
+            machine of 32 bits.
     """
     shape = tuple(dims)
+    if 0 in shape:
+        nbytes = data_type.dtype.itemsize * math.prod(dim for dim in shape if dim)
+        if nbytes > MAX_NBYTES_HERE:
+            raise UnsupportedFeatureError(
+                "expected a shape whose dimensions other than 0 take at most "
+                f"{MAX_NBYTES_HERE} bytes, numpy's limit on this machine, found "
+                f"{shown(list(shape))}; read the tensor on a machine of 64 bits"
+            )
     if data_type.is_viewed:
         array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data)
         return array

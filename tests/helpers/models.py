@@ -273,6 +273,11 @@ def tensors_by_path(message: Message, path: str = "") -> Iterator[tuple[str, Ten
             yield from tensors_by_path(child, f"{path}.{field.name}[{index}]")
 
 
+def little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A type as arrays of the library have it: little-endian, but the machine's for ml_dtypes."""
+    return dtype if dtype.isbuiltin == 2 else dtype.newbyteorder("<")
+
+
 def location(tensor: TensorProto) -> str:
     """The location of a tensor's external data."""
     return {pair.key: pair.value for pair in tensor.external_data}["location"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ from models import (
     NEW_TYPES,
     NUMBERS,
     element_count,
+    little_endian,
     random_raw,
     raw_tensor,
     typed,
@@ -27,6 +29,7 @@ from onnxarchive.model.dtypes import (
     typed_raw_data,
 )
 
+LITTLE = sys.byteorder == "little"
 every_type = pytest.mark.parametrize("data_type", BY_NUMBER.values(), ids=lambda it: it.name)
 whole_bytes = pytest.mark.parametrize(
     "data_type", [it for it in BY_NUMBER.values() if it.bit_width >= 8], ids=lambda it: it.name
@@ -34,6 +37,8 @@ whole_bytes = pytest.mark.parametrize(
 
 # Types of which numpy knows a byte order.
 WIDE_BUILTINS = [it.name for it in BY_NUMBER.values() if it.bit_width > 8 and it.name != "BFLOAT16"]
+# Types of ml_dtypes on a big-endian machine: their arrays have its byte order.
+SWAPPED = [it.name for it in BY_NUMBER.values() if it.dtype.isbuiltin == 2 and not LITTLE]
 SHAPES: list[tuple[int, ...]] = [
     *((), (0,), (3, 0, 2), (1,), (2,), (3,), (4,), (5,), (7,), (8,), (9,), (33,)),
     *((1, 1, 1), (3, 5)),
@@ -49,7 +54,7 @@ def test_the_table_has_every_type_of_onnx_but_undefined_and_string() -> None:
 
 @every_type
 def test_a_type_is_what_onnx_says_it_is(data_type: DataType) -> None:
-    assert data_type.dtype == helper.tensor_dtype_to_np_dtype(data_type.number)
+    assert data_type.dtype == little_endian(helper.tensor_dtype_to_np_dtype(data_type.number))
     assert data_type.typed_field == helper.tensor_dtype_to_field(data_type.number)
     assert data_type.bit_width == BIT_WIDTHS[data_type.number]
     assert data_type.is_packed == (data_type.bit_width < 8)
@@ -66,6 +71,7 @@ def test_arrays_are_those_of_onnx_and_their_bytes_come_back(
 ) -> None:
     tensor = raw_tensor("x", data_type.number, dims, seed=3)
     expected = numpy_helper.to_array(tensor)
+    expected = expected.astype(little_endian(expected.dtype))
     array = as_array(memoryview(tensor.raw_data), data_type, tensor.dims)
     assert array.shape == dims
     assert array.dtype == expected.dtype
@@ -96,7 +102,8 @@ def test_every_bit_pattern_of_a_typed_field_is_kept(
     tensor = raw_tensor("x", data_type.number, dims, seed=8)
     if data_type.typed_field in ("float_data", "double_data"):
         # A Python float holds no signalling NaN.
-        tensor.raw_data = np.nan_to_num(numpy_helper.to_array(tensor)).tobytes()
+        numbers = np.nan_to_num(numpy_helper.to_array(tensor))
+        tensor.raw_data = numbers.astype(little_endian(numbers.dtype)).tobytes()
     elements = _elements(typed(tensor), data_type)
     assert bytes(typed_raw_data(elements, data_type)) == tensor.raw_data
 
@@ -142,21 +149,34 @@ def test_an_array_is_a_read_only_view_or_a_copy_of_one_byte_for_each_part_of_a_b
 ) -> None:
     data = random_raw(data_type.number, (6,))
     array = as_array(memoryview(data), data_type, (2, 3))
-    assert np.shares_memory(array, np.frombuffer(data, np.uint8)) == (not data_type.is_packed)
+    is_copy = data_type.is_packed or data_type.name in SWAPPED
+    assert np.shares_memory(array, np.frombuffer(data, np.uint8)) == (not is_copy)
     assert array.itemsize == max(data_type.bit_width // 8, 1)
     with pytest.raises(ValueError, match="read-only"):
         array[0] = array[1]
-    if not data_type.is_packed:
+    if not is_copy:
         assert not array.flags.owndata
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
+
+
+def test_an_empty_array_of_a_shape_too_large_for_the_machine_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dtypes, "MAX_NBYTES_HERE", (1 << 31) - 1)
+    data, data_type = memoryview(b""), BY_NUMBER[TensorProto.INT16]
+    assert as_array(data, data_type, (0, (1 << 30) - 1)).shape == (0, (1 << 30) - 1)
+    expected = r"at most 2147483647 bytes, .*, found \[1073741824, 0\]; read the tensor"
+    with pytest.raises(UnsupportedFeatureError, match=expected):
+        as_array(data, data_type, (1 << 30, 0))
 
 
 @whole_bytes
 def test_the_bytes_of_an_array_are_a_read_only_view_of_it(data_type: DataType) -> None:
     array = np.ones((2, 3), data_type.dtype)
     data = as_raw_data(array)
-    assert np.shares_memory(np.frombuffer(data, np.uint8), array)
+    is_copy = data_type.name in SWAPPED and array.itemsize > 1
+    assert np.shares_memory(np.frombuffer(data, np.uint8), array) == (not is_copy)
     assert data.readonly
     assert (data.format, data.ndim, data.nbytes) == ("B", 1, array.nbytes)
 
@@ -185,7 +205,7 @@ def test_arrays_of_any_layout_in_memory_give_their_elements_row_by_row(
 def test_big_endian_arrays_are_stored_little_endian(name: str) -> None:
     data_type = BY_NUMBER[NUMBERS[name]]
     big = np.arange(5).astype(data_type.dtype.newbyteorder(">"))
-    assert big.dtype.byteorder == ">"
+    assert big.dtype.str[0] == ">"
     assert dtypes.of_array(big) is data_type
     data = as_raw_data(big)
     assert bytes(data) == np.arange(5).astype(data_type.dtype.newbyteorder("<")).tobytes()
@@ -200,7 +220,7 @@ def test_the_type_of_an_array_is_found(data_type: DataType) -> None:
 def test_types_of_c_that_are_the_same_are_found() -> None:
     for char in "bhilqBHILQefd?FD":
         data_type = dtypes.of_array(np.zeros(1, char))
-        assert data_type.dtype == np.dtype(char)
+        assert data_type.dtype == little_endian(np.dtype(char))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -240,7 +241,7 @@ def test_shapes_that_no_array_has_are_told(
     assert tensors.are_dims(dims, BY_NUMBER[number]) == is_possible
     tensor = TensorProto(data_type=number, dims=dims)
     assert (tensors.stored_type(tensor) is not None) == is_possible
-    if is_possible and 0 in dims:
+    if is_possible and 0 in dims and max(dims) <= sys.maxsize:
         assert np.empty(0, np.uint8).reshape(dims).shape == dims
 
 

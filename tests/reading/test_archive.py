@@ -27,6 +27,7 @@ from models import (
     flip_byte,
     full_model,
     keys_of,
+    little_endian,
     model_of,
     node,
     open_below,
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
 
 
 def _values(*tensors: TensorProto) -> dict[str, NDArray[Any]]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+    return {name: array.astype(little_endian(array.dtype)) for name, array in arrays.items()}
 
 
 def _nested_model() -> onnx.ModelProto:
@@ -179,6 +181,7 @@ def test_tensors_of_every_type_are_the_arrays_of_onnx(
         for tensor, expected in zip(tensors * 2, [*tensors, *in_fields], strict=True):
             array = archive.tensors[expected.name]
             reference = numpy_helper.to_array(expected)
+            reference = reference.astype(little_endian(reference.dtype))
             assert (array.dtype, array.shape) == (reference.dtype, tuple(tensor.dims))
             assert array.tobytes() == reference.tobytes()
             assert not array.flags.writeable
@@ -187,6 +190,7 @@ def test_tensors_of_every_type_are_the_arrays_of_onnx(
                 assert archive.tensor_by_key(expected.name).tobytes() == reference.tobytes()
 
 
+@pytest.mark.skipif(sys.maxsize < 1 << 40, reason="numpy's shapes have at most 2 GiB")
 def test_tensors_with_a_zero_among_large_dims_are_read(path: Path) -> None:
     dims = (0, 1 << 40, 3)
     onnxarchive.save(model_of(raw_tensor("w", dims=dims)), path, size_threshold=0, assets={})
@@ -229,7 +233,7 @@ def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> No
         for name in ("function_t", "main_t", "default", "initialization_a_tensors1"):
             assert archive.tensor_by_key(name).shape == (300,)
         indices = archive.tensor_by_key("main_sparse_tensor_indices")
-        assert indices.dtype == np.int64
+        assert indices.dtype == np.dtype("<i8")
         with pytest.raises(TensorNotFoundError, match="'__MODEL_PROTO'"):
             archive.tensor_by_key("__MODEL_PROTO")
         with pytest.raises(TensorNotFoundError, match=r"'main\.t'"):

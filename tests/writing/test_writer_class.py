@@ -21,6 +21,7 @@ from models import (
     attribute,
     entry_of,
     external,
+    little_endian,
     model_of,
     node,
     raw_tensor,
@@ -131,7 +132,8 @@ def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
         writer.add("w", WEIGHT)
         key = writer.add("constant.value", WEIGHT.astype(np.float16))
         inner = external(_initializer("any name"), key)
-        full = external(raw_tensor("other", TensorProto.INT64, (3,)), writer.add("x", np.arange(3)))
+        further = writer.add("x", np.arange(3, dtype=np.int64))
+        full = external(raw_tensor("other", TensorProto.INT64, (3,)), further)
         model.graph.node.append(node(attribute("t", t=inner)))
         model.functions[0].node.append(node(attribute("tensors", tensors=[full])))
         writer.finish(model)
@@ -194,7 +196,7 @@ def test_the_model_is_not_changed(path: Path) -> None:
     ("value", "dtype", "shape"),
     [
         (3.5, np.float64, ()),
-        ([1, 2, 3], np.int64, (3,)),
+        ([1, 2, 3], np.intp, (3,)),
         (np.zeros((0, 3), np.int8), np.int8, (0, 3)),
         (np.arange(6, dtype=">i4"), np.int32, (6,)),
         (WEIGHT[::-2, ::3], np.float32, (10, 10)),
@@ -206,7 +208,7 @@ def test_whatever_numpy_makes_an_array_of_can_be_added(
 ) -> None:
     write(path, w=value)
     array = tensors_of(path)["w"]
-    assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+    assert (array.dtype, array.shape) == (little_endian(np.dtype(dtype)), shape)
     assert np.array_equal(array, np.asarray(value))
 
 
