@@ -54,7 +54,7 @@ class Archive(Closing):
     opened without a cache, or if the system refuses to map the file. Every other array is a view of
     the mapped file or of the given bytes. Arrays stay valid after `close`, and after this library
     edits or replaces the archive. Data types are little-endian (`<f4`), as in the file; only on a
-    big-endian machine are bfloat16, float8 and the like copies in its own order. If another program
+    big-endian machine are arrays of bfloat16 copies, in its own order. If another program
     overwrites the file, views change; if it truncates the file, reading a view ends the process
     with SIGBUS. Several threads may use an archive at once.
 
