@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from onnxarchive.errors import UnsupportedFeatureError, shown
+from onnxarchive.errors import UnsupportedFeatureError, quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -182,7 +182,7 @@ def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDAr
             raise UnsupportedFeatureError(
                 "expected a shape whose dimensions other than 0 take at most "
                 f"{MAX_NBYTES_HERE} bytes, numpy's limit on this machine, found "
-                f"{shown(list(shape))}; read the tensor on a machine of 64 bits"
+                f"{quoted(list(shape))}; read the tensor on a machine of 64 bits"
             )
     if data_type.is_viewed:
         array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data)
