@@ -84,6 +84,27 @@ def test_models_become_smaller_and_nearly_compute_what_they_did(
         assert 0 < np.abs(found - expected).mean() < error * np.abs(expected).mean()
 
 
+def test_a_variant_with_fixed_shapes_costs_its_graph_alone(archive: Path) -> None:
+    size = archive.stat().st_size
+    printed = run_recipe("fixed_shapes.py", archive, "one", "n=1")
+    growth = archive.stat().st_size - size
+    assert printed == f"{growth} bytes more\n"
+    assert 0 < growth < 500 < size // 1000
+    assert onnxarchive.check(archive, full=True) == []
+    any_rows, one_row = (onnxarchive.session(archive, model=it) for it in ("", "one"))
+    assert [it.shape for it in (*one_row.get_inputs(), *one_row.get_outputs())] == [[1, SIDE]] * 2
+    (found,) = one_row.run(None, {"x": X[:1]})
+    assert np.array_equal(found, any_rows.run(None, {"x": X[:1]})[0])
+    assert any_rows.run(None, {"x": X})[0].shape == X.shape
+    with pytest.raises(Exception, match="invalid dimensions"):
+        one_row.run(None, {"x": X})
+    content = archive.read_bytes()
+    command = [sys.executable, RECIPES / "fixed_shapes.py", archive, "two", "rows=2"]
+    done = completed(command, status=1)
+    assert done.stderr == f"{archive}: the model has no dimension rows\n"
+    assert archive.read_bytes() == content
+
+
 def test_a_module_of_pytorch_becomes_an_archive(path: Path) -> None:
     printed = run_recipe("export_torch.py", path, needs=("torch", "onnxscript"))
     assert f"{path}: scores of shape (3, 10), as PyTorch's" in printed
@@ -118,6 +139,7 @@ def test_a_tokenizer_comes_with_its_model(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
+        ("fixed_shapes.py", "onnx"),
         ("hugging_face/layout.py", "onnx"),
         ("object_store.py", "onnx"),
         ("run_openvino.py", "openvino"),
