@@ -58,7 +58,7 @@ class Conversion:
         nbytes: Size of the archive in bytes; None if the conversion failed or was skipped.
         tensors: Number of tensors stored outside the models; a shared tensor counts once.
         assets: Number of assets.
-        taken: Paths of the files that the option `other_files` added as assets.
+        added_files: Paths of the files that the option `other_files` added as assets.
         left_out: Paths of files that were left out. Without the option `other_files`, they are the
             compiled binaries that EPContext nodes name and, with `models="all"`, the models that
             were not chosen; with it, all other files that became no assets, too.

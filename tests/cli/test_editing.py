@@ -275,12 +275,12 @@ def cut_off(archive: Path) -> None:
     code = """
 import os, signal, sys
 import onnxarchive
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
 def kill(done, total):
     os.kill(os.getpid(), signal.SIGKILL)
 
-filesystem.clone = lambda source, target: False
+clones_and_sync.clone = lambda source, target: False
 if os.fork() == 0:
     with onnxarchive.edit(sys.argv[1], progress=kill) as edit:
         edit.model.doc_string = "never" * 5000

@@ -265,9 +265,9 @@ def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(p
 import sys
 import numpy as np
 import onnxarchive
-from onnxarchive.files import filesystem
+from onnxarchive.files import clones_and_sync
 
-filesystem.clone = lambda source, target: False
+clones_and_sync.clone = lambda source, target: False
 path = sys.argv[1]
 archive = onnxarchive.open(path)
 weight = archive.tensors["w1"]

@@ -26,7 +26,7 @@ from onnxarchive.files.replacement import Replacement
 for _ in range(50):
     if os.fork() == 0:
         replacement = Replacement(sys.argv[1])
-        replacement.file.write(b"begun")
+        replacement.writer.write(b"begun")
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.WIFSIGNALED(os.wait()[1])
 """

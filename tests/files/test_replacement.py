@@ -498,7 +498,7 @@ def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     from onnxarchive.files.replacement import Replacement
 
     replacement = Replacement(sys.argv[1])
-    replacement.file.write(b"new")
+    replacement.writer.write(b"new")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored by inheritance
     signal.raise_signal(signal.SIGINT)
     """
@@ -525,7 +525,7 @@ def test_a_child_that_ends_leaves_the_replacement_of_its_parent_and_its_lock(
     os.waitpid(child, 0)
     (name,) = os.listdir(os.path.dirname(sys.argv[1]))
     print(remove_unlocked(os.path.join(os.path.dirname(sys.argv[1]), name)))
-    replacement.file.write(b"new")
+    replacement.writer.write(b"new")
     replacement.commit()
     """
     done = run(program, tmp_path / "target", resumes)

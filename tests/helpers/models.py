@@ -427,7 +427,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def copying_clone(source: MappedFile, target: int) -> bool:
-    """Replaces `filesystem.clone`: a copy instead of shared blocks."""
+    """Replaces `clones_and_sync.clone`: a copy instead of shared blocks."""
     content, written = source.read(0, source.size), 0
     while written < len(content):  # a fault of a test may write a part alone
         written += os.pwrite(target, content[written:], written)

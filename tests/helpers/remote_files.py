@@ -38,7 +38,7 @@ class Remote(File):
     """An object without a server.
 
     Attributes:
-        asked: The ranges of each call of `arriving`.
+        asked: The ranges of each call of `stream_ranges`.
         before: Called with the offset of each piece before the piece is yielded.
     """
 
@@ -66,7 +66,7 @@ class Remote(File):
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
 
-    def arriving(self, ranges: Iterable[tuple[int, int]]) -> Generator[tuple[int, bytes]]:
+    def stream_ranges(self, ranges: Iterable[tuple[int, int]]) -> Generator[tuple[int, bytes]]:
         ranges = list(ranges)
         self.asked.append(ranges)
         step = self._piece_size

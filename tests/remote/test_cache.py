@@ -224,8 +224,8 @@ def test_an_interrupted_download_goes_on_with_what_has_not_arrived(directory: Pa
 
 def test_pieces_that_are_lost_are_an_error(directory: Path) -> None:
     remote = Remote()
-    whole = remote.arriving
-    remote.arriving = lambda ranges: (it for it in [*whole(ranges)][1:])  # type: ignore
+    whole = remote.stream_ranges
+    remote.stream_ranges = lambda ranges: (it for it in [*whole(ranges)][1:])  # type: ignore
     with pytest.raises(OSError, match=r"expected .* more bytes, found none") as caught:
         opened(directory, remote)
     assert caught.value.filename == URL

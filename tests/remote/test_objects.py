@@ -453,7 +453,7 @@ def test_a_process_ends_well_right_after_its_last_request(server: WebServer) -> 
 import sys
 from onnxarchive.remote.location import Location
 file = Location.of(sys.argv[1]).open()
-waiting = file.arriving([(0, file.size)])
+waiting = file.stream_ranges([(0, file.size)])
 next(waiting)
 """
     for _ in range(2):  # a wrong end was seen in two of three

@@ -43,7 +43,7 @@ def main() -> None:
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     token = os.environ.get("REGISTRY_TOKEN", "")
-    url = push(*sys.argv[1:], token)
+    url = push(sys.argv[1], sys.argv[2], token)
     print(url)
     headers = {"authorization": f"Bearer {token}"}
     options = {"default_headers": headers, "allow_redirects": True}

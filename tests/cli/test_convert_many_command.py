@@ -273,7 +273,7 @@ STUCK = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from onnxarchive import cli
-from onnxarchive.conversion import batch
+from onnxarchive.conversion import convert_many
 from onnxarchive.files.replacement import Replacement
 shutdown = ThreadPoolExecutor.shutdown
 
@@ -281,13 +281,13 @@ def wait(executor, *arguments, **options):
     print("waiting", flush=True)
     shutdown(executor, *arguments, **options)
 
-as_completed = batch.as_completed
+as_completed = convert_many.as_completed
 
 def begin(futures):
     print("converting", flush=True)
     return as_completed(futures)
 
-batch.as_completed = begin
+convert_many.as_completed = begin
 ThreadPoolExecutor.shutdown = wait
 Replacement.commit_open = lambda *_: threading.Event().wait()
 cli.run()
