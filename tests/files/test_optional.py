@@ -30,7 +30,7 @@ class Refusing:
 
 sys.meta_path.insert(0, Refusing())
 """
-ORT, NETRON, TORCH = (f"onnxarchive.interop.{it}" for it in ("running", "netron", "torch"))
+ORT, NETRON, TORCH = (f"onnxarchive.interop.{it}" for it in ("run", "netron", "torch"))
 SHTAB = "onnxarchive.cli.commands.help"
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),

@@ -145,7 +145,8 @@ import onnxarchive
 for module in pkgutil.walk_packages(onnxarchive.__path__, "onnxarchive."):
     if not module.name.endswith("__main__"):
         __import__(module.name)
-print([name for name in onnxarchive.__all__ if isinstance(getattr(onnxarchive, name), type(pkgutil))])
+module = type(pkgutil)
+print([it for it in onnxarchive.__all__ if isinstance(getattr(onnxarchive, it), module)])
 """
     assert run_python(code) == "[]\n"
 
