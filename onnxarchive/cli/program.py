@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import gc
 import io
@@ -32,6 +33,7 @@ from onnxarchive.errors import ArchiveError
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
 _READER_ENDED = _SIGNALLED + 13  # SIGPIPE, which Windows lacks
 _interrupted_by: int = signal.SIGINT
+_AGAIN = 0.01  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,6 +85,7 @@ def run() -> None:
     for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _raise_interrupt)
+    sys.unraisablehook = _interrupt_again
     if sys.stderr is None:  # the parent closed it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 until the process ends
     if sys.stdout is None:
@@ -115,6 +118,25 @@ def _end_without_threads(status: int) -> None:
 
         remove_temporaries()
         os._exit(status)
+
+
+def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Repeats an interrupt that came in a destructor or callback, whose errors Python ignores."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    # Sent at once, it would be raised in this function, and be ignored again.
+    timer = threading.Timer(_AGAIN, _interrupt_main, [_interrupted_by])
+    timer.daemon = True
+    timer.start()
+
+
+def _interrupt_main(number: int) -> None:
+    """Sends a signal to the main thread, which stops waiting for it, except on Windows."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:

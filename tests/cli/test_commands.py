@@ -34,7 +34,7 @@ from models import (
     string_tensor,
 )
 from onnx import numpy_helper
-from processes import started, wait_until
+from processes import completed, started, wait_until
 from written import write_model
 
 import onnxarchive
@@ -502,6 +502,33 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
         128 + number,
         "onnxarchive: interrupted; temporary files were removed\n",
     )
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_a_destructor_ends_a_command_all_the_same(
+    source: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    code = """
+import signal, sys, time
+from onnxarchive import cli
+from onnxarchive.files.replacement import Replacement
+number = int(sys.argv.pop(1))
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(number)
+
+def wait(*_):
+    Interrupted()
+    time.sleep(600)
+
+Replacement.commit_open = wait
+cli.run()
+"""
+    command = [sys.executable, "-c", code, str(int(number))]
+    done = completed([*command, "convert", source, tmp_path / "new.onnxa"], status=128 + number)
+    assert done.stderr == "onnxarchive: interrupted; temporary files were removed\n"
     assert list(tmp_path.iterdir()) == [source]
 
 
