@@ -109,7 +109,7 @@ def check(python: str, wheel: Path, directory: Path) -> None:
     run(python, "-m", "venv", "--without-pip", str(directory))
     installed = python_in(directory)
     compilerless = os.environ | {"PATH": str(directory / "bin"), "CC": "false", "CXX": "false"}
-    for extras, snippets in (("", ["1"]), ("[all]", [])):
+    for extras, snippets in (("", ["2"]), ("[all]", [])):
         run(*install_into(directory), f"{wheel}{extras}", environment=compilerless)
         # -I ignores PYTHONPATH, so the snippets import the installed package.
         run(installed, "-I", README, *snippets, environment=compilerless)

@@ -88,7 +88,7 @@ def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert len(commands()) == 18
+    assert len(commands()) == 19
     run_commands(commands())
     assert (directory / "archives" / "decoder.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
@@ -105,6 +105,14 @@ def test_set_up_commands_are_those_of_the_development_tool() -> None:
     assert "\npython3 tools/dev.py test --all\n" in (ROOT / ".ci" / "run").read_text(
         encoding="utf-8"
     )
+
+
+def test_calls_of_recipes_in_the_readme_are_those_that_the_recipes_document() -> None:
+    calls = re.findall(r"^python tools/recipes/(\w+\.py) (.*)", README, re.MULTILINE)
+    assert len(calls) == 4
+    for program, arguments in calls:
+        recipe = (ROOT / "tools" / "recipes" / program).read_text(encoding="utf-8")
+        assert f"\npython {program} {arguments}\n" in recipe.split('"""')[1]
 
 
 def test_readme_is_for_five_minutes() -> None:

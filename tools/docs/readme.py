@@ -2,7 +2,7 @@
 """Runs the Python snippets and the commands of README, guide and *My file is damaged*.
 
 python3 tools/dev.py python tools/docs/readme.py      all; needs the extras ort, ir and remote
-python3 tools/dev.py python tools/docs/readme.py 1    the first snippet; needs no extra
+python3 tools/dev.py python tools/docs/readme.py 2    the first two snippets; need no extra
 """
 
 from __future__ import annotations
