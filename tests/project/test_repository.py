@@ -82,6 +82,31 @@ def test_pythons_of_classifiers_are_those_that_are_tested() -> None:
     assert project["requires-python"] == f">={named[0]}"
 
 
+def test_classifiers_and_limits_are_those_of_the_table_of_machines() -> None:
+    guide = (ROOT / "tools" / "docs" / "guide.md").read_text(encoding="utf-8")
+    kinds = "runs in CI|run by hand|simulated|written for, never run"
+    machines = dict(re.findall(rf"^\| (.+?) \| ({kinds}) \|", guide, re.MULTILINE))
+    assert set(machines.values()) == set(kinds.split("|"))
+    run = [it for it, kind in machines.items() if kind in ("runs in CI", "run by hand")]
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    classifiers = project["classifiers"]
+    systems = {"Linux": "POSIX :: Linux", "macOS": "MacOS", "Windows": "Microsoft :: Windows"}
+    for system, classifier in systems.items():
+        is_run = any(system in it for it in run)
+        assert (f"Operating System :: {classifier}" in classifiers) is is_run, system
+    pythons = [it for it in run if it.startswith("Python ")]
+    for version in re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers)):
+        assert any(version in it for it in pythons), version
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (limit,) = re.findall(
+        r"^- Continuous integration.*?(?=\n\n|\n- )", readme, re.DOTALL | re.MULTILINE
+    )
+    simulated = [it for it, kind in machines.items() if kind == "simulated"]
+    assert " and ".join(simulated) + " are only simulated" in " ".join(limit.split())
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     changes = (ROOT / ".github" / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.findall(r"^## (.*)", changes, re.MULTILINE)
