@@ -136,17 +136,20 @@ def failing(call: Callable[[Path], object], folder: Path, fault: FailingCall) ->
 @pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_an_error_of_any_system_call_names_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object], is_every: bool
+    tmp_path: Path,
+    template: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Path], object],
+    is_every: bool,
 ) -> None:
     """Without `sweep`, only the last call of each kind fails."""
     monkeypatch.setattr(locking, "_PAUSE", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where failing removals leave files
-    original, folder = tmp_path / "original", tmp_path / "folder"
-    make_files(original)
+    folder = tmp_path / "folder"
 
     def run(fault: FailingCall) -> str | None:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(original, folder)
+        shutil.copytree(template, folder)
         return failing(call, folder, fault)
 
     counted = FailingCall()
@@ -258,6 +261,21 @@ LOCAL: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of `make_files`, of which tests make copies."""
+    folder = tmp_path_factory.mktemp("template") / "folder"
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """Exempts what is there from garbage collection: `kept` looks at all other objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def kept(call: Callable[..., object], *arguments: object, **access: object) -> list[str]:
     """The errors that are still there after a call raised one or caught all of them."""
     # The thread of remote requests may not be done with its OSErrors yet.
@@ -279,19 +297,24 @@ def kept(call: Callable[..., object], *arguments: object, **access: object) -> l
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("call", LOCAL.values(), ids=LOCAL.keys())
 @pytest.mark.parametrize("write", FILES.values(), ids=FILES.keys())
 def test_an_error_of_a_local_file_is_freed_at_once(
-    tmp_path: Path, write: Callable[[Path], object], call: Callable[[Path], object]
+    tmp_path: Path,
+    template: Path,
+    write: Callable[[Path], object],
+    call: Callable[[Path], object],
 ) -> None:
     folder = tmp_path / "folder"
-    make_files(folder)
+    shutil.copytree(template, folder)
     (folder / "m.onnxa").unlink()
     write(folder / "m.onnxa")
     assert kept(call, folder) == []
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("call", READING.values(), ids=READING.keys())
 @pytest.mark.parametrize("write", FILES.values(), ids=FILES.keys())
 def test_an_error_of_a_remote_object_is_freed_at_once(
