@@ -58,6 +58,7 @@ class WebServer:
         self.most = self.running = 0
         self.change: Callable[[Request, Answer], Answer] = lambda _, answer: answer
         self.lock = threading.Lock()
+        self._etags: dict[str, tuple[bytes, str]] = {}
         server = self
 
         class Handler(_Handler):
@@ -81,7 +82,7 @@ class WebServer:
             content = (self.folder / path[1:]).read_bytes()
         if content is None:
             return Answer(404, body=[b"missing"])
-        etag = f'"{hashlib.md5(content).hexdigest()}"'
+        etag = self._etag(path, content)
         headers: dict[str, str | None] = {
             "ETag": etag,
             "Last-Modified": email.utils.formatdate(MODIFIED, usegmt=True),
@@ -100,6 +101,14 @@ class WebServer:
             return Answer(416)
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
         return Answer(206, headers, [content[start:end]])
+
+    def _etag(self, path: str, content: bytes) -> str:
+        """The ETag, computed once for all requests of the same bytes: hashing took most time."""
+        known, etag = self._etags.get(path, (None, ""))
+        if known is not content:
+            etag = f'"{hashlib.md5(content).hexdigest()}"'
+            self._etags[path] = content, etag
+        return etag
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
