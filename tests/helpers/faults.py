@@ -1,14 +1,15 @@
 """Makes each system call of an archive's edit fail, and checks the file afterwards.
 
-`python tests/helpers/faults.py EDIT DIRECTORY` tries each way to fail at each call: the process is
-killed before the call, after the call, or with half of the bytes written; the call fails with
-ENOSPC or EIO, once or from then on; a write writes only half of its bytes. Recovery is stopped in
-the same ways. Then the power fails after each call, and unsynced changes are kept, lost, or kept in
-part. Prints JSON: the number of faults by outcome, and a description of each problem found
-afterwards, such as an archive with neither the old nor the new bytes.
+`python tests/helpers/faults.py` reads lines of a directory and an edit in JSON, and tries each way
+to fail at each call of the edit: the process is killed before the call, after the call, or with
+half of the bytes written; the call fails with ENOSPC or EIO, once or from then on; a write writes
+only half of its bytes. Recovery is stopped in the same ways. Then the power fails after each call,
+and unsynced changes are kept, lost, or kept in part. Prints a line of JSON for each edit: the
+number of faults by outcome, and a description of each problem found afterwards, such as an archive
+with neither the old nor the new bytes.
 
-Patched functions of `os` catch the calls. The killed process is a fork of this process, which has
-no threads.
+Patched functions of `os` catch the calls. Each edit is tried in a fork of this process, so that
+none finds what another left in memory; the killed process is a fork of that. None has threads.
 """
 
 from __future__ import annotations
@@ -567,12 +568,24 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
 
 
 def main() -> None:
-    """Tries all faults of one edit, and prints the outcomes."""
-    _, name, directory = sys.argv
+    """Tries all faults of the edits that are asked for, and prints the outcomes."""
     patch.object(os, "fsync", lambda _: None).start()
     patch.object(clones_and_sync, "clone", edits.no_clone).start()
     patch.object(clones_and_sync, "has_clones", lambda source: False).start()
-    scene = Scene(Path(directory) / "scene", *EDITS[name])
+    for line in sys.stdin:
+        directory, name = json.loads(line)
+        process = os.fork()
+        if not process:
+            sys.stdout.write(json.dumps(try_all(name, Path(directory))) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(process, 0)
+        assert status == 0, name
+
+
+def try_all(name: str, directory: Path) -> dict[str, Any]:
+    """Tries all faults of one edit."""
+    scene = Scene(directory / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []
 
@@ -585,10 +598,11 @@ def main() -> None:
         count(f"call {at} {scene.log[at][:3]} {way}", *scene.try_fault(at, way))
     for result in itertools.chain(scene.try_recovery(), scene.power_failures()):
         count(result[0], *result)
-    json.dump(
-        {"calls": [call.kind for call in scene.log], "outcomes": outcomes, "problems": problems},
-        sys.stdout,
-    )
+    return {
+        "calls": [call.kind for call in scene.log],
+        "outcomes": outcomes,
+        "problems": problems,
+    }
 
 
 if __name__ == "__main__":
