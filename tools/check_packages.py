@@ -150,8 +150,12 @@ def python_in(directory: Path) -> str:
 
 
 def install_into(directory: Path) -> tuple[str, ...]:
-    """The command that installs packages into an environment without pip."""
-    return (sys.executable, "-m", "pip", "--python", python_in(directory), "install", "--quiet")
+    """The command that installs packages into an environment without pip.
+
+    Python compiles the modules that are imported, a small part of them.
+    """
+    pip = (sys.executable, "-m", "pip", "--python", python_in(directory))
+    return (*pip, "install", "--quiet", "--no-compile")
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
