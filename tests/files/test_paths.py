@@ -448,12 +448,13 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
     (top / "link").symlink_to(top / "outside" / name)
     exchanging(top / "source" / name, top / "link", 5 * duration)
     outcomes = {"right": 0, "refused": 0}
-    for _ in range(10_000):
+    # Of a path that is judged before the file is opened, the first 160 have bytes from outside.
+    for _ in range(2500):
         outcome = _outcome(source)
         assert OUTSIDE[:100] not in outcome
         assert outcome in (b"", expected)
         outcomes["right" if outcome else "refused"] += 1
-    assert min(outcomes.values()) >= 100
+    assert min(outcomes.values()) >= 25
 
 
 @ways
