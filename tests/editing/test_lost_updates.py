@@ -166,7 +166,8 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
         return {name: partial(edit, name) for name in editors}
 
     count = both = 0
-    for run in all_runs(two, prepare):
+    # Of equal editors, the schedules in which B is the first are the others with the names swapped.
+    for run in all_runs(two, prepare, first="A" if one == other else ""):
         count += 1
         errors = [outcome.error for outcome in run.outcomes.values() if outcome.error is not None]
         for error in errors:

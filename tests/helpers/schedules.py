@@ -154,13 +154,14 @@ def _run(calls: Mapping[str, Callable[[], object]], prefix: list[str]) -> Run:
 
 
 def all_runs(
-    path: Path, prepare: Callable[[], Mapping[str, Callable[[], object]]]
+    path: Path, prepare: Callable[[], Mapping[str, Callable[[], object]]], *, first: str = ""
 ) -> Iterator[Run]:
     """Runs every schedule of some editors, one after the other.
 
     Args:
         path: The edited file. Locks of files that `path` never named are no stops.
         prepare: Restores the files; returns the calls of the editors by name.
+        first: The editor that takes the first step; none for each of them.
     """
 
     def lock(file: int, kind: lock_calls.Kind, call: Callable[[], object]) -> None:
@@ -174,7 +175,7 @@ def all_runs(
         _know(source)
         _REPLACE(source, target)
 
-    prefixes: list[list[str]] = [[]]
+    prefixes: list[list[str]] = [[first] if first else []]
     while prefixes:
         prefix = prefixes.pop()
         calls = prepare()
