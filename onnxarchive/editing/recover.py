@@ -150,7 +150,7 @@ def _is_zip(path: str) -> bool:
 def opened_for_edit(
     path: str | os.PathLike[str], *, is_writable: bool | None, timeout: float | None
 ) -> Iterator[MappedFile]:
-    """Opens the file of an archive, locked exclusively during the block; see `local_file.opened`.
+    """Opens the file of an archive, locked exclusively during the block; see `locked_file`.
 
     An error names the path, and the kind of a file that is not an archive.
     """

@@ -7,7 +7,7 @@ validator and size:
 - `NAME.json`: the object's URL and version, written before the download begins; and the SHA-256 of
   the archive if a caller has compared it, so that the copy is not read again for this,
 - `NAME.onnxa`: the archive. It gets this name when it is complete and verified; before, it is the
-  hidden file of a resumable download (see `transfers`), which only one process writes at a time.
+  hidden file of a resumable download (see `downloads`), which only one process writes at a time.
 
 When an archive has been downloaded, older versions of the object are removed. Processes that have a
 file open, or mapped, keep it.
