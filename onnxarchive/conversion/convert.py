@@ -59,16 +59,17 @@ class Conversion:
         tensors: Number of tensors stored outside the models; a shared tensor counts once.
         assets: Number of assets.
         added_files: Paths of the files that the option `other_files` added as assets.
-        left_out: Paths of files that were left out. Without the option `other_files`, they are the
-            compiled binaries that EPContext nodes name and, with `models="all"`, the models that
-            were not chosen; with it, all other files that became no assets, too.
+        left_out: Paths of files that were left out. Without the option `other_files`, these are
+            compiled binaries that EPContext nodes name and, with `models="all"`, models that were
+            not chosen. With `other_files`, all other files that did not become assets are listed,
+            too.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         attribute_tensors: Number of tensors of `size_threshold` bytes or more in Constant nodes and
             other attributes, which stay in the models without `convert_attribute`.
         attribute_nbytes: Size of these tensors in bytes.
         warnings: Messages about files, bytes and `external_data` of the source that were left out,
-            about unused bits that were cleared (not after a dry run) and, after `convert_many`,
-            about file attributes that were lost.
+            and about unused bits that were cleared (not after a dry run). After `convert_many`,
+            also about file attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None without an error, and
             for some errors of `convert_many`, such as two models with the same target.
@@ -118,20 +119,19 @@ def convert(
 
     Sources are recognised by content, not by extension. Weights are streamed. The source is not
     changed. In a zip or a directory, files that no tensor uses are left out, unless they are below
-    `assets/` or `other_files` is True. A warning lists the files that were left out; the warning
-    for a directory omits system files and subfolders. Other warnings tell of unused bits in the
-    last byte of a packed tensor, which were cleared, and of `external_data` beside data in the
-    model, which was left out. A `.onnx` that `onnxarchive.link` wrote is
-    read as any `.onnx` with external data; check it first with `onnxarchive.check_link`.
+    `assets/` or `other_files` is True. A warning lists the files that were left out; for a
+    directory it omits system files and subfolders. `convert` also warns if it clears unused bits in
+    the last byte of a packed tensor, or ignores `external_data` of a tensor that has data in the
+    model. A `.onnx` that `onnxarchive.link` wrote is read as any `.onnx` with external data; check
+    it first with `onnxarchive.check_link`.
 
-    No data file is read from outside the source's directory, and no model that is found in a
-    directory from outside this one, even if somebody renames files at the same time. Symbolic links
-    that lead out of the directory are refused, unless `follow_links` allows them. Hard links to
-    files elsewhere cannot be detected.
+    No data file is read from outside the source's directory, even if somebody renames files at the
+    same time. The same holds for the models found in a directory. Symbolic links that lead out of
+    the directory are refused, unless `follow_links` allows them. Hard links to files elsewhere
+    cannot be detected.
 
-    An archive as the source keeps its models and assets, but not its options: `size_threshold`,
-    `alignment` and `convert_attribute` are those of this call, also if they are not given.
-    `onnxarchive.writing.options.WriteOptions` has more about them.
+    If the source is an archive, its models and assets are kept, but not its options:
+    `size_threshold`, `alignment` and `convert_attribute` are those of this call, or their defaults.
 
     Args:
         source: A `.onnx` with external data in its directory or below; a directory or a zip that
@@ -143,61 +143,57 @@ def convert(
             remote external data are copied to temporary files one at a time. Temporary files are in
             the directory of `path`; if `path` is not local, or with `dry_run`, they are in the
             system's temporary directory.
-        path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
-            or a binary file (written in order; need not be seekable).
-        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
-            model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
-            A tensor outside the models is stored once, even if several models have a tensor of the
-            same data type, dims and bytes. Assets of these other sources are not stored. `"all"`
-            means every `.onnx` in the directory `source` and below it, except those of further
-            precisions such as `model_fp16.onnx`, and those named `.ONNX`; the id is the file's
-            name, in lower case and with `_` for other characters. The outcome lists the models that
-            are left out; `include` chooses others.
+        path: The file to write, usually `name.onnxa`; a URL, where the object appears when it is
+            complete; or a binary file, which is written in order and need not be seekable.
+        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`, with ids and
+            shared tensors as in `save`. Each replaces a model of `source` that has the same id.
+            Assets of these other sources are not stored. `"all"` means every `.onnx` in the
+            directory `source` and below it, except those of further precisions such as
+            `model_fp16.onnx`, and those named `.ONNX`. The id is then the file's name, in lower
+            case and with `_` for other characters. The outcome lists the models that are left out;
+            `include` chooses others.
         default: With `models="all"`, the default model: its path in the directory, or its file's
             name with or without `.onnx`. None means `model.onnx`, or the only model.
-        include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`, or several:
-            only these files become models, also those in further precisions or named `.ONNX`.
-        size_threshold: Initializers of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes. With a multiple
-            of the block size, such as 4096, XFS and Btrfs share weights with an aligned data file.
-        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers.
-        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
-            They replace assets of the source that have the same path.
+        include: With `models="all"`, a pattern of file names, such as `*_fp16.onnx`, or several
+            patterns. Only these files become models, also those in further precisions or named
+            `.ONNX`.
+        size_threshold: As in `save`.
+        alignment: As in `save`. With a multiple of the block size, such as 4096, XFS and Btrfs
+            share weights with an aligned data file.
+        convert_attribute: As in `save`.
+        assets: As in `save`. They replace assets of the source that have the same path.
         other_files: Whether other files of the source's zip or the model's directory, such as
-            `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
-            `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
-            outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
-            With `models="all"`, those of the directory `source`. A compiled binary that a node
-            EPContext names (`embed_mode` 0) is added whatever its name; a warning names each that
-            is left out or missing, and that was not looked for beside a remote `.onnx`.
+            `tokenizer.json`, become assets with the same paths. With `models="all"`, these are the
+            files of the directory `source`. Hidden files, system files such as `Thumbs.db`, other
+            models (`*.onnx*`) and weights of other libraries are left out; the outcome lists them.
+            The directory of a remote `.onnx` is not read; a warning says so. A compiled binary that
+            a node EPContext names (`embed_mode` 0) is added whatever its name. A warning names each
+            binary that is left out or missing, or that was not looked for beside a remote `.onnx`.
         verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
             tensors.
         follow_links: A directory: symbolic links of the source may also lead to files below this
             directory. True allows only links within the model's folder of a Hugging Face cache
             (`models--*`).
         dry_run: Whether to write nothing and only return the outcome.
-        progress: Called with the bytes done and the bytes in all; True shows a bar.
-        jobs: Number of threads; None for one per core. One thread writes; the others read and
-            verify up to `jobs` tensors ahead, 96 MiB at most. With a remote source, `jobs` is 1.
-        timeout: Seconds to wait if another process has locked the old file at `path`; None waits
-            without limit.
-        access: Options for remote sources and targets; see `open`. If `store` is given,
-            `source` and `path` are paths in the store.
+        progress: As in `save`.
+        jobs: As in `save`. With a remote source, `jobs` is 1.
+        timeout: As in `save`.
+        access: Options for remote sources and targets, as in `open`. If `store` is given, `source`
+            and `path` are paths in the store.
 
     Returns:
         The outcome.
 
     Raises:
-        ArchiveFormatError: The source is not a model, its external data is missing, too short or
-            outside its directory, or the model would break a rule.
+        ArchiveFormatError: The source is not a model; its external data is missing, too short or
+            outside its directory; or the model would break a rule.
         ChecksumError: Bytes of the source do not match a checksum. If several entries of a local
             archive do not, the error names all of them.
         UnsupportedFeatureError: A zip is encrypted, or compressed by an unknown method.
         LockedError: The old file at `path` stayed locked until `timeout`, or an archive was edited
             while it was opened.
-        ValueError: An option or the path of an asset is not allowed, `path` is one of the source's
-            files or begins with `~`, the directory `source` has several models, or with
+        ValueError: An option or the path of an asset is not allowed; `path` is one of the source's
+            files or begins with `~`; the directory `source` has several models; or with
             `models="all"` two models get the same id, or no model is the default.
         OSError: A file cannot be read, or the archive cannot be written.
 
@@ -252,10 +248,11 @@ def convert_locations(
     dry_run: bool,
     repository: Repository | None = None,
 ) -> Conversion:
-    """Converts models by id, as `convert`, but issues no warning about what was left out.
+    """Converts models by id, as `convert`, but issues no warnings.
 
-    Such warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
-    `repository` is that of the models, if they were found: its other files become assets.
+    Warnings are only in `Conversion.warnings`, since the module `warnings` is not thread-safe.
+    `repository` is the directory in which the models were found, or None: its other files become
+    assets.
     """
     if target.path is not None:
         require_no_tilde(target.path)
@@ -345,11 +342,12 @@ def open_source(
     """Opens the source of a conversion.
 
     Args:
-        location: An archive, a `.onnx`, or a directory or zip with one model; or such a file's URL.
-        resources: Closes what is opened, when all data was read.
+        location: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
+            file.
+        resources: Closes the opened files when all data was read.
         reader: Reads sources of other tools. Its temporary files hold the inflated files of a zip,
             a remote file other than an archive, and one large remote tensor at a time.
-        data_files: Opens the data files, once for several sources; None for this one alone.
+        data_files: Opens the data files, once for several sources; None for this source alone.
     """
     if data_files is None:
         data_files = resources.enter_context(DataFiles())
@@ -392,7 +390,7 @@ def _copy(file: File, temporary: str | None) -> memoryview:
 
 
 def _open_archive(location: Location, file: File, reader: SourceReader) -> Archive | None:
-    """Opens an archive, a local one anew, and checks all local headers; None if it is none."""
+    """Opens an archive, a local one anew, and checks all local headers; None for other files."""
     # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
     # 3.12 and newer, which would keep the copy of a remote file mapped.
     try:

@@ -49,9 +49,9 @@ class _Task:
 
 
 class _Cancellation:
-    """The progress callback of conversions in an executor: once it is set, it ends them.
+    """The progress callback of conversions in an executor; ends them once `is_set` is True.
 
-    In another process it is a copy, which stays as it was sent.
+    In another process it is a copy, which does not change after it was sent.
 
     Attributes:
         is_set: True if the conversions are to end.
@@ -85,11 +85,11 @@ def convert_many(
 ) -> list[Conversion]:
     """Converts many models to archives; a failure does not stop the other conversions.
 
-    `convert` says what is kept of a source, also of one that is an archive.
+    See `convert` for what is kept of a source.
 
     Args:
         sources: Models, and directories to search for models, or URLs of these. A model that is
-            found twice is converted once; archives that the search finds below `out_dir` are
+            found twice is converted once. Archives that the search finds below `out_dir` are
             skipped.
         out_dir: Directory for the archives (created if missing), or a URL. Each archive keeps the
             model's path relative to the source, with the suffix `.onnxa`.
@@ -97,27 +97,27 @@ def convert_many(
             `ThreadPoolExecutor`, or one of Dask for many machines. Workers on other machines need
             the same files at the same paths, and receive `access`. None runs one conversion after
             another. If this function is interrupted, or `on_done` raises an error, conversions that
-            have not begun are cancelled, and those in threads of this process soon end, with their
-            targets complete or as they were; those in other processes are completed.
+            have not begun are cancelled. Conversions in threads of this process then soon end, with
+            their targets complete or unchanged; conversions in other processes are completed.
         replace: Whether to replace archives that exist. If False, a conversion fails if its archive
             exists, unless `skip_existing` is True.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
             and the number of all conversions.
-        size_threshold: As for `convert`.
-        alignment: As for `convert`.
-        convert_attribute: As for `convert`.
-        assets: As for `convert`, for each archive.
-        other_files: As for `convert`.
-        verify_checksum: As for `convert`.
-        follow_links: As for `convert`, also for the models that are found in a directory. In a
+        size_threshold: As in `save`.
+        alignment: As in `convert`.
+        convert_attribute: As in `save`.
+        assets: As in `convert`, for each archive.
+        other_files: As in `convert`.
+        verify_checksum: As in `convert`.
+        follow_links: As in `convert`, also for the models that are found in a directory. In a
             Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
-        jobs: Number of threads of each conversion; None for one per core, or for a single
-            thread if there is an executor.
-        skip_existing: Whether to skip models whose archives exist; the outcomes of skipped models
-            have `is_skipped`. True continues an interrupted run, since an archive appears only when
-            it is complete.
-        access: Options for remote sources and targets; see `convert`.
+        jobs: Number of threads of each conversion, as in `save`; but with an executor, None means a
+            single thread.
+        skip_existing: Whether to skip models whose archives exist; their outcomes have
+            `is_skipped`. True continues an interrupted run, since an archive appears only when it
+            is complete.
+        access: Options for remote sources and targets, as in `convert`.
 
     Returns:
         The outcome of each conversion, in the order in which the models were found; a failure has
@@ -272,7 +272,7 @@ def _require_path(relative: str, source: Location, folder: Location) -> None:
 
 
 def _fault(source: Location, folder: Location, error: Exception) -> _Task:
-    """The fault of a source; if an `OSError` names a path below a local source, of this path."""
+    """A task with the error of a source, or of the path below it that an `OSError` names."""
     if source.path is not None and isinstance(error, OSError):
         source = source.at(os.path.abspath(error.filename or source.path))
     target = _archive(folder, os.path.basename(source.name.rstrip("/")))
@@ -283,8 +283,8 @@ def _models(source: Location, on_error: Callable[[OSError], None]) -> Iterator[t
     """Yields the absolute path or URL of each model, and its path relative to the source.
 
     Below a URL, an object is a model if its name ends with `.onnx` or `.onnxa`, and no component of
-    its path begins with a dot; no object is read. Objects come in the order of their paths, which
-    are as the store lists them, unchecked.
+    its path begins with a dot; no object is read. Objects are sorted by path; paths are as the
+    store lists them, and not checked.
     """
     if source.path is not None:
         for path, relative in find_models(source.path, on_error):
@@ -396,8 +396,8 @@ def convert_one(
 ) -> Conversion:
     """Converts one model, perhaps in a worker; errors are returned as outcomes.
 
-    Dask names tasks after this function. A log of the call shows no secrets, as `Location` has none
-    in its `repr`.
+    Dask names tasks after this function. A log of the call has no secrets, since the `repr` of
+    `Location` has none.
     """
     try:
         if (skip_existing or not replace) and target.exists():

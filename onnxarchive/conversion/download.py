@@ -36,41 +36,43 @@ def download(
 ) -> str:
     """Copies a remote archive to a file, and verifies every byte.
 
-    The file appears when it is complete and passes `Archive.verify`; an edit of the file that it
-    replaces is waited for. The hidden file `.NAME.download` beside it keeps the bytes of an
-    interrupted download; the next call resumes the download if the object has the same strong ETag
-    or version, or else restarts it. Every download restarts on a file system without locks, from an
-    object that `onnxarchive.open` would not cache, and from a server that does not answer requests
-    for ranges of bytes; then a UserWarning says so.
+    The file appears when it is complete and passes `Archive.verify`. If the old file is being
+    edited, the call waits. The hidden file `.NAME.download` beside the file keeps the bytes of an
+    interrupted download. The next call resumes the download if the object has the same strong ETag
+    or version, or else restarts it.
+
+    Some downloads always restart: on a file system without locks, from an object that
+    `onnxarchive.open` would not cache, and from a server that does not answer requests for ranges
+    of bytes; a UserWarning then says so.
 
     Args:
         url: The archive.
-        path: The file to write or replace. Or a directory: the file name then comes from the path
-            of the URL. None for the working directory.
-        progress: Called with the bytes done and the bytes in all; True shows a bar.
+        path: The file to write or replace, or a directory: the file name then comes from the path
+            of the URL. None means the working directory.
+        progress: As in `save`.
         store: An obstore store; `url` is then a path in it.
-        storage_options: As for `onnxarchive.open`.
-        sha256: The SHA-256 of the file, 64 hexadecimal digits, as `sha256sum` prints it: all bytes
-            are compared before the file appears. None to compare none.
+        storage_options: As in `open`.
+        sha256: The SHA-256 of the file, 64 hexadecimal digits, as `sha256sum` prints it, compared
+            before the file appears; None to compare none.
 
     Returns:
         The path of the file.
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule.
-        ChecksumError: Bytes do not match their CRC-32, or the file not `sha256`; the partial
-            download is removed.
-        FileExistsError: `path` is not a regular file; or the partial file is not one, belongs to
+        ChecksumError: Bytes do not match their CRC-32, or the file does not match `sha256`; the
+            partial download is removed.
+        FileExistsError: `path` is not a regular file; the partial file is not one, belongs to
             another user or has a second name; or a name that comes from the URL is a link.
-        LockedError: Another process or thread is downloading to this file, or edits the file that
-            it replaces for more than 30 seconds; what has arrived is kept.
-        UnsupportedFeatureError: `path` is a URL; or the name that comes from the URL is one that
-            Windows, where this runs, cannot give to a file.
-        ObjectChangedError: The object changed during the download; what has arrived is removed.
-        OSError: A request failed, or the file cannot be written: if the disk has too little free
-            space, this is found before the download begins.
-        ValueError: An option is wrong, `path` begins with `~`, or it names no file and the URL has
-            no file name.
+        LockedError: Another process or thread is downloading to this file, or edits the old file
+            for more than 30 seconds; the partial download is kept.
+        UnsupportedFeatureError: `path` is a URL; or on Windows, the name that comes from the URL is
+            not allowed for a file.
+        ObjectChangedError: The object changed during the download; the partial download is removed.
+        OSError: A request failed, or the file cannot be written. If the disk has too little free
+            space, the error is raised before the download begins.
+        ValueError: An option is wrong, `path` begins with `~`, or `path` names no file and the URL
+            has no file name.
 
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
@@ -91,7 +93,7 @@ def download(
 
 
 def path_of(address: Address, path: str | os.PathLike[str] | None) -> str:
-    """The path of the file to write, given the address of the archive and `download`'s `path`."""
+    """The path of the file to write, for the address of the archive and `download`'s `path`."""
     if path is not None:
         path = require_local_target(path)
     if path is None or os.path.isdir(path):

@@ -48,7 +48,7 @@ def export(
     """Writes a model of an archive as a `.onnx`; weights are streamed.
 
     A `.onnx` and its external data replace old files together. If the process is killed meanwhile,
-    the model may be there without its data, until `recover` completes or undoes the export.
+    the model may exist without its data, until `recover` completes or undoes the export.
 
     Args:
         path: The archive, or its URL.
@@ -56,25 +56,25 @@ def export(
         model: Id of the model, such as `"decoder"`; None for the default one.
         external_data: Name of a file beside `destination` for the large tensors; each begins at a
             multiple of 4096 bytes. The `.onnx` holds the tensors that `link` copies to a link, such
-            as the shape of a Reshape. None stores all in the `.onnx`, which must stay under 2 GiB.
-        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
-            Tensors of a single `.onnx` count twice, since they are verified and then written.
+            as the shape of a Reshape. None stores all tensors in the `.onnx`, which must stay under
+            2 GiB.
+        progress: As in `save`. Tensors of a single `.onnx` count twice, since they are verified and
+            then written.
         timeout: Seconds to wait if another process has locked a file to replace; None waits without
             limit.
-        access: Options for a remote archive; see `open`. Without a copy in a cache, tensors for a
+        access: Options for a remote archive, as in `open`. Without a copy in a cache, tensors for a
             single `.onnx` are copied to a temporary file first.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: The bytes of a model or tensor do not match their CRC-32; if several do not,
+        ChecksumError: The bytes of a model or tensor do not match their CRC-32. If several do not,
             the error of a local archive names all of them.
         UnsupportedFeatureError: The `.onnx` would take 2 GiB or more, or `destination` is a URL.
-        LockedError: A file to replace stayed locked until `timeout`, or another process was
-            exporting to the folder with external data; or the archive was edited while it was
-            opened.
+        LockedError: A file to replace stayed locked until `timeout`, another process was exporting
+            to the folder with external data, or the archive was edited while it was opened.
         ArchiveError: Another process changed a new file; or after an error, the old `.onnx` and its
-            external data could not be restored, and `recover` does it.
+            external data could not be restored, which `recover` can do.
         ValueError: `external_data` is not a file name, or names `destination`; a written file would
             replace the archive; or `destination` begins with `~`.
         OSError: The archive cannot be read, or a file cannot be written.
@@ -217,27 +217,28 @@ def extract(
     """Unzips an archive to a directory of ONNX external data; or only its assets.
 
     Tools that read ONNX external data can open the directory's `__MODEL_PROTO`, and further models
-    such as `__MODEL_PROTO_decoder`. ONNX Runtime refuses a model that has the values of a shape
-    outside, such as the sizes of a Split in 128 or more parts, or nearly any model of an archive
-    with `size_threshold=0`; it reads what `export` and `link` write.
+    such as `__MODEL_PROTO_decoder`. ONNX Runtime cannot load a model if shape inference needs a
+    tensor stored outside it, such as the sizes of a Split in 128 or more parts, or nearly any
+    tensor of an archive with `size_threshold=0`. It loads what `export` and `link` write.
 
-    A new directory appears when it is complete and synced. An empty one, such as the working
-    directory, is filled at the end. After an error the directory is missing or empty, as before.
+    A new directory appears when it is complete and synced. An empty directory that exists, such as
+    the working directory, is filled at the end. After an error the directory is missing or empty,
+    as before.
 
     Args:
         path: The archive, or its URL.
         directory: The directory to create or, if it exists and is empty, to fill.
         assets: Paths of assets: only these are written, without the folder `assets/`; `"all"` for
             all of them. None writes all entries.
-        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
-        access: Options for a remote archive; see `open`.
+        progress: As in `save`.
+        access: Options for a remote archive, as in `open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: The bytes of an entry do not match their CRC-32; see `export`.
         TensorNotFoundError: There is no such asset.
-        UnsupportedFeatureError: `directory` is a URL; or an entry has a name that Windows, where
-            this runs, cannot give to a file.
+        UnsupportedFeatureError: `directory` is a URL; or on Windows, the name of an entry is not
+            allowed for a file.
         ArchiveError: Another process has renamed or replaced the new directory.
         ValueError: `directory` begins with `~`.
         OSError: The archive cannot be read, the directory is not empty, or a file or directory

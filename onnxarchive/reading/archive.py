@@ -1,10 +1,11 @@
 """`open` opens an archive to read it: an `Archive` of entries, models and tensors.
 
 Opening copies end records, directory and models to memory, and raises an error if they break a
-rule. Opening also compares the local headers of the models with the directory; the local header of
-another entry is compared when the entry is first read. Tensors are views of one map of the file, so
-a weight is read from the disk when its view is used. If the file is not mapped, tensors are arrays
-in memory, verified by their CRC-32s.
+rule. It also compares the local headers of the models with the directory. The local header of
+another entry is compared when the entry is first read.
+
+Tensors are views of one map of the file, so a weight is read from the disk when its view is used.
+If the file is not mapped, tensors are arrays in memory, verified by their CRC-32s.
 """
 
 from __future__ import annotations
@@ -49,19 +50,22 @@ _archives: weakref.WeakValueDictionary[int, Archive] = weakref.WeakValueDictiona
 class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
-    Arrays are read-only. An array is a copy if its elements have less than 8 bits, if the model
-    itself holds the tensor, if the archive is read from a file object, if a remote archive is
-    opened without a cache, or if the system refuses to map the file. Every other array is a view of
-    the mapped file or of the given bytes. Arrays stay valid after `close`, and after this library
-    edits or replaces the archive. Data types are little-endian (`<f4`), as in the file; only on a
-    big-endian machine are arrays of bfloat16 copies, in its own order. If another program
-    overwrites the file, views change; if it truncates the file, reading a view ends the process
-    with SIGBUS. Several threads may use an archive at once.
+    Arrays are read-only views of the mapped file or of the given bytes. An array is a copy in five
+    cases: its elements have less than 8 bits, the model itself holds the tensor, the archive is
+    read from a file object, a remote archive is opened without a cache, or the system refuses to
+    map the file. Arrays stay valid after `close`, and after this library edits or replaces the
+    archive.
 
-    Whatever reads an entry raises ArchiveFormatError if its local header does not match the
+    Data types are little-endian (`<f4`), as in the file. On a big-endian machine, arrays of
+    bfloat16 are copies in the machine's byte order.
+
+    If another program overwrites the file, views change. If it truncates the file, reading a view
+    ends the process with SIGBUS. Several threads may use an archive at once.
+
+    Methods that read an entry raise ArchiveFormatError if its local header does not match the
     directory, ChecksumError if bytes of a remote archive or file object do not match their CRC-32
-    (but not the parts that `get_slice` reads), OSError if they cannot be read, and ValueError if
-    the archive is closed.
+    (`get_slice` compares no CRC-32 of a part), OSError if the bytes cannot be read, and ValueError
+    if the archive is closed.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model_id` and `max_model_nbytes`.
@@ -71,14 +75,14 @@ class Archive(Closing):
         models: Every model by id, the default one (`""`) first. Copy a model before you change it.
         tensors: Initializers of the main graph and its subgraphs by name, as read-only arrays. If
             several initializers have the same name, looking it up raises an error that says where
-            they are found.
+            they are.
         assets: The assets by path (without the prefix `assets/`), as copies verified by their
             CRC-32.
         path: The path as it was given; a URL without credentials and query. For bytes and file
             objects, a name for messages.
         model_id: The id of `model`; `""` for the default one.
-        alignment: Alignment in bytes, from the default model's local header; other entries may
-            differ.
+        alignment: Alignment in bytes, from the default model's local header. Other entries may have
+            another alignment.
         max_model_nbytes: Limit in bytes on all models together, as given to `open`.
 
     Example:
@@ -99,7 +103,7 @@ class Archive(Closing):
     max_model_nbytes: int
 
     def __init__(self, contents: Contents, model: str | None = None) -> None:
-        """Makes the archive of what was read of its file; None chooses the default model."""
+        """Makes an archive of the contents of its file; None chooses the default model."""
         model = "" if model is None else model
         require_model(contents.models, model)
         self._contents = contents
@@ -115,7 +119,7 @@ class Archive(Closing):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model chosen in `open`; its large tensors are external, with their keys as location.
+        """The model chosen in `open`; its large tensors are external, with their keys as locations.
 
         It is parsed once and not copied: copy it before you change it.
         """
@@ -125,15 +129,16 @@ class Archive(Closing):
     def metadata(self) -> Mapping[str, str]:
         """The model's metadata (`metadata_props`) by key; a repeated key has its last value.
 
-        `onnxarchive.edit` changes the metadata.
+        It is read-only; `onnxarchive.edit` changes the metadata.
         """
         return MappingProxyType(proto.metadata(self._contents.models[self.model_id].model))
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.
 
-        A tensor has the bytes of `raw_data`: little-endian, row-major, types of less than 8 bits
-        packed. A model is always copied, since an edit may overwrite the model in the file.
+        The bytes of a tensor are those of `raw_data`: little-endian, row-major, with types of less
+        than 8 bits packed. A model is always copied, since an edit may overwrite the model in the
+        file.
 
         Args:
             name: Name of the entry, as in `entries`.
@@ -182,8 +187,9 @@ class Archive(Closing):
     def get_slice(self, name: str) -> TensorSlice:
         """The initializer of this name, to read a part of it by indexing.
 
-        Shape, type and size are known without reading; `archive.get_slice(name)[:4]` reads four
-        rows, of a remote archive by their range. A part is not compared with the CRC-32.
+        Shape, type and size are known without reading: `archive.get_slice(name)[:4]` reads only
+        four rows, of a remote archive by a request for their range. A part is not compared with the
+        CRC-32.
 
         Args:
             name: Name of the initializer, as in `tensors`.
@@ -192,7 +198,7 @@ class Archive(Closing):
             The tensor with `shape`, `dtype`, `nbytes` and `[...]`.
 
         Raises:
-            TensorNotFoundError: The name belongs to no initializer, or to several.
+            TensorNotFoundError: No initializer has this name, or several have it.
             ArchiveFormatError: The model itself holds the data, which does not fit type and shape.
 
         Example:
@@ -208,10 +214,10 @@ class Archive(Closing):
             names: Names of initializers; None for all of `tensors`.
 
         Returns:
-            The arrays by name, each as `tensors` gives it.
+            The arrays by name, views or copies as in `tensors`.
 
         Raises:
-            TensorNotFoundError: A name belongs to no initializer, or to several.
+            TensorNotFoundError: No initializer has one of these names, or several have it.
             TypeError: `names` is a string.
 
         Example:
@@ -233,18 +239,17 @@ class Archive(Closing):
         """Reads every entry, and checks the rules that opening does not check.
 
         Local headers, CRC-32s and SHA-1 `checksum`s must match, unused bits must be zero, and
-        booleans 0 or 1. An archive that opens and passes is valid.
+        booleans must be 0 or 1. An archive that opens and passes is valid.
 
         Args:
-            progress: Called with the bytes done and the bytes in all, every few MiB or more often,
-                by one thread at a time; True shows a bar.
-            jobs: Number of threads; None for one per core. Of several faults the first in the file
-                is raised.
+            progress: As in `onnxarchive.save`.
+            jobs: Number of threads; None for one per core. If there are several faults, the first
+                in the file is raised.
 
         Raises:
             ChecksumError: The bytes of an entry do not match a checksum (ZIP-15, DATA-6).
-            ArchiveFormatError: A local header does not match the directory, or a tensor cannot
-                have these bytes (TENSOR-4, TENSOR-5).
+            ArchiveFormatError: A local header does not match the directory, or a tensor cannot have
+                these bytes (TENSOR-4, TENSOR-5).
             ArchiveError: The archive was edited after it was opened.
 
         Example:
@@ -315,7 +320,7 @@ class Archive(Closing):
 
 
 def archive_of_model(model: onnx.ModelProto) -> Archive | None:
-    """The archive that has this very object as a model, also in an edit, while it exists."""
+    """The archive that has this very object as a model, also in an edit; None without one."""
     for reference in _archives.valuerefs():
         archive = reference()
         if archive is not None and contents_of(archive).has_model(model):
@@ -324,19 +329,19 @@ def archive_of_model(model: onnx.ModelProto) -> Archive | None:
 
 
 def contents_of(archive: Archive) -> Contents:
-    """What was read of an archive's file, for the modules of this library."""
+    """The contents of an archive's file, for the modules of this library."""
     return archive._contents  # noqa: SLF001  users of `Archive` have no use for it
 
 
 def read_archive(
     file: File, model: str | None = None, max_model_nbytes: int = MAX_MODEL_NBYTES
 ) -> Archive:
-    """Reads the archive in a file, and takes over the file; for errors see `open`."""
+    """Reads an archive, which closes the file when it is closed; for errors see `open`."""
     return Archive(read_contents(file, Strict(), max_model_nbytes), model)
 
 
 def with_model(archive: Archive, model: str) -> Archive:
-    """The same open archive with another of its models chosen; nothing is read again.
+    """The same open archive with another model chosen; nothing is read again.
 
     Both share the file, so closing one closes the other.
 
@@ -348,7 +353,7 @@ def with_model(archive: Archive, model: str) -> Archive:
 
 
 def fill_in_place(archive: Archive) -> onnx.ModelProto:
-    """Puts the bytes of all tensors into the archive's own model; the archive is then unusable.
+    """Puts the bytes of all tensors into the archive's own model, which makes the archive unusable.
 
     Raises:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
@@ -372,14 +377,13 @@ def open(
     """Opens an archive without reading its weights.
 
     Time and memory grow with the number of entries and with the size of the models, not counting
-    external tensors. While another process edits the file, `open` waits for at most `timeout`, and
-    then reads the file without a lock; what it reads of a running edit is refused.
+    external tensors. If another process is editing the file, `open` waits for at most `timeout`,
+    and then reads the file without a lock: a half-written edit is detected and raises LockedError.
 
     Opening a remote archive takes one to three requests (`az`: one more; fsspec: two more). Reading
-    a tensor takes one for each 8 MiB; `Archive.fetch` reads many tensors at once. A remote tensor
-    is checked against its CRC-32, and is an array in memory. If the object changes between requests
-    (ETag, or size and modification time), `ObjectChangedError` is raised. With `cache`, the whole
-    archive is downloaded first, unless a verified copy is there.
+    a tensor takes one request for each 8 MiB; `Archive.fetch` reads many tensors in parallel. A
+    remote tensor is an array in memory, verified by its CRC-32. If the object changes between
+    requests (by its ETag, or by its size and modification time), ObjectChangedError is raised.
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
@@ -387,7 +391,7 @@ def open(
             All functions take a URL `file:///p` for a local path, and refuse one with another host.
             The archive uses a file object from one thread at a time; `close` leaves the file object
             open.
-        mode: `"r"`. `onnxarchive.edit` changes an archive, `save` and `Writer` make one.
+        mode: Only `"r"`. `onnxarchive.edit` changes an archive; `save` and `Writer` make one.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; None
             for the default one.
         timeout: Seconds to wait while another process edits the file, or on Windows opens it. None
@@ -400,25 +404,26 @@ def open(
             if tensors are not used in file order. `"populate"`: `open` reads and maps the whole
             file before it returns (`MAP_POPULATE`), so the file counts as resident memory. None:
             pages are read when they are used. An edit of the archive ends the prefetch.
-        access: For remote archives only:
+        access: Options for remote archives:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
-            credentials, region, `timeout` in seconds, ... Reading ends after `stall_timeout`
-            seconds (30) without a byte, an upload if moreover none of its parts arrives in eight
-            times their usual time. A web address with a user, a query or headers is refused if it
-            redirects to another server, unless `allow_redirects` is True.
+            credentials, region, `timeout` in seconds, ... Two more options are this library's own.
+            Reading fails after `stall_timeout` seconds (30 by default) without a byte; an upload
+            fails if no part arrives within `stall_timeout` plus eight times the usual time of the
+            parts under way. `allow_redirects` (False by default) allows a web address with a user,
+            a query or headers to redirect to another server; otherwise such a redirect is refused.
             `cache`: A directory for copies of remote archives, or True for the user's cache
             directory. `open`, `load`, `session` and `link` download the whole archive once, verify
-            it, and map the copy, which processes share; a download goes on where it was
-            interrupted, and opening the copy takes one request. Other functions use a copy that is
-            there. An object with neither a strong ETag nor a version is not cached; nor is one in a
-            `store` of S3, Google or Azure, which does not tell which server it asks: give a URL and
-            `storage_options` instead. Of the file systems of fsspec, s3fs, gcsfs, adlfs and
-            huggingface_hub tell it.
-            `cache_progress`: Called with the bytes that have been downloaded into the cache and the
-            bytes in all; True shows a bar.
+            it, and map the copy, which processes share. An interrupted download is resumed, and
+            opening the copy takes one request. Other functions use a copy that exists, but download
+            none. An object with neither a strong ETag nor a version is not cached. Objects in a
+            `store` of S3, Google or Azure are not cached, since a store does not say which server
+            it uses: pass a URL and `storage_options` instead. With fsspec, only s3fs, gcsfs, adlfs
+            and huggingface_hub can be cached: others do not say which server they use.
+            `cache_progress`: Called with the bytes downloaded into the cache and the bytes in all;
+            True shows a bar.
             `sha256`: The SHA-256 of the whole archive, 64 hexadecimal digits, as `sha256sum` prints
-            it; needs `cache`. A download is compared before it enters the cache, a copy that is
-            there once. Refused for local files and functions that read ranges without a copy.
+            it; needs `cache`. A download is compared before it enters the cache, an existing copy
+            once. Refused for local files, and by functions that read ranges without a copy.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
@@ -432,7 +437,8 @@ def open(
         LockedError: An edit in progress has made the archive unreadable, or this thread is editing
             it.
         ObjectChangedError: A remote archive changed while it was opened.
-        ChecksumError: A download does not match its CRC-32s, or the archive not `sha256`.
+        ChecksumError: A download does not match its CRC-32s, or the archive does not match
+            `sha256`.
         ValueError: `mode`, `timeout`, `prefetch` or `sha256` is not allowed, or a file object is
             closed, not seekable or not binary.
         TypeError: `source` is of another type, or a keyword is unknown.
@@ -484,11 +490,12 @@ def load(
 ) -> onnx.ModelProto:
     """Loads a model of an archive into memory, with all weights.
 
-    The model equals the saved one, except that tensors stored outside the model have their elements
-    in `raw_data`, and no `data_location`.
+    The model equals the saved one with one exception: external tensors have their elements in
+    `raw_data`, and no `data_location`.
 
-    The model does not remember its archive: `save(load(path), path)` loses the alignment, and is
-    refused if the archive has assets or other models. `edit` keeps all: `edit.model = model`.
+    The model does not remember its archive. `save(load(path), path)` loses the alignment, and is
+    refused if the archive has assets or other models. To keep them, assign the model in `edit`:
+    `edit.model = model`.
 
     Args:
         source: The archive, as in `open`.

@@ -1,4 +1,4 @@
-"""Opens the file of an archive; refuses what a running edit writes, or an interrupted one has left.
+"""Opens the file of an archive; refuses half-written and interrupted edits.
 
 An interrupted edit leaves an undo log at the end of the file (see `undo`).
 """
@@ -83,7 +83,7 @@ def locked_archive_file(
 
 @contextlib.contextmanager
 def _unedited(file: MappedFile) -> Iterator[None]:
-    """Refuses what the block has read of a file without a lock if an edit was running."""
+    """Refuses what the block has read without a lock, if an edit was running meanwhile."""
     edited = file.lock_failure
     if not isinstance(edited, LockedError):
         edited = LockedError(

@@ -134,13 +134,12 @@ def check(
         source: The archive, as in `onnxarchive.open`.
         full: Whether to read all data and also check CRC-32, SHA-1 checksums, unused bits and
             booleans.
-        progress: With `full`, called with the bytes done and the bytes in all, by one thread at a
-            time; True shows a bar.
-        jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
-            are read by one thread.
-        max_model_nbytes: Limit in bytes on all models together. If they exceed it, that is a
-            finding, and no model is read.
-        access: Options for a remote archive; see `onnxarchive.open`.
+        progress: With `full`, as in `onnxarchive.save`.
+        jobs: With `full`, number of threads; None for one per core. Remote archives and file
+            objects are read by one thread.
+        max_model_nbytes: Limit in bytes on all models together. If they exceed it, no model is
+            read, and a finding says so.
+        access: Options for a remote archive, as in `onnxarchive.open`.
 
     Returns:
         The faults, in the order in which a reader finds them; empty for a valid archive. There are

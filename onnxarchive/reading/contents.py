@@ -280,10 +280,10 @@ class Contents:
             yield data
 
     def parts(self, name: str, ranges: Sequence[tuple[int, int]]) -> memoryview:
-        """Ranges of an entry's data, each an offset and a size, joined in a copy without a CRC-32.
+        """Ranges (offset and size) of an entry's data, joined in a copy; compares no CRC-32.
 
-        The entry's local header is compared first. No other bytes are read; `File.read` of a remote
-        file may read up to the end of the file.
+        The entry's local header is compared first. No other bytes are read, except that `File.read`
+        of a remote file may read up to the end of the file.
 
         Raises:
             ArchiveFormatError: The file has become shorter.
@@ -340,7 +340,7 @@ class Contents:
     def not_found(
         self, message: str, name: object = None, names: Iterable[str] = ()
     ) -> TensorNotFoundError:
-        """The error for a name that is not in the archive; `names` are those that are."""
+        """The error for a name that is not in the archive; `names` are the names that are."""
         return TensorNotFoundError(message, path=self.file.path, name=name, names=names)
 
 

@@ -24,10 +24,10 @@ _MAX_NAMES = 1000  # in a message
 
 @contextlib.contextmanager
 def naming_all_damaged() -> Iterator[None]:
-    """Names all damaged entries of a local archive in an error of the block about one of them.
+    """Names all damaged entries of an archive in an error of the block about one of them.
 
-    All entries are read for that, but only after the error. An error about one entry stays as it
-    is, and so does one about an archive that is remote or in memory.
+    All entries of a local archive are read for that, but only after the error. An error about the
+    only damaged entry is unchanged, and so is one about an archive that is remote or in memory.
     """
     try:
         yield

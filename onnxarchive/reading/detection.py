@@ -16,8 +16,8 @@ def is_archive(source: Openable) -> bool:
     """Tells whether a file is an ONNX archive, as `zipfile.is_zipfile` does for zips.
 
     Only the directory at the end of the file is read, so True does not mean that the archive is
-    valid: `onnxarchive.check` checks that. A truncated archive, one whose last edit was
-    interrupted, and one of a later version of the format are not recognised.
+    valid; `onnxarchive.check` checks that. Not recognised are a truncated archive, an archive whose
+    last edit was interrupted, and an archive of a later version of the format.
 
     Args:
         source: A path, the bytes of a file, or a seekable binary file object, which keeps its

@@ -23,11 +23,13 @@ class TensorSlice:
     """A tensor of an open archive whose parts are read by indexing; see `Archive.get_slice`.
 
     `part[index]` equals `archive.tensors[name][index]` for integers, slices, `...`, None (newaxis)
-    and tuples of these. Of a mapped file or of bytes, it is a view. Of a remote archive or a file
-    object, it is a read-only copy: rows, that is elements of the first axis, are read by their
-    range, and later axes are cut from these rows. A step reads the rows between, too, unless these
-    have more than 256 KiB. The first part also reads the tensor's local header. Types of less than
-    8 bits are read whole each time, and copied.
+    and tuples of these.
+
+    Of a mapped file or of bytes, a part is a view. Of a remote archive or a file object, it is a
+    read-only copy: rows (elements of the first axis) are read by their range, and later axes are
+    cut from these rows. If the index has a step, the rows between are read, too, unless they have
+    more than 256 KiB. The first part also reads the tensor's local header. Tensors of less than 8
+    bits per element are read whole each time, and copied.
 
     A part is not compared with the CRC-32, which is that of the whole tensor. An index that needs
     all rows of a remote archive or a file object, such as `part[...]`, compares it; so do
@@ -51,7 +53,7 @@ class TensorSlice:
     nbytes: int
 
     def __init__(self, contents: Contents, tensors: Tensors, name: str) -> None:
-        """Finds an initializer, of which nothing is read unless the model itself holds it."""
+        """Finds an initializer; its data is read only if the model itself holds it."""
         self.name = name
         self._contents = contents
         self._tensors = tensors
@@ -98,7 +100,7 @@ class TensorSlice:
         return f"<TensorSlice {quoted(self.name)}, {self.dtype}, {quoted(self.shape)}>"
 
     def _items(self, index: Any) -> list[Any]:
-        """The items of an index; refuses those that numpy would not call basic, or refuse."""
+        """The items of an index; refuses those that are not basic indices of numpy."""
         tensor = f"{self._contents.path}: tensor {quoted(self.name)}"
         items = list(index) if isinstance(index, tuple) else [index]
         for position, item in enumerate(items):

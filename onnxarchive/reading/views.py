@@ -37,7 +37,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
     The mapping has the initializers of the main graph and of its subgraphs, including small and
     string initializers, whose data is in the model itself. Several graphs, such as the branches of
     an If, may define the same name. Iteration skips such a name, and looking it up raises an error
-    that says where these initializers are found.
+    that says where these initializers are.
 
     Attributes:
         refs: The tensors that are stored outside the model, by key.
@@ -79,7 +79,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         return index
 
     def _find(self, name: str) -> str | TensorRef:
-        """As `_index`; a TensorNotFoundError for a name of no or of several initializers."""
+        """As `_index`; a TensorNotFoundError if no initializer or several have this name."""
         stored = self._index.get(name)
         if stored is not None:
             return stored
@@ -112,10 +112,11 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         return stored if isinstance(stored, str) else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The initializer of this name; a TensorNotFoundError for a name of none or several.
+        """The initializer of this name; a TensorNotFoundError if none or several have it.
 
-        It is a view of the file; a copy if the file is not mapped, the type has less than 8 bits,
-        or the model itself holds the data, which may not fit type and shape (ArchiveFormatError).
+        It is a view of the file. It is a copy if the file is not mapped, if the type has less than
+        8 bits, or if the model itself holds the data; data in the model that does not fit type and
+        shape raises ArchiveFormatError.
         """
         stored = self._find(name)
         if isinstance(stored, str):
@@ -211,7 +212,8 @@ class Assets(NamedMapping[bytes]):
     def pieces(self, path: str) -> Iterator[memoryview]:
         """An asset in pieces; as one copy if the file is not mapped.
 
-        Errors are those of a look-up; a ChecksumError comes before the first or after the last one.
+        Errors are those of `__getitem__`; a ChecksumError comes before the first piece or after the
+        last one.
         """
         name = self.entry(path).name
         if not self._contents.file.is_mapped:

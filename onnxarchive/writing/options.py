@@ -1,4 +1,4 @@
-"""The options of `save` and of all other functions that write an archive."""
+"""The options of all functions that write an archive; see `save`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,7 @@ def require_size_threshold(nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of the functions that write an archive.
-
-    Attributes:
-        size_threshold: Initializers of this many bytes or more are stored outside the model.
-            Smaller ones stay in it, since runtimes need them to infer shapes.
-        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
-            from 64 to 32768. With 4096 every tensor begins on a page of its own.
-        convert_attribute: Whether to store sparse tensors and tensors of attributes (such as
-            weights in Constant nodes), functions and training_info outside the model, too, like
-            initializers. `load` reads all of them; `onnx.load`, on the unzipped directory, reads
-            only those of nodes' attributes.
-        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
-            They replace assets of the source that have the same path.
-        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
-        jobs: Number of threads; None for one per core. The archive's bytes do not depend on it.
-        timeout: Seconds to wait if another process has locked the file to replace; None waits
-            without limit.
+    """Options of the functions that write an archive; see `save`.
 
     Raises:
         ValueError: `size_threshold`, `alignment`, `jobs` or `timeout` is not allowed.

@@ -1,4 +1,4 @@
-"""`save` makes an archive of a model that is in memory."""
+"""`save` makes an archive of a model in memory."""
 
 from __future__ import annotations
 
@@ -64,46 +64,55 @@ def save(
     The archive appears at `path` when it is complete; after a failure the old file is unchanged. If
     the disk has too little free space, an error is raised before anything is written. The same
     model and options give the same bytes. Memory holds copies of the tensors that stay in the
-    model, and a copy of the tensor that is being written. With several threads, memory also holds
-    copies of the next tensors: at most `jobs` tensors, and at most 96 MiB.
+    model, of the tensor that is being written, and with several threads of the next tensors; see
+    `jobs`.
 
-    Nothing is kept of an archive that is replaced, also if the model was loaded from it: to keep
+    Nothing is kept of an archive that is replaced, even if the model was loaded from it. To keep
     its assets, other models and alignment, assign the model in `onnxarchive.edit(path)`:
-    `edit.model = model`. If the archive has assets, and `assets` is not given, or further models,
-    and `models` is not given, an error is raised before anything is written; `{}` drops them. In a
-    store, the end of the object is read for this; an object that the caller may not read is
-    replaced.
+    `edit.model = model`. An error is raised before anything is written if the old archive has
+    assets and `assets` is not given, or if it has further models and `models` is not given; `{}`
+    drops them. In a store, the end of the object is read for this check; an object that the caller
+    may not read is replaced.
+
+    Other functions that write archives refer to the options below.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
-            PyTorch's `ONNXProgram`. The last two may have lazy and external tensors, which are
-            read one at a time. The model is not changed.
-        path: The archive, usually `name.onnxa`; a URL in a store, where the archive appears when it
+            PyTorch's `ONNXProgram`. The last two may have lazy and external tensors, which are read
+            one at a time. The model is not changed.
+        path: The archive, usually `name.onnxa`; a URL in a store, where the object appears when it
             is complete; or a binary file, which is written in order and need not be seekable.
-        models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
+        models: Other models by id, such as `{"decoder": model}`. An id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Tensors of different models are stored once if their data type, dims and
             bytes are equal.
         size_threshold: Initializers of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers.
+            Smaller ones stay in it, since runtimes need them to infer shapes.
+        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
+            from 64 to 32768. With 4096 every tensor begins on a page of its own.
+        convert_attribute: Whether to store sparse tensors and tensors of attributes (such as
+            weights in Constant nodes), functions and training_info outside the model, too, by the
+            same threshold as initializers. `load` reads all of them. `onnx.load`, on the unzipped
+            directory, reads only those of nodes' attributes.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
-        progress: Called with the bytes done and the bytes in all; True shows a bar.
-        jobs: Number of threads; None for one per core. An `onnx_ir.Model` is saved by the calling
-            thread alone, since reading its tensors may run code of the caller.
+        progress: Called with the bytes done and the bytes in all, every few MiB or more often, by
+            one thread at a time; True shows a bar.
+        jobs: Number of threads; None for one per core. One thread writes; the others read ahead, up
+            to `jobs` tensors or 96 MiB. The archive's bytes do not depend on it. An `onnx_ir.Model`
+            is saved by the calling thread alone, since reading its tensors may run code of the
+            caller.
         timeout: Seconds to wait if another process has locked the old file at `path`; None waits
             without limit.
-        access: Options for a store; see `onnxarchive.open`.
+        access: Options for a store, as in `onnxarchive.open`.
 
     Raises:
-        ArchiveError: Tensors of an `onnx_ir.Model` lie in the archive at `path`, which was changed
+        ArchiveError: Tensors of an `onnx_ir.Model` are in the archive at `path`, which was changed
             since the model was loaded, for example by an earlier save.
         LockedError: The old file at `path` stayed locked until `timeout`.
         ArchiveFormatError: The model would break a rule: a tensor's bytes do not fit its shape or
             are external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: The model has more large tensors than an archive can hold.
-        ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
-            the file of an asset or begins with `~`, or the archive at `path` has assets or further
+        ValueError: An option, the id of a model or the path of an asset is not allowed; `path` is
+            the file of an asset or begins with `~`; or the archive at `path` has assets or further
             models that would be lost.
         TypeError: `model` is not a model.
         OSError: The archive cannot be written.
@@ -160,10 +169,10 @@ def save(
 
 
 def split(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
-    """Splits a model of onnx_ir or PyTorch from its large tensors; a ModelProto is unchanged.
+    """Splits a model of onnx_ir or PyTorch from its large tensors; returns a ModelProto as it is.
 
     Raises:
-        TypeError: `model` is no model.
+        TypeError: `model` is not a model.
     """
     if isinstance(model, onnx.ModelProto):
         return model

@@ -49,10 +49,9 @@ class Writer(Closing):
 
     Args:
         path: The archive, usually `name.onnxa`.
-        size_threshold: Initializers in the models given to `finish` are stored outside if they have
-            this many bytes or more. Tensors given to `add` are always stored outside.
-        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
-            from 64 to 32768.
+        size_threshold: For initializers in the models given to `finish`, as in `save`. Tensors
+            given to `add` are always stored outside the models.
+        alignment: As in `save`.
 
     Example:
         with onnxarchive.Writer("new.onnxa") as writer:
@@ -187,7 +186,7 @@ class Writer(Closing):
             data: Its bytes, or the path of a file.
 
         Raises:
-            ValueError: The path is taken or not allowed, or the writer is closed.
+            ValueError: The path is not allowed or was added before, or the writer is closed.
             ArchiveFormatError: The file is not a regular file.
             OSError: The file cannot be read, or the archive cannot be written.
 
@@ -208,16 +207,16 @@ class Writer(Closing):
     ) -> None:
         """Writes the models and completes the archive.
 
-        In each model, an added tensor is the data of the initializer of the same name. The
-        initializer may lack data, shape and data type; if it has a data type, type and shape must
-        match the added tensor. The location of an external tensor in a model must be the key of an
-        added tensor; the external tensor then has the data of that added tensor. An added tensor
-        that no model uses becomes an initializer of the default model's main graph. Tensors in the
-        models themselves are stored as by `save`.
+        In each model, an initializer with the name of an added tensor gets the data of that tensor.
+        The initializer may lack data, shape and data type; if it has a data type, its type and
+        shape must match the added tensor. An external tensor of a model must have the key of an
+        added tensor as its location, and gets the data of that tensor. An added tensor that no
+        model uses becomes an initializer of the default model's main graph. Other tensors of the
+        models are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.
-            models: Other models by id, such as `{"decoder": model}`.
+            models: Other models by id, as in `save`.
 
         Raises:
             ArchiveFormatError: An added tensor does not fit a model, or a model breaks a rule.
